@@ -1,0 +1,55 @@
+"""The base of every model in the contract, and the one shape in which bad input is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Contract(BaseModel):
+    """A message between two rooms: unknown keys are refused, values do not change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One mistake in what a user gave: where, what it was, why it can't stand, and what to change."""
+
+    key: str
+    value: Any
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}: {self.why}. {self.fix}."
+
+
+class InputError(ValueError):
+    """What a user can mend. Carries every problem found; the command line ends with status 2 on it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems, "an InputError needs a problem"
+        self.problems = list(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+_FIXES = {
+    "extra_forbidden": "Remove it, or mend its spelling (the keys are in docs/settings.md)",
+    "missing": "Add it (docs/settings.md describes it)",
+}
+
+
+def problems_of(error: ValidationError, prefix: str, source: str) -> list[Problem]:
+    """Turn pydantic's errors into problems. `prefix` is the key of the whole object in `source`, a file."""
+    found = []
+    for item in error.errors(include_url=False):
+        key = ".".join([prefix, *(str(part) for part in item["loc"])])
+        value = None if item["type"] == "missing" else item["input"]
+        why = item["msg"].removeprefix("Value error, ").rstrip(".")
+        if item["type"] == "extra_forbidden":
+            why = "no such key"
+        fix = _FIXES.get(item["type"], f"Change it in {source}")
+        found.append(Problem(key=key, value=value, why=why, fix=fix))
+    return found

@@ -1,0 +1,68 @@
+"""What a node tells: one JSON object a line, in numbered chunks in S3."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from contract.base import Contract
+
+
+class _Event(Contract):
+    time: float = Field(description="Unix time, seconds.")
+    instance: str = Field(description="EC2 instance id.")
+    role: Literal["head", "worker"] = Field(description="What the node is.")
+    boot: str = Field(description="Number of this boot of the instance, from 0001.")
+
+
+class TaskEvent(_Event):
+    """The end of one Ansible task on this node."""
+
+    kind: Literal["task"] = "task"
+    ansible_role: str = Field(description="Ansible role, empty outside one.")
+    task: str = Field(description="The task's name.")
+    status: Literal["ok", "changed", "skipped", "failed"] = Field(description="How it ended.")
+    seconds: float = Field(ge=0, description="Duration, seconds.")
+    message: str = Field("", description="A failed task's own message, or what a debug task says.")
+
+
+class PlayEvent(_Event):
+    """A play began or ended on this node."""
+
+    kind: Literal["play"] = "play"
+    status: Literal["started", "ok", "failed", "reboot"] = Field(description="What the play came to.")
+    seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
+    changed: int = Field(0, ge=0, description="Tasks that changed something.")
+    message: str = Field("", description="Why it failed.")
+
+
+class ServiceEvent(_Event):
+    """A service of the head is up."""
+
+    kind: Literal["service"] = "service"
+    service: Literal["rendezvous", "controller"] = Field(description="Which one.")
+    address: str = Field(description="Address it listens on, or the node's own.")
+
+
+class RankFailure(Contract):
+    """How one rank of an attempt failed."""
+
+    rank: int = Field(ge=0, description="Global rank.")
+    time: float = Field(description="Unix time at which torchrun saw it end, seconds.")
+    exitcode: int = Field(description="Exit code; negative for a signal.")
+    message: str = Field(description="Last line of the traceback, or the signal.")
+    traceback: str = Field(description="Tail of that rank's stderr.")
+
+
+class AgentEvent(_Event):
+    """A state of the node's job agent."""
+
+    kind: Literal["agent"] = "agent"
+    run: str = Field(description="Run id.")
+    attempt: int = Field(ge=0, description="Attempt the state belongs to; 0 before the first.")
+    state: Literal["ready", "workers_up", "workers_done", "workers_failed"] = Field(description="The state.")
+    address: str = Field(description="Private address that peers reach.")
+    failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")
+
+
+NodeEvent = Annotated[TaskEvent | PlayEvent | ServiceEvent | AgentEvent, Field(discriminator="kind")]
+NODE_EVENT: TypeAdapter[NodeEvent] = TypeAdapter(NodeEvent)

@@ -1,0 +1,22 @@
+"""The lease: a one-off scheduled action that ends a group's workers. The launch puts it, the controller moves it."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+LEASE = "trainyard-lease"
+
+
+def put_lease(autoscaling: Any, groups: Iterable[str], until: float) -> None:
+    """Let AWS itself end the groups' workers at `until` (Unix time, seconds), whoever dies before.
+
+    Moves an earlier lease. `autoscaling` is a boto3 client.
+    """
+    for name in groups:
+        autoscaling.put_scheduled_update_group_action(
+            AutoScalingGroupName=name,
+            ScheduledActionName=LEASE,
+            StartTime=datetime.fromtimestamp(until, UTC),
+            MinSize=0,
+            DesiredCapacity=0,
+        )

@@ -1,0 +1,104 @@
+"""What the Pulumi program tells the nodes: `manifest.json` in the staging bucket. Holds no clock and no secret."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from contract.base import Contract
+from contract.training import TrainerConfig
+
+
+class Archive(Contract):
+    """A content-addressed gzip'd tar archive in S3."""
+
+    uri: str = Field(description="S3 URI.")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive.")
+
+
+class Head(Contract):
+    """The head instance."""
+
+    address: str = Field(description="Private address.")
+    rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
+
+
+class WorkerGroup(Contract):
+    """One Auto Scaling group of workers."""
+
+    name: str = Field(description="Name of the group in the stack, e.g. workers.")
+    autoscaling_group: str = Field(description="Name of the Auto Scaling group.")
+    instance_type: str = Field(description="EC2 instance type.")
+    nodes: int = Field(gt=0, description="Nodes that a launch starts, all or none.")
+    subnets: tuple[str, ...] = Field(min_length=1, description="Subnet ids that the group may use.")
+    processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
+    gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
+    efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
+
+
+class Fsx(Contract):
+    """The FSx for Lustre file system."""
+
+    dns_name: str = Field(description="DNS name.")
+    mount_name: str = Field(description="Lustre mount name.")
+    mount_point: str = Field("/fsx", description="Where nodes mount it.")
+
+
+class NodeSystem(Contract):
+    """How nodes come to their software."""
+
+    system: Literal["configure", "as-is"] = Field(
+        "configure",
+        description="configure: the play installs and changes what is missing. as-is: the image is complete, the play "
+        "only verifies it and starts services.",
+    )
+    venv: str | None = Field(
+        None, description="Path on the nodes of an existing Python environment for the job; none: the play makes one."
+    )
+    package_index: str | None = Field(
+        None, description="URL of the Python package index, or of a wheelhouse, for the nodes; none: pip's default."
+    )
+
+
+class Job(Contract):
+    """The job as nodes run it."""
+
+    name: str = Field(description="Name of the job.")
+    source: Archive | None = Field(description="The user's sources; none for the built-in trainer.")
+    command: tuple[str, ...] | None = Field(
+        description="Script and arguments that torchrun runs in the source's folder; none for the built-in trainer."
+    )
+    train: TrainerConfig | None = Field(description="Configuration of the built-in trainer; none for a user's job.")
+    data_uri: str = Field(description="DATA_URI: the dataset's prefix in S3.")
+    builtin_corpus: bool = Field(description="Whether the launch may fill an empty DATA_URI with the built-in corpus.")
+    resume: str | None = Field(description="Run whose newest checkpoint a new run starts from.")
+    secrets: dict[str, str] = Field(description="Environment variable -> name of the SSM parameter with its value.")
+    environment: dict[str, str] = Field(description="Plain environment variables of the job.")
+
+
+class Limits(Contract):
+    """Deadlines that nodes, controller and launch hold."""
+
+    bring_up_minutes: float = Field(gt=0, description="Minutes from the launch until the job must have started.")
+    lease_minutes: float = Field(gt=0, description="Minutes after which AWS ends the workers unless renewed.")
+    time_limit_minutes: float = Field(
+        gt=0, description="Minutes after the launch at which the workers end in any case."
+    )
+
+
+class Manifest(Contract):
+    """All that a node or the launch must know of the cluster."""
+
+    project: str = Field(description="Pulumi project.")
+    stack: str = Field(description="Pulumi stack.")
+    account: str = Field(pattern="^[0-9]{12}$", description="AWS account id.")
+    region: str = Field(description="AWS region.")
+    partition: str = Field(description="AWS partition, e.g. aws.")
+    bundle: Archive = Field(description="What nodes configure themselves from.")
+    data_bucket: str = Field(description="Bucket that outlives the cluster.")
+    staging_bucket: str = Field(description="Bucket that goes with the cluster.")
+    head: Head = Field(description="The head instance.")
+    groups: tuple[WorkerGroup, ...] = Field(min_length=1, description="Worker groups; one, at first.")
+    fsx: Fsx | None = Field(description="The shared file system, where the stack has one.")
+    node: NodeSystem = Field(description="How nodes come to their software.")
+    job: Job = Field(description="The job.")
+    limits: Limits = Field(description="Deadlines.")

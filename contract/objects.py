@@ -1,0 +1,52 @@
+"""The wire between the rooms: objects in S3, with retries that outlive a short outage."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+_PATIENT = Config(retries={"mode": "standard", "max_attempts": 8}, connect_timeout=5, read_timeout=60)
+_ABSENT = {"NoSuchKey", "404", "NotFound"}
+
+
+@cache
+def client(service: str, region: str) -> Any:
+    """One boto3 client a service: clients are thread-safe, making them is not cheap."""
+    return boto3.client(service, region_name=region, config=_PATIENT)
+
+
+class Bucket:
+    """Objects of one bucket."""
+
+    def __init__(self, name: str, region: str) -> None:
+        self.name = name
+        self._s3 = client("s3", region)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
+            for item in page.get("Contents", []):
+                yield item["Key"]
+
+    def read(self, key: str) -> bytes:
+        content: bytes = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return content
+
+    def find(self, key: str) -> bytes | None:
+        """The object's content, or None where there is no such object."""
+        try:
+            return self.read(key)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _ABSENT:
+                return None
+            raise
+
+    def write(self, key: str, content: bytes) -> None:
+        self._s3.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def download(self, key: str, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._s3.download_file(self.name, key, str(file))

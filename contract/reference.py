@@ -1,0 +1,71 @@
+"""The reference of a stack's settings, made from the models: `python -m contract.reference > docs/settings.md`."""
+
+import sys
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from contract.settings import CONFIG_KEY, StackSettings
+
+_INTRO = f"""# Settings of a stack
+
+All of them stand under `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Keys that are not listed here are refused.
+This page is made from `contract/settings.py`: `python -m contract.reference > docs/settings.md`.
+"""
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]
+
+
+def type_text(annotation: Any) -> str:
+    if annotation is NoneType:
+        return "none"
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in args)
+    if origin in (Union, UnionType):
+        return " or ".join(type_text(part) for part in args)
+    if origin is tuple:
+        return f"list of {type_text(args[0])}"
+    if origin is dict:
+        return f"map of {type_text(args[0])} to {type_text(args[1])}"
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "IPv4Network": "IPv4 range"}
+    return "object" if models_in(annotation) else names.get(annotation.__name__, annotation.__name__)
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default is PydanticUndefined:
+        return ""
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    return "none" if field.default is None else f"`{field.default}`"
+
+
+def rows(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """One table row a key, the keys of an object below its own row."""
+    found = []
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        found.append(f"| `{key}` | {type_text(field.annotation)} | {default_text(field)} | {field.description} |")
+        for below in models_in(field.annotation):
+            found += rows(below, f"{key}.")
+    return found
+
+
+def reference() -> str:
+    """The whole page, as Markdown."""
+    head = ["| key | type | default | what it is |", "| --- | --- | --- | --- |"]
+    return "\n".join([_INTRO, *head, *rows(StackSettings)]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

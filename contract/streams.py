@@ -1,0 +1,36 @@
+"""How numbered chunks are read: a cursor over a stream (`events/`, `metrics/`, `logs/`) that yields each line once."""
+
+from collections.abc import Iterator
+
+from contract.layout import RunLayout
+from contract.metrics import MetricLine
+from contract.objects import Bucket
+
+
+class Cursor:
+    """Reads each chunk under `prefix` once. Chunks of one writer come in order; writers interleave."""
+
+    def __init__(self, store: Bucket, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+        self._seen: set[str] = set()
+
+    def lines(self) -> Iterator[tuple[str, bytes]]:
+        """(key, line) of every line that came since the last call."""
+        for key in self._store.keys(self._prefix):
+            if key in self._seen:
+                continue
+            content = self._store.read(key)
+            self._seen.add(key)
+            for line in content.splitlines():
+                if line.strip():
+                    yield key, line
+
+
+def metric_lines(store: Bucket, run: str) -> list[MetricLine]:
+    """A run's metrics, one line a step: where a resumed attempt repeats a step, the later attempt's line counts."""
+    found: dict[int, MetricLine] = {}
+    for _, line in Cursor(store, RunLayout(run).metrics).lines():
+        metric = MetricLine.model_validate_json(line)
+        if metric.step not in found or metric.attempt >= found[metric.step].attempt:
+            found[metric.step] = metric
+    return [found[step] for step in sorted(found)]

@@ -1,0 +1,1 @@
+"""What runs on nodes beside the job: bootstrap, play, agent, rendezvous store, controller."""

@@ -1,0 +1,185 @@
+"""First program of a node, at every boot: fetch manifest and bundle from S3, check, hand over to the bundle.
+
+Travels inside user-data (16 KiB at most), on a bare image: standard library only, no AWS CLI, no boto3. It reads the
+bundle's URI and SHA-256 from the manifest and ignores every other key: the manifest may change, this need not.
+Speaks IMDSv2 and signs with Signature Version 4 (AWS General Reference, "Create a signed AWS API request").
+"""
+
+import argparse
+import datetime
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))  # a node that is a folder has its own root
+BASE = ROOT / "opt/trainyard"
+METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+# The head boots while Pulumi still makes what the manifest depends on: FSx alone takes some ten minutes.
+DEADLINE_SECONDS = 40 * 60
+REQUEST_SECONDS = 20
+T = TypeVar("T")
+
+
+class Fatal(Exception):
+    """What no retry mends."""
+
+
+def say(text: str) -> None:
+    print(f"trainyard-bootstrap: {text}", file=sys.stderr, flush=True)
+
+
+def request(url: str, method: str = "GET", headers: dict[str, str] | None = None) -> bytes:
+    call = urllib.request.Request(url, method=method, headers=headers or {})  # noqa: S310
+    with urllib.request.urlopen(call, timeout=REQUEST_SECONDS) as answer:  # noqa: S310
+        body: bytes = answer.read()
+        return body
+
+
+def metadata(path: str) -> str:
+    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
+    token = request(f"{METADATA}/latest/api/token", "PUT", ttl).decode()
+    return request(f"{METADATA}/latest/{path}", headers={"X-aws-ec2-metadata-token": token}).decode()
+
+
+def credentials() -> dict[str, str]:
+    role = metadata("meta-data/iam/security-credentials/").split()[0]
+    found: dict[str, str] = json.loads(metadata(f"meta-data/iam/security-credentials/{role}"))
+    return found
+
+
+def signed_headers(host: str, path: str, region: str, creds: dict[str, str], now: datetime.datetime) -> dict[str, str]:
+    """Headers of a GET of `path`, already percent-encoded, on `host`, signed for S3 in `region`."""
+    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    empty = hashlib.sha256(b"").hexdigest()
+    headers = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp, "x-amz-security-token": creds["Token"]}
+    names = ";".join(sorted(headers))
+    lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    canonical = f"GET\n{path}\n\n{lines}\n{names}\n{empty}"
+    scope = f"{day}/{region}/s3/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = ("AWS4" + creds["SecretAccessKey"]).encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    credential = f"{creds['AccessKeyId']}/{scope}"
+    headers["authorization"] = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={signature}"
+    return headers
+
+
+def s3_get(uri: str, region: str) -> bytes:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    path = "/" + urllib.parse.quote(key)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        base, path = endpoint.rstrip("/"), f"/{bucket}{path}"
+    else:
+        suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        base = f"https://{bucket}.s3.{region}.{suffix}"
+    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (plain for any Python 3)
+    host = urllib.parse.urlsplit(base).netloc
+    headers = signed_headers(host, path, region, credentials(), now)
+    return request(base + path, headers=headers)
+
+
+def patiently(what: str, call: Callable[[], T]) -> T:
+    """Try `call` until it answers or the deadline is over: early in a boot anything may still be away."""
+    end, pause, told = time.monotonic() + DEADLINE_SECONDS, 1.0, ""
+    while True:
+        try:
+            return call()
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            if time.monotonic() > end:
+                raise Fatal(f"{what}: gave up after {DEADLINE_SECONDS} s, last: {reason}") from error
+            if reason != told:
+                say(f"waiting for {what}: {reason}")
+                told = reason
+            time.sleep(pause)
+            pause = min(pause * 1.5, 10.0)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack beside `folder` and rename: a node cut in the middle never finds half a bundle."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=folder.parent))
+    with tarfile.open(archive) as tar:
+        # The SHA-256 was checked: the archive is ours. The filter is there from Python 3.11.4 on.
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(work, filter="data")
+        else:
+            tar.extractall(work)  # noqa: S202
+    work.chmod(0o755)
+    if folder.exists():
+        shutil.rmtree(folder)
+    work.rename(folder)
+
+
+def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
+    folder = BASE / "bundle" / bundle["sha256"]
+    if not folder.exists():
+        data = patiently("the bundle", lambda: s3_get(bundle["uri"], region))
+        found = hashlib.sha256(data).hexdigest()
+        if found != bundle["sha256"]:
+            raise Fatal(f"{bundle['uri']} has SHA-256 {found}, the manifest says {bundle['sha256']}")
+        archive = BASE / "bundle.tar.gz"
+        archive.write_bytes(data)
+        unpack(archive, folder)
+        archive.unlink()
+    return folder
+
+
+def boot_number() -> str:
+    """`0001` for the first boot of this machine, counted on its disk."""
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    file = BASE / "boot.json"
+    seen: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"boot": 0, "kernel": ""}
+    if seen["kernel"] != kernel:
+        seen = {"boot": seen["boot"] + 1, "kernel": kernel}
+        file.write_text(json.dumps(seen))
+    return f"{seen['boot']:04d}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--role", choices=("head", "worker"), required=True)
+    parser.add_argument("--manifest", required=True, help="S3 URI of manifest.json")
+    parser.add_argument("--region", required=True)
+    options = parser.parse_args()
+    BASE.mkdir(parents=True, exist_ok=True)
+    node = {
+        "role": options.role,
+        "instance": patiently("the metadata service", lambda: metadata("meta-data/instance-id")),
+        "address": patiently("the metadata service", lambda: metadata("meta-data/local-ipv4")),
+        "boot": boot_number(),
+        "region": options.region,
+        "manifest_uri": options.manifest,
+    }
+    text = patiently("the manifest", lambda: s3_get(options.manifest, options.region))
+    bundle = json.loads(text)["bundle"]
+    folder = fetch_bundle(bundle, options.region)
+    (BASE / "manifest.json").write_bytes(text)
+    node["bundle"] = str(folder)
+    (BASE / "node.json").write_text(json.dumps(node))
+    say(f"{options.role} {node['instance']}, boot {node['boot']}, bundle {bundle['sha256'][:12]}")
+    os.chdir(folder)
+    os.execv(sys.executable, [sys.executable, str(folder / "fleet/environment.py")])  # noqa: S606
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Fatal as error:
+        say(str(error))
+        sys.exit(1)

@@ -1,0 +1,93 @@
+"""Streams to S3 as numbered chunks: S3 has no append, and what a node said must outlive it."""
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from contract.base import Contract
+from contract.layout import chunk_key
+from contract.objects import Bucket
+
+FLUSH_SECONDS = 2.0
+CHUNK_BYTES = 4 << 20
+
+
+class ChunkWriter:
+    """Collects lines and puts them to S3 every two seconds, in order, as `<prefix><seq>.jsonl`.
+
+    A later writer under the same prefix goes on with the next number. A failed put is tried again with the next flush;
+    `close` flushes what is left and raises when that fails.
+    """
+
+    def __init__(self, bucket: Bucket, prefix: str) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self._seq = sum(1 for _ in bucket.keys(prefix))
+        self._lines: list[bytes] = []
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"chunks {prefix}", daemon=True)
+        self._thread.start()
+
+    def add(self, line: bytes) -> None:
+        with self._lock:
+            self._lines.append(line.rstrip(b"\n") + b"\n")
+
+    def tell(self, event: Contract) -> None:
+        self.add(event.model_dump_json().encode())
+
+    def flush(self) -> None:
+        with self._flushing:
+            with self._lock:
+                lines, self._lines = self._lines, []
+            if not lines:
+                return
+            try:
+                self._bucket.write(chunk_key(self._prefix, self._seq), b"".join(lines))
+            except Exception:
+                with self._lock:
+                    self._lines = lines + self._lines
+                raise
+            self._seq += 1
+
+    def _run(self) -> None:
+        while not self._ending.wait(FLUSH_SECONDS):
+            try:
+                self.flush()
+            except Exception as error:  # S3 may be away for a while: the lines stay, the next flush takes them
+                print(f"chunks: {self._prefix}: {error}", flush=True)
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Tail:
+    """Follows one growing file and hands its complete lines to a writer."""
+
+    def __init__(self, file: Path, writer: ChunkWriter) -> None:
+        self._file, self._writer = file, writer
+        self._offset = 0
+
+    def pump(self, last: bool = False) -> None:
+        """Take what came since the last call; with `last` also a line that has no end."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            while piece := stream.read(CHUNK_BYTES):
+                end = len(piece) if last else piece.rfind(b"\n") + 1
+                for line in piece[:end].splitlines():
+                    self._writer.add(line)
+                self._offset += end
+                if end < len(piece):
+                    break

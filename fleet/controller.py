@@ -1,0 +1,194 @@
+"""The controller on the head: `python -m fleet.controller`, supervised by systemd.
+
+It owns a run's attempts: opens one when all nodes are ready, opens the next when one is lost, ends the cluster when the
+job is done (its results verified in S3) or has failed for good. It renews the lease while the job lives. All that it
+knows is in S3, so that it may be killed and started again at any time.
+"""
+
+import signal
+import sys
+import threading
+import time
+
+from pydantic import ValidationError
+
+from contract.events import NODE_EVENT, AgentEvent, ServiceEvent
+from contract.layout import COMMIT_MARK, CURRENT_RUN, RunLayout
+from contract.manifest import Manifest
+from contract.metrics import Results
+from contract.objects import Bucket
+from contract.run import Control, Outcome, RunRecord
+from contract.streams import Cursor
+from fleet.events import events_writer
+from fleet.groups import Groups
+from fleet.node import Node, manifest_at_boot, this_node
+from fleet.verdict import Failure, Fleet, complete_checkpoints, failed_for_good, root_cause
+
+POLL_SECONDS = 1.0
+MEMBERS_SECONDS = 5.0
+# The lease moves forward four times in its length, so that one missed call ends nothing.
+RENEWALS_PER_LEASE = 4
+
+
+class Supervision:
+    """One run from its record to its outcome."""
+
+    def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
+        self.manifest, self.run, self.layout = manifest, run, RunLayout(run.run)
+        self.data = Bucket(manifest.data_bucket, node.region)
+        self.groups = Groups(manifest.groups, node.region)
+        self.fleet = Fleet()
+        self._events = Cursor(self.data, self.layout.events)
+        self._members: list[str] = []
+        self._members_at = self._renewed_at = 0.0
+        self._started = False
+        self._failure: Failure | None = None
+        self._waiting = False  # the last attempt is over, the next one waits for nodes
+        found = self.data.find(self.layout.control)
+        self.control = Control(attempt=0, nodes=(), stop=False) if found is None else Control.model_validate_json(found)
+
+    def step(self) -> Outcome | None:
+        """One look at everything; the outcome when the run is over."""
+        for _, line in self._events.lines():
+            event = NODE_EVENT.validate_json(line)
+            if isinstance(event, AgentEvent):
+                self.fleet.hear(event)
+        now = time.time()
+        if now - self._members_at >= MEMBERS_SECONDS:
+            self._members, self._members_at = self.groups.members(), now
+        self._started = self._started or self._in_all("workers_up") or self._in_all("workers_done")
+        limits = self.manifest.limits
+        if now > self.run.deadline:
+            return self.outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
+        if not self._started and now > self.run.created + limits.bring_up_minutes * 60:
+            return self.outcome("failed", f"the job had not started within {limits.bring_up_minutes:g} minutes")
+        if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
+            self.groups.renew_lease(min(now + limits.lease_minutes * 60, self.run.deadline))
+            self._renewed_at = now
+        return self._judge()
+
+    def _in_all(self, state: str) -> bool:
+        nodes = self.control.nodes
+        return bool(nodes) and self.fleet.all_in(state, self.control.attempt, nodes)
+
+    def _judge(self) -> Outcome | None:
+        attempt = self.control.attempt
+        if attempt == 0 or self._waiting:
+            self._open_next()
+            return None
+        if self._in_all("workers_done"):
+            return self._verified()
+        lost = self.fleet.lost(attempt, self.control.nodes, self._members)
+        if lost is None:
+            return None
+        print(f"attempt {attempt} is lost: {lost}", flush=True)
+        failure = Failure(attempt, self._checkpoints(), root_cause(self.fleet.failures.get(attempt, ())))
+        if failed_for_good(self._failure, failure):
+            assert failure.cause is not None
+            node, cause = failure.cause
+            return self.outcome(
+                "failed", f"rank {cause.rank} on {node} failed twice the same way: {cause.message}", node, failure
+            )
+        self._failure, self._waiting = failure, True
+        return None
+
+    def _open_next(self) -> None:
+        nodes = self.fleet.candidates(self._members, self.run.nodes)
+        if nodes is None:
+            return
+        self.control = Control(attempt=self.control.attempt + 1, nodes=nodes, stop=False)
+        self.data.write(self.layout.control, self.control.model_dump_json().encode())
+        self._waiting = False
+        print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
+
+    def _checkpoints(self) -> frozenset[str]:
+        keys = list(self.data.keys(self.layout.checkpoints))
+        if self.run.job.train is None:  # a user's job has marks of its own: any new object is progress
+            return frozenset(keys)
+        return complete_checkpoints(keys, self.layout.checkpoints, COMMIT_MARK)
+
+    def _verified(self) -> Outcome:
+        """Every agent is done: look at what the job left before the nodes go."""
+        if self.run.job.train is None:
+            return self.outcome("succeeded", "every rank ended with exit code 0")
+        found = self.data.find(f"{self.layout.results}results.json")
+        if found is None:
+            return self.outcome("failed", "every rank ended with exit code 0, but results.json is not in S3")
+        try:
+            results = Results.model_validate_json(found)
+        except ValidationError as error:
+            return self.outcome("failed", f"results.json is not what it should be: {error}")
+        if not self._checkpoints():
+            return self.outcome("failed", "every rank ended with exit code 0, but no complete checkpoint is in S3")
+        return self.outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
+
+    def outcome(self, state: str, reason: str, culprit: str | None = None, failure: Failure | None = None) -> Outcome:
+        return Outcome.model_validate(
+            {
+                "state": state,
+                "reason": reason,
+                "attempts": self.control.attempt,
+                "ended": time.time(),
+                "culprit": culprit,
+                "failure": failure.cause[1] if failure and failure.cause else None,
+            }
+        )
+
+    def end(self, outcome: Outcome | None) -> None:
+        """Say how it ended, if nobody has, then stop the agents and the bill. Safe to repeat."""
+        if outcome is not None:
+            self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
+            print(f"run {self.run.run} {outcome.state}: {outcome.reason}", flush=True)
+        stop = self.control.model_copy(update={"stop": True})
+        self.data.write(self.layout.control, stop.model_dump_json().encode())
+        self.groups.end()
+
+
+class Controller:
+    """Looks for the current run and supervises it; between runs it waits."""
+
+    def __init__(self, node: Node, manifest: Manifest) -> None:
+        self._node, self._manifest = node, manifest
+        self._staging = Bucket(manifest.staging_bucket, node.region)
+        self._data = Bucket(manifest.data_bucket, node.region)
+        self._current: Supervision | None = None
+        self._ended: str | None = None
+
+    def step(self) -> None:
+        found = self._staging.find(CURRENT_RUN)
+        if found is None:
+            return
+        run = RunRecord.model_validate_json(found)
+        if run.run == self._ended:
+            return
+        if self._current is None or self._current.run.run != run.run:
+            self._current = Supervision(self._node, self._manifest, run)
+            print(f"supervising run {run.run}: {run.nodes} nodes x {run.processes_per_node}", flush=True)
+        # The launch or `trainyard stop` may have ended it; or an earlier controller, cut before the group was at 0.
+        over = self._data.find(RunLayout(run.run).outcome) is not None
+        outcome = None if over else self._current.step()
+        if over or outcome is not None:
+            self._current.end(outcome)
+            self._ended, self._current = run.run, None
+
+
+def main() -> int:
+    node, manifest = this_node(), manifest_at_boot()
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    controller = Controller(node, manifest)
+    with events_writer(node, manifest, "controller") as writer:
+        writer.tell(
+            ServiceEvent.model_validate({**node.stamp(time.time()), "service": "controller", "address": node.address})
+        )
+    while not ending.wait(POLL_SECONDS):
+        try:
+            controller.step()
+        except Exception as error:  # AWS may be away for a while; the lease bounds how long that may last
+            print(f"controller: {type(error).__name__}: {error}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Second program of a node: the Python environment of play and services, then the play itself.
+
+Standard library only: it runs under the image's own Python, from the bundle. An environment that the stack names
+(`node.venv`, a baked image's) is used when it has what the play needs, else one is made from the bundle's pinned lists.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BUNDLE = Path(__file__).resolve().parent.parent
+BASE = Path(os.environ.get("TRAINYARD_ROOT", "/")) / "opt/trainyard"
+OLDEST = (3, 11)
+MARK = "made-from"  # written last: what it was made from
+NEEDED = "import ansible_runner, boto3, pydantic"
+
+
+def usable(python: Path) -> bool:
+    return python.exists() and subprocess.run([python, "-c", NEEDED], capture_output=True, check=False).returncode == 0
+
+
+def index_options(index: str | None) -> list[str]:
+    """pip's options for the stack's package index: a PEP 503 index ends in /simple, anything else is a wheelhouse."""
+    if not index:
+        return []
+    return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
+
+
+def _identity(requirements: Path) -> str:
+    return hashlib.sha256(requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()).hexdigest()
+
+
+def made_from(folder: Path, requirements: Path) -> bool:
+    """Whether `folder` is a whole environment made from this very list."""
+    mark = folder / MARK
+    return mark.exists() and mark.read_text() == _identity(requirements)
+
+
+def make(folder: Path, requirements: Path, index: str | None) -> None:
+    """Make the environment once for each list of requirements; a cut one is made again."""
+    if made_from(folder, requirements):
+        return
+    if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
+        # Debian's and Ubuntu's cloud images come without it.
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-qy"]
+        subprocess.run([*apt, "update"], check=True)
+        subprocess.run([*apt, "install", "--no-install-recommends", "python3-venv"], check=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
+    subprocess.run([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")], check=True)
+    (folder / MARK).write_text(_identity(requirements))
+
+
+def python_for_play() -> Path:
+    if sys.version_info < OLDEST:
+        found = ".".join(str(part) for part in sys.version_info[:2])
+        sys.exit(
+            f"the image has Python {found}, nodes need 3.11 or newer: use Ubuntu 24.04 or Debian 12 (22.04 has 3.10)"
+        )
+    node = json.loads((BASE / "manifest.json").read_text())["node"]
+    named = Path(node["venv"] or "/nonexistent") / "bin/python"
+    if usable(named):
+        return named
+    make(BASE / "venv", BUNDLE / "fleet/requirements.txt", node["package_index"])
+    return BASE / "venv/bin/python"
+
+
+if __name__ == "__main__":
+    chosen = python_for_play()
+    os.execv(chosen, [str(chosen), "-m", "fleet.play"])  # noqa: S606

@@ -1,0 +1,40 @@
+"""What this node is, as the bootstrap found it, and where its files lie."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from contract.base import Contract
+from contract.manifest import Manifest
+
+ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
+BASE = ROOT / "opt/trainyard"
+
+
+class Node(Contract):
+    """`node.json`, written by the bootstrap at each boot."""
+
+    role: Literal["head", "worker"] = Field(description="What the node is.")
+    instance: str = Field(description="EC2 instance id.")
+    address: str = Field(description="Private IPv4 address.")
+    boot: str = Field(description="Number of this boot, from 0001.")
+    region: str = Field(description="AWS region.")
+    manifest_uri: str = Field(description="S3 URI of the manifest.")
+    bundle: str = Field(description="Folder of the unpacked bundle.")
+
+    def stamp(self, time: float) -> dict[str, object]:
+        """The fields that every event of this node bears."""
+        return {"time": time, "instance": self.instance, "role": self.role, "boot": self.boot}
+
+
+@cache
+def this_node() -> Node:
+    return Node.model_validate_json((BASE / "node.json").read_text())
+
+
+def manifest_at_boot() -> Manifest:
+    """The manifest that the bootstrap fetched."""
+    return Manifest.model_validate_json((BASE / "manifest.json").read_text())

@@ -1,0 +1,122 @@
+"""Runs the node's play by ansible-runner and streams its events to S3: `python -m fleet.play`, at every boot."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import ansible_runner
+
+from contract.events import PlayEvent, TaskEvent
+from contract.manifest import Manifest
+from fleet.events import events_writer
+from fleet.node import BASE, ROOT, Node, manifest_at_boot, this_node
+
+_STATUS: dict[str, Literal["ok", "changed", "skipped", "failed"]] = {
+    "runner_on_ok": "ok",
+    "runner_on_skipped": "skipped",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "failed",
+}
+
+
+def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
+    """One ansible-runner event as ours; None for those that say nothing of a task's end."""
+    data = event.get("event_data", {})
+    status = _STATUS.get(event.get("event", ""))
+    if status is None or (status == "failed" and data.get("ignore_errors")):
+        return None
+    result = data.get("res") or {}
+    if status == "ok" and result.get("changed"):
+        status = "changed"
+    message = ""
+    if status == "failed":
+        message = failure_message(result)
+    elif str(data.get("task_action", "")).endswith("debug"):
+        message = str(result.get("msg", ""))
+    return TaskEvent.model_validate(
+        {
+            **node.stamp(time.time()),
+            "ansible_role": data.get("role", ""),
+            "task": data.get("task", ""),
+            "status": status,
+            "seconds": max(0.0, float(data.get("duration") or 0.0)),
+            "message": message,
+        }
+    )
+
+
+def failure_message(result: dict[str, Any]) -> str:
+    """What a failed task says of itself: its message, and what the command that it ran wrote."""
+    parts = [str(result.get(key, "")).strip() for key in ("msg", "stderr", "stdout", "exception")]
+    return "\n".join(dict.fromkeys(part for part in parts if part))[:4000] or "no message"
+
+
+def main() -> int:
+    node, manifest = this_node(), manifest_at_boot()
+    bundle = Path(node.bundle)
+    playbook = "head.yml" if node.role == "head" else "node.yml"
+    changed, failed = 0, ""
+    began = time.monotonic()
+    with events_writer(node, manifest, "play") as writer:
+
+        def handle(event: dict[str, Any]) -> bool:
+            nonlocal changed, failed
+            told = task_event(node, event)
+            if told is not None:
+                changed += told.status == "changed"
+                if told.status == "failed":
+                    failed = f"{told.ansible_role or playbook}: {told.task}: {told.message}"
+                writer.tell(told)
+            return True
+
+        writer.tell(PlayEvent.model_validate({**node.stamp(time.time()), "status": "started"}))
+        writer.flush()
+        private = BASE / "play"
+        private.mkdir(exist_ok=True)
+        runner = ansible_runner.run(
+            private_data_dir=str(private),
+            project_dir=str(bundle / "playbooks"),
+            playbook=playbook,
+            inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
+            extravars={
+                "manifest": manifest.model_dump(mode="json"),
+                "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
+                "node": node.model_dump(mode="json"),
+                # Empty on a machine: its root is the system's. A node that is a folder has its own.
+                "root": "" if str(ROOT) == "/" else str(ROOT),
+                "play_python": sys.executable,
+            },
+            envvars={
+                "ANSIBLE_CONFIG": str(bundle / "playbooks/ansible.cfg"),
+                # ansible-playbook is looked up there, and no virtual environment is active.
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            },
+            event_handler=handle,
+            quiet=True,
+            rotate_artifacts=5,
+        )
+        status = "ok" if runner.rc == 0 else "failed"
+        writer.tell(
+            PlayEvent.model_validate(
+                {
+                    **node.stamp(time.time()),
+                    "status": status,
+                    "seconds": time.monotonic() - began,
+                    "changed": changed,
+                    "message": "" if runner.rc == 0 else failed or f"ansible-runner ended with {runner.rc}",
+                }
+            )
+        )
+    print(f"play {playbook}: {status}, {changed} changed, {time.monotonic() - began:.1f} s {failed}", flush=True)
+    return 0 if runner.rc == 0 else 1
+
+
+def interpreter(manifest: Manifest) -> str:
+    """Python of Ansible's modules: the system's where the play changes the system (it has python3-apt)."""
+    return "/usr/bin/python3" if manifest.node.system == "configure" else sys.executable
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Archives that are equal byte for byte whenever their content is: no clock, no owner, no order of the disk."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A gzip'd tar archive. `sha256` is that of `data`."""
+
+    data: bytes
+    sha256: str
+
+    def store(self, folder: Path) -> Path:
+        """Write it under its own hash and return the path. Whoever writes the same at once writes the same bytes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.sha256}.tar.gz"
+        if not path.exists():
+            partial = path.with_suffix(f".{id(self)}.partial")
+            partial.write_bytes(self.data)
+            partial.replace(path)
+        return path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of an archive."""
+
+    data: bytes
+    executable: bool = False
+
+
+def pack(entries: Mapping[str, Entry]) -> Packed:
+    """Archive files under their names, in the order of the names, modes 0644 or 0755, time 0, owner root."""
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in sorted(entries):
+            info = tarfile.TarInfo(name)
+            info.size = len(entries[name].data)
+            info.mode = 0o755 if entries[name].executable else 0o644
+            archive.addfile(info, io.BytesIO(entries[name].data))
+    data = buffer.getvalue()
+    return Packed(data=data, sha256=hashlib.sha256(data).hexdigest())

@@ -1,0 +1,69 @@
+"""What nodes fetch, under its own hash: the bundle they configure themselves from, and the source of the user's job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pulumi
+import pulumi_aws as aws
+
+from contract import layout
+from contract.schemas import schema_text
+from infra.archive import Entry, Packed, pack
+from infra.scope import Scope
+
+FOLDERS = ("playbooks", "fleet", "contract", "trainer")
+FILES = ("constraints.txt",)
+SCHEMA = "schemas/manifest.schema.json"
+
+_KEYS = {"bundle": layout.bundle_key, "job": layout.job_source_key}
+
+
+def pack_bundle(root: Path) -> Packed:
+    """The static files of this tree. Nothing in it depends on the stack, so its hash is known before all else."""
+    entries = {SCHEMA: Entry(schema_text("manifest").encode())}
+    for folder in FOLDERS:
+        assert (root / folder).is_dir(), f"the tree has no folder {folder}/ to bundle"
+        for path in (root / folder).rglob("*"):
+            relative = path.relative_to(root)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            if path.is_file() and not hidden and path.suffix != ".pyc":
+                entries[relative.as_posix()] = Entry(path.read_bytes())
+    entries.update({name: Entry((root / name).read_bytes()) for name in FILES})
+    return pack(entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivesArgs:
+    """`archives`: kind -> archive. `folder`: where they wait for the upload, outside what is versioned."""
+
+    scope: Scope
+    bucket: pulumi.Input[str]
+    archives: Mapping[Literal["bundle", "job"], Packed]
+    folder: Path
+
+
+class Archives(pulumi.ComponentResource):
+    """Objects that stay when a newer one takes their place: a node may be booting from the old one.
+
+    They go at the end with their bucket, or when its lifecycle rule takes them.
+    """
+
+    uris: dict[Literal["bundle", "job"], pulumi.Output[str]]
+
+    def __init__(self, name: str, args: ArchivesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:Archives", name, None, opts)
+        self.uris = {}
+        for kind, packed in args.archives.items():
+            stored = aws.s3.BucketObjectv2(
+                kind,
+                bucket=args.bucket,
+                key=_KEYS[kind](packed.sha256),
+                source=pulumi.FileAsset(str(packed.store(args.folder))),
+                content_type="application/gzip",
+                tags=args.scope.own_tags(kind),  # an object bears ten tags at most, so the user's are left out
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+            )
+            self.uris[kind] = pulumi.Output.concat("s3://", args.bucket, "/", stored.key)
+        self.register_outputs({"uris": self.uris})

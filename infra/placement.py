@@ -1,0 +1,30 @@
+"""The cluster placement group: workers side by side in one zone, for the lowest latency between them."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.scope import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementArgs:
+    scope: Scope
+
+
+class Placement(pulumi.ComponentResource):
+    """One group for all workers. Not for a Capacity Block: AWS places those itself."""
+
+    group_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: PlacementArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:Placement", name, None, opts)
+        group = aws.ec2.PlacementGroup(
+            "cluster",
+            strategy=aws.ec2.PlacementStrategy.CLUSTER,
+            tags=args.scope.tags("placement-group"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.group_name = group.name
+        self.register_outputs({"group_name": self.group_name})

@@ -1,0 +1,95 @@
+"""Security groups. Nothing comes in from outside: nodes pull, and people reach them through SSM Session Manager."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.scope import Scope
+
+ALL_PROTOCOLS = "-1"
+# Lustre's ports, between clients and file system and within it. FSx for Lustre guide, "Access control with VPC".
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityArgs:
+    """`efa`, `fsx`: whether the cluster has them, and so needs their groups."""
+
+    scope: Scope
+    vpc_id: pulumi.Input[str]
+    efa: bool
+    fsx: bool
+
+
+class Security(pulumi.ComponentResource):
+    """`node_groups` go on every interface of head and workers, `efa_groups` on those of workers beside them."""
+
+    node_groups: list[pulumi.Output[str]]
+    efa_groups: list[pulumi.Output[str]]
+    fsx_groups: list[pulumi.Output[str]]
+
+    def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:Security", name, None, opts)
+        self._args = args
+        self._own = pulumi.ResourceOptions(parent=self)
+
+        nodes = self._group("nodes", "Head and workers: everything among themselves, and out to the world")
+        self._allow("nodes-from-nodes", aws.vpc.SecurityGroupIngressRule, nodes, nodes)
+        aws.vpc.SecurityGroupEgressRule(
+            "nodes-to-world",
+            security_group_id=nodes.id,
+            ip_protocol=ALL_PROTOCOLS,
+            cidr_ipv4="0.0.0.0/0",
+            tags=args.scope.tags("nodes-to-world"),
+            opts=self._own,
+        )
+        self.node_groups, self.efa_groups, self.fsx_groups = [nodes.id], [], []
+
+        if args.efa:
+            # EFA's traffic is not IP: only a rule that names the group itself admits it, and it takes one each way.
+            efa = self._group("efa", "Elastic Fabric Adapter: everything within the group, both ways")
+            self._allow("efa-from-efa", aws.vpc.SecurityGroupIngressRule, efa, efa)
+            self._allow("efa-to-efa", aws.vpc.SecurityGroupEgressRule, efa, efa)
+            self.efa_groups = [efa.id]
+
+        if args.fsx:
+            fsx = self._group("fsx", "FSx for Lustre: Lustre's ports, with nodes and within")
+            for low, high in LUSTRE_PORTS:
+                for peer_name, peer in (("nodes", nodes), ("fsx", fsx)):
+                    self._allow(f"fsx-from-{peer_name}-{low}", aws.vpc.SecurityGroupIngressRule, fsx, peer, low, high)
+                    self._allow(f"fsx-to-{peer_name}-{low}", aws.vpc.SecurityGroupEgressRule, fsx, peer, low, high)
+                self._allow(f"nodes-from-fsx-{low}", aws.vpc.SecurityGroupIngressRule, nodes, fsx, low, high)
+            self.fsx_groups = [fsx.id]
+
+        self.register_outputs({"node_groups": self.node_groups, "efa_groups": self.efa_groups})
+
+    def _group(self, name: str, description: str) -> aws.ec2.SecurityGroup:
+        return aws.ec2.SecurityGroup(
+            name,
+            vpc_id=self._args.vpc_id,
+            description=description,
+            tags=self._args.scope.tags(f"{name}-group"),
+            opts=self._own,
+        )
+
+    def _allow(
+        self,
+        name: str,
+        rule: type[aws.vpc.SecurityGroupIngressRule] | type[aws.vpc.SecurityGroupEgressRule],
+        group: aws.ec2.SecurityGroup,
+        peer: aws.ec2.SecurityGroup,
+        low: int | None = None,
+        high: int | None = None,
+    ) -> None:
+        """Admit a peer group: TCP on a range of ports, or all traffic when no range is given."""
+        rule(
+            name,
+            security_group_id=group.id,
+            referenced_security_group_id=peer.id,
+            ip_protocol=ALL_PROTOCOLS if low is None else "tcp",
+            from_port=low,
+            to_port=high,
+            tags=self._args.scope.tags(name),
+            opts=self._own,
+        )

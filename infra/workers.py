@@ -1,0 +1,107 @@
+"""A worker group: launch template and Auto Scaling group. Created empty; the launch fills it, all nodes or none."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from contract.catalog import InstanceType
+from infra.image import ROOT_DEVICE
+from infra.scope import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGroupArgs:
+    """`grace_seconds`: how long a node may look unhealthy while the play configures it, a reboot included."""
+
+    scope: Scope
+    instance_type: InstanceType
+    nodes: int
+    efa: bool
+    image_id: str
+    root_volume_gib: int
+    subnet_ids: Sequence[pulumi.Input[str]]
+    security_group_ids: Sequence[pulumi.Input[str]]
+    instance_profile: pulumi.Input[str]
+    placement_group: pulumi.Input[str] | None
+    user_data: pulumi.Input[str]
+    grace_seconds: int
+
+
+class WorkerGroup(pulumi.ComponentResource):
+    """Pulumi never manages the desired capacity: launch, lease and controller do."""
+
+    autoscaling_group: pulumi.Output[str]
+
+    def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
+        tags = args.scope.tags("workers")
+        template = aws.ec2.LaunchTemplate(
+            name,
+            image_id=args.image_id,
+            instance_type=args.instance_type.name,
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=args.instance_profile),
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+            ),
+            network_interfaces=[
+                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                    network_card_index=interface.card,
+                    device_index=interface.device,
+                    interface_type=interface.type,
+                    security_groups=args.security_group_ids,
+                    delete_on_termination="true",
+                )
+                for interface in args.instance_type.interfaces(args.efa)
+            ],
+            placement=(
+                aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group)
+                if args.placement_group is not None
+                else None
+            ),
+            block_device_mappings=[
+                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                    device_name=ROOT_DEVICE,
+                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                        volume_type="gp3",
+                        volume_size=args.root_volume_gib,
+                        encrypted="true",
+                        delete_on_termination="true",
+                    ),
+                )
+            ],
+            # The group's tags reach instances only; an orphan must be found in every shape.
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                for kind in ("instance", "volume", "network-interface")
+            ],
+            user_data=pulumi.Output.from_input(args.user_data).apply(
+                lambda text: base64.b64encode(text.encode()).decode()
+            ),
+            update_default_version=True,
+            tags=args.scope.tags(f"{name}-template"),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"]),
+        )
+        group = aws.autoscaling.Group(
+            name,
+            min_size=0,
+            max_size=args.nodes,
+            desired_capacity=0,
+            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
+                id=template.id, version=template.latest_version.apply(str)
+            ),
+            vpc_zone_identifiers=args.subnet_ids,
+            health_check_type="EC2",
+            health_check_grace_period=args.grace_seconds,
+            suspended_processes=["AZRebalance"],
+            wait_for_capacity_timeout="0",
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in sorted(tags.items())
+            ],
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+        )
+        self.autoscaling_group = group.name
+        self.register_outputs({"autoscaling_group": self.autoscaling_group})

@@ -1,0 +1,67 @@
+"""`python -m rehearsal run`: the whole road, offline. Exit status: 0 all was well, 1 it was not, 2 bad input."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from contract.base import InputError
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.locks import address_block
+from rehearsal.report import show as show_report
+from rehearsal.report import write
+from rehearsal.run import ROOT, Options, rehearse
+from rehearsal.show import Show
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """Rehearse a stack offline: emulated AWS, nodes as processes, the job for real."""
+
+
+@app.command()
+def run(
+    stack: Annotated[str, typer.Option("--stack", "-s", help="Stack file stacks/Pulumi.<stack>.yaml.")] = "local",
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Worker nodes, in place of the stack's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
+) -> None:
+    """Provision, configure, train, bring home, destroy: one stack, start to end."""
+    options = Options(stack=stack, nodes=nodes)
+    try:
+        with Show() as display:
+            report = rehearse(options, display)
+    except InputError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    file = write(report, options.folder)
+    if as_json:
+        print(report.model_dump_json())
+    else:
+        show_report(report, Console())
+        print(f"report: {file}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def aws(region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1") -> None:
+    """An emulated AWS that stays until Ctrl-C: rehearsals in its environment share the account, as `pulumi up`s do."""
+    folder = ROOT / "build" / "rehearsal" / f"aws-{os.getpid()}"
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    with address_block() as addresses, EmulatedAws.start(folder, addresses, region) as running:
+        for name, value in running.environment().items():
+            print(f"export {name}={value}", flush=True)
+        ending.wait()
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,173 @@
+"""VPC, subnets, gateways, routes and endpoints."""
+
+from botocore.exceptions import ClientError
+
+from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.session import wait_until
+
+_NAT_SECONDS = 120.0
+
+
+class Vpc(Handler):
+    type = "aws:ec2/vpc:Vpc"
+    keys = known("cidrBlock", "enableDnsSupport", "enableDnsHostnames", "tags")
+
+    def create(self, call: Call) -> Made:
+        ec2 = call.aws.client("ec2")
+        made = ec2.create_vpc(CidrBlock=call.inputs["cidrBlock"], **call.tag_specification("vpc"))["Vpc"]["VpcId"]
+        ec2.get_waiter("vpc_available").wait(VpcIds=[made], WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+        # One attribute a call: EC2 refuses two at once.
+        for key, argument in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
+            if key in call.inputs:
+                ec2.modify_vpc_attribute(VpcId=made, **{argument: {"Value": call.inputs[key]}})
+        return made, {}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_vpc(VpcId=call.id)
+
+
+class Subnet(Handler):
+    type = "aws:ec2/subnet:Subnet"
+    keys = known("vpcId", "cidrBlock", "availabilityZone", "mapPublicIpOnLaunch", "tags")
+
+    def create(self, call: Call) -> Made:
+        ec2 = call.aws.client("ec2")
+        wanted = call.only(vpcId="VpcId", cidrBlock="CidrBlock", availabilityZone="AvailabilityZone")
+        made = ec2.create_subnet(**wanted, **call.tag_specification("subnet"))["Subnet"]
+        if "mapPublicIpOnLaunch" in call.inputs:
+            public = {"Value": call.inputs["mapPublicIpOnLaunch"]}
+            ec2.modify_subnet_attribute(SubnetId=made["SubnetId"], MapPublicIpOnLaunch=public)
+        return made["SubnetId"], {"availabilityZone": made["AvailabilityZone"]}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_subnet(SubnetId=call.id)
+
+
+class InternetGateway(Handler):
+    type = "aws:ec2/internetGateway:InternetGateway"
+    keys = known("vpcId", "tags")
+
+    def create(self, call: Call) -> Made:
+        ec2 = call.aws.client("ec2")
+        answer = ec2.create_internet_gateway(**call.tag_specification("internet-gateway"))
+        made = answer["InternetGateway"]["InternetGatewayId"]
+        ec2.attach_internet_gateway(InternetGatewayId=made, VpcId=call.inputs["vpcId"])
+        return made, {}
+
+    def delete(self, call: Call) -> None:
+        ec2 = call.aws.client("ec2")
+        ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.inputs["vpcId"])
+        ec2.delete_internet_gateway(InternetGatewayId=call.id)
+
+
+class Eip(Handler):
+    type = "aws:ec2/eip:Eip"
+    keys = known("domain", "tags")
+
+    def create(self, call: Call) -> Made:
+        answer = call.aws.client("ec2").allocate_address(
+            **call.only(domain="Domain"), **call.tag_specification("elastic-ip")
+        )
+        return answer["AllocationId"], {"allocationId": answer["AllocationId"], "publicIp": answer["PublicIp"]}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").release_address(AllocationId=call.id)
+
+
+class NatGateway(Handler):
+    type = "aws:ec2/natGateway:NatGateway"
+    keys = known("allocationId", "subnetId", "connectivityType", "tags")
+
+    def create(self, call: Call) -> Made:
+        ec2 = call.aws.client("ec2")
+        wanted = call.only(allocationId="AllocationId", subnetId="SubnetId", connectivityType="ConnectivityType")
+        made = ec2.create_nat_gateway(**wanted, **call.tag_specification("natgateway"))["NatGateway"]["NatGatewayId"]
+        wait_until(f"NAT gateway {made} is available", lambda: self._state(call, made) == "available", _NAT_SECONDS)
+        return made, {}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_nat_gateway(NatGatewayId=call.id)
+        gone = ("deleted", None)
+        wait_until(f"NAT gateway {call.id} is deleted", lambda: self._state(call, call.id) in gone, _NAT_SECONDS)
+
+    def _state(self, call: Call, gateway: str) -> str | None:
+        try:
+            found = call.aws.client("ec2").describe_nat_gateways(NatGatewayIds=[gateway])["NatGateways"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NatGatewayNotFound":
+                return None
+            raise
+        return found[0]["State"] if found else None
+
+
+class RouteTable(Handler):
+    type = "aws:ec2/routeTable:RouteTable"
+    keys = known("vpcId", "tags")
+
+    def create(self, call: Call) -> Made:
+        answer = call.aws.client("ec2").create_route_table(
+            VpcId=call.inputs["vpcId"], **call.tag_specification("route-table")
+        )
+        return answer["RouteTable"]["RouteTableId"], {}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_route_table(RouteTableId=call.id)
+
+
+class RouteTableAssociation(Handler):
+    type = "aws:ec2/routeTableAssociation:RouteTableAssociation"
+    keys = known("subnetId", "routeTableId")
+
+    def create(self, call: Call) -> Made:
+        wanted = call.only(subnetId="SubnetId", routeTableId="RouteTableId")
+        return call.aws.client("ec2").associate_route_table(**wanted)["AssociationId"], {}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").disassociate_route_table(AssociationId=call.id)
+
+
+class Route(Handler):
+    type = "aws:ec2/route:Route"
+    keys = known("routeTableId", "destinationCidrBlock", "gatewayId", "natGatewayId")
+
+    def create(self, call: Call) -> Made:
+        wanted = call.only(
+            routeTableId="RouteTableId",
+            destinationCidrBlock="DestinationCidrBlock",
+            gatewayId="GatewayId",
+            natGatewayId="NatGatewayId",
+        )
+        call.aws.client("ec2").create_route(**wanted)
+        return f"r-{wanted['RouteTableId']}-{wanted['DestinationCidrBlock']}", {}
+
+    def delete(self, call: Call) -> None:
+        wanted = call.only(routeTableId="RouteTableId", destinationCidrBlock="DestinationCidrBlock")
+        call.aws.client("ec2").delete_route(**wanted)
+
+
+class VpcEndpoint(Handler):
+    type = "aws:ec2/vpcEndpoint:VpcEndpoint"
+    keys = known("vpcId", "vpcEndpointType", "serviceName", "routeTableIds", "tags")
+
+    def create(self, call: Call) -> Made:
+        wanted = call.only(
+            vpcId="VpcId", vpcEndpointType="VpcEndpointType", serviceName="ServiceName", routeTableIds="RouteTableIds"
+        )
+        answer = call.aws.client("ec2").create_vpc_endpoint(**wanted, **call.tag_specification("vpc-endpoint"))
+        return answer["VpcEndpoint"]["VpcEndpointId"], {}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[call.id])
+
+
+HANDLERS = (
+    Vpc(),
+    Subnet(),
+    InternetGateway(),
+    Eip(),
+    NatGateway(),
+    RouteTable(),
+    RouteTableAssociation(),
+    Route(),
+    VpcEndpoint(),
+)

@@ -1,0 +1,76 @@
+"""Security groups and their rules."""
+
+from typing import Any
+
+from rehearsal.adapter.handler import Call, Handler, Made, known
+
+_ALL_OUT = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+
+
+class SecurityGroup(Handler):
+    type = "aws:ec2/securityGroup:SecurityGroup"
+    keys = known("vpcId", "description", "tags")
+
+    def create(self, call: Call) -> Made:
+        ec2 = call.aws.client("ec2")
+        name = call.autoname()
+        made = ec2.create_security_group(
+            GroupName=name,
+            Description=call.inputs.get("description", "Managed by Pulumi"),
+            VpcId=call.inputs["vpcId"],
+            **call.tag_specification("security-group"),
+        )["GroupId"]
+        # As the provider does: EC2's own rule that lets everything out goes, so that only stated rules hold.
+        ec2.revoke_security_group_egress(GroupId=made, IpPermissions=_ALL_OUT)
+        return made, {"name": name}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("ec2").delete_security_group(GroupId=call.id)
+
+
+class _Rule(Handler):
+    """One rule of a group. EC2 names the calls by the direction."""
+
+    keys = known(
+        "securityGroupId",
+        "referencedSecurityGroupId",
+        "cidrIpv4",
+        "ipProtocol",
+        "fromPort",
+        "toPort",
+        "description",
+        "tags",
+    )
+    direction: str
+
+    def create(self, call: Call) -> Made:
+        permission: dict[str, Any] = call.only(ipProtocol="IpProtocol", fromPort="FromPort", toPort="ToPort")
+        about = call.only(description="Description")
+        if "referencedSecurityGroupId" in call.inputs:
+            permission["UserIdGroupPairs"] = [{"GroupId": call.inputs["referencedSecurityGroupId"], **about}]
+        if "cidrIpv4" in call.inputs:
+            permission["IpRanges"] = [{"CidrIp": call.inputs["cidrIpv4"], **about}]
+        authorize = getattr(call.aws.client("ec2"), f"authorize_security_group_{self.direction}")
+        answer = authorize(
+            GroupId=call.inputs["securityGroupId"],
+            IpPermissions=[permission],
+            **call.tag_specification("security-group-rule"),
+        )
+        return answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}
+
+    def delete(self, call: Call) -> None:
+        revoke = getattr(call.aws.client("ec2"), f"revoke_security_group_{self.direction}")
+        revoke(GroupId=call.inputs["securityGroupId"], SecurityGroupRuleIds=[call.id])
+
+
+class IngressRule(_Rule):
+    type = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+    direction = "ingress"
+
+
+class EgressRule(_Rule):
+    type = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
+    direction = "egress"
+
+
+HANDLERS = (SecurityGroup(), IngressRule(), EgressRule())

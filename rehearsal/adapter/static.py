@@ -1,0 +1,83 @@
+"""An account that makes nothing and answers from constants: the program's graph, in full, without a server."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rehearsal.adapter.account import Subject, checked, handlers
+from rehearsal.adapter.command import Command
+from rehearsal.adapter.errors import UnknownType
+from rehearsal.adapter.handler import Made, check_keys
+from rehearsal.adapter.lookups import LOOK_UPS
+
+ACCOUNT = "123456789012"
+
+
+class StaticAccount:
+    """Checks types and keys as the adapter does. `retained`: name of a data bucket that an earlier `up` left."""
+
+    def __init__(self, region: str = "us-east-1", retained: str | None = None) -> None:
+        self.region = region
+        self._retained = retained
+        self._handlers = handlers(Command(skip=True))
+
+    def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
+        checked(self._handlers, subject)
+        return f"{subject.name}-id", _outputs(subject, f"{subject.name}-0000000")
+
+    def adopt(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
+        checked(self._handlers, subject)
+        return subject.id, _outputs(subject, subject.id)
+
+    def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None:
+        checked(self._handlers, subject)
+
+    def look_up(self, token: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        answers: dict[str, Callable[[], dict[str, Any]]] = {
+            "aws:index/getPartition:getPartition": lambda: {"partition": "aws", "dnsSuffix": "amazonaws.com"},
+            "aws:index/getRegion:getRegion": lambda: {"region": self.region},
+            "aws:index/getCallerIdentity:getCallerIdentity": lambda: {"accountId": ACCOUNT},
+            "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
+            "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(given),
+            "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": f"ami-{len(given['name']):017x}"},
+            "aws:resourcegroupstaggingapi/getResources:getResources": self._tagged,
+        }
+        if token not in answers:
+            raise UnknownType(f"the static account does not know the look-up {token}")
+        check_keys(LOOK_UPS[token][0], given, token)
+        return answers[token]()
+
+    def stop(self) -> None:
+        """Nothing ever runs here."""
+
+    @property
+    def _zones(self) -> list[str]:
+        return [f"{self.region}{letter}" for letter in "abc"]
+
+    def _offerings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        names = [name for item in given["filters"] for name in item["values"]]
+        pairs = [(name, zone) for name in names for zone in self._zones]
+        return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
+
+    def _tagged(self) -> dict[str, Any]:
+        found = [{"resourceArn": f"arn:aws:s3:::{self._retained}", "tags": {}, "complianceDetails": []}]
+        return {"resourceTagMappingLists": found if self._retained else []}
+
+
+def _outputs(subject: Subject, name: str) -> dict[str, Any]:
+    """What the program reads of a resource beside its inputs."""
+    found: dict[str, Any] = {"name": name, "arn": f"arn:aws:static:::{name}"}
+    match subject.type:
+        case "aws:s3/bucket:Bucket":
+            found |= {"bucket": name, "arn": f"arn:aws:s3:::{name}"}
+        case "aws:ec2/eip:Eip":
+            found |= {"allocationId": f"{subject.name}-id"}
+        case "aws:ec2/instance:Instance":
+            found |= {"privateIp": "10.42.0.10"}
+        case "aws:ec2/launchTemplate:LaunchTemplate":
+            found |= {"latestVersion": 1}
+        case "aws:fsx/lustreFileSystem:LustreFileSystem":
+            found |= {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsxmount"}
+        case "command:local:Command":
+            found = {"stdout": "", "stderr": ""}
+    return found

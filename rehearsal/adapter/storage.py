@@ -1,0 +1,174 @@
+"""S3: buckets, their settings, objects."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from botocore.exceptions import ClientError
+
+from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, tag_list
+
+
+class Bucket(Handler):
+    type = "aws:s3/bucket:Bucket"
+    keys = known("bucket", "forceDestroy", "tags")
+
+    def create(self, call: Call) -> Made:
+        s3 = call.aws.client("s3")
+        name = call.inputs.get("bucket") or call.autoname()
+        region = call.aws.region
+        # us-east-1 is the one region that must not be named.
+        place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        s3.create_bucket(Bucket=name, **place)
+        if call.tags:
+            s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": call.tags})
+        return name, self._outputs(call, name)
+
+    def adopt(self, call: Call) -> Made:
+        s3 = call.aws.client("s3")
+        s3.head_bucket(Bucket=call.id)
+        borne = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket=call.id)["TagSet"]}
+        if borne != call.inputs.get("tags", {}):
+            s3.put_bucket_tagging(Bucket=call.id, Tagging={"TagSet": call.tags})
+        return call.id, self._outputs(call, call.id)
+
+    def delete(self, call: Call) -> None:
+        s3 = call.aws.client("s3")
+        if call.inputs.get("forceDestroy"):
+            self._empty(s3, call.id)
+        s3.delete_bucket(Bucket=call.id)
+
+    def _outputs(self, call: Call, name: str) -> dict[str, Any]:
+        return {"bucket": name, "arn": f"arn:aws:s3:::{name}", "region": call.aws.region}
+
+    def _empty(self, s3: Any, bucket: str) -> None:
+        for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
+            entries = page.get("Versions", []) + page.get("DeleteMarkers", [])
+            objects = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in entries]
+            if objects:
+                answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                assert not answer.get("Errors"), answer["Errors"]
+
+
+class _Setting(Handler):
+    """A setting of a bucket: one Put, and one call that takes it away."""
+
+    put: str
+    take: str
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def create(self, call: Call) -> Made:
+        bucket = call.inputs["bucket"]
+        getattr(call.aws.client("s3"), self.put)(Bucket=bucket, **self.arguments(call))
+        return bucket, {}
+
+    def delete(self, call: Call) -> None:
+        getattr(call.aws.client("s3"), self.take)(Bucket=call.inputs["bucket"])
+
+
+class Versioning(_Setting):
+    type = "aws:s3/bucketVersioning:BucketVersioning"
+    keys = known("bucket", versioningConfiguration=known("status"))
+    put = "put_bucket_versioning"
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        return {"VersioningConfiguration": {"Status": call.inputs["versioningConfiguration"]["status"]}}
+
+    def delete(self, call: Call) -> None:
+        suspended = {"Status": "Suspended"}  # once on it can't be taken away
+        call.aws.client("s3").put_bucket_versioning(Bucket=call.inputs["bucket"], VersioningConfiguration=suspended)
+
+
+class Encryption(_Setting):
+    type = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
+    keys = known("bucket", rules=known("bucketKeyEnabled", applyServerSideEncryptionByDefault=known("sseAlgorithm")))
+    put, take = "put_bucket_encryption", "delete_bucket_encryption"
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        rules = [
+            {
+                "ApplyServerSideEncryptionByDefault": {
+                    "SSEAlgorithm": rule["applyServerSideEncryptionByDefault"]["sseAlgorithm"]
+                },
+                "BucketKeyEnabled": rule.get("bucketKeyEnabled", False),
+            }
+            for rule in call.inputs["rules"]
+        ]
+        return {"ServerSideEncryptionConfiguration": {"Rules": rules}}
+
+
+class PublicAccessBlock(_Setting):
+    type = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+    keys = known("bucket", "blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+    put, take = "put_public_access_block", "delete_public_access_block"
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        blocks = {api_case(key): value for key, value in call.inputs.items() if key != "bucket"}
+        return {"PublicAccessBlockConfiguration": blocks}
+
+
+class Policy(_Setting):
+    type = "aws:s3/bucketPolicy:BucketPolicy"
+    keys = known("bucket", "policy")
+    put, take = "put_bucket_policy", "delete_bucket_policy"
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        return {"Policy": call.inputs["policy"]}
+
+
+class Lifecycle(_Setting):
+    type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+    keys = known(
+        "bucket",
+        rules=known(
+            "id",
+            "status",
+            filter=known("prefix"),
+            expiration=known("days"),
+            abortIncompleteMultipartUpload=known("daysAfterInitiation"),
+            noncurrentVersionExpiration=known("noncurrentDays"),
+        ),
+    )
+    put, take = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        nested = ("filter", "expiration", "abortIncompleteMultipartUpload", "noncurrentVersionExpiration")
+        rules = [
+            {"ID": rule["id"], "Status": rule["status"]}
+            | {
+                api_case(part): {api_case(key): value for key, value in rule[part].items()}
+                for part in nested
+                if part in rule
+            }
+            for rule in call.inputs["rules"]
+        ]
+        return {"LifecycleConfiguration": {"Rules": rules}}
+
+
+class Object(Handler):
+    type = "aws:s3/bucketObjectv2:BucketObjectv2"
+    keys = known("bucket", "key", "source", "content", "contentType", "tags")
+
+    def create(self, call: Call) -> Made:
+        given = call.inputs
+        body = Path(given["source"].path).read_bytes() if "source" in given else given["content"].encode()
+        answer = call.aws.client("s3").put_object(
+            Bucket=given["bucket"],
+            Key=given["key"],
+            Body=body,
+            Tagging=urlencode({tag["Key"]: tag["Value"] for tag in tag_list(given.get("tags"))}),
+            **call.only(contentType="ContentType"),
+        )
+        return f"{given['bucket']}/{given['key']}", {"etag": answer["ETag"].strip('"')}
+
+    def delete(self, call: Call) -> None:
+        try:
+            call.aws.client("s3").delete_object(Bucket=call.inputs["bucket"], Key=call.inputs["key"])
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "NoSuchBucket":
+                raise
+
+
+HANDLERS = (Bucket(), Versioning(), Encryption(), PublicAccessBlock(), Policy(), Lifecycle(), Object())

@@ -1,0 +1,178 @@
+"""FSx for Lustre: the life cycle of a file system, its DNS and mount names and its network interfaces."""
+
+import json
+import time
+from typing import Any
+from uuid import uuid4
+
+from moto.core.exceptions import JsonRESTError
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import ec2_backends
+from moto.fsx.exceptions import FileSystemNotFound
+from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
+from moto.fsx.responses import FSxResponse
+
+from rehearsal.aws.extension import extend
+
+CREATING_SECONDS = 1.0
+DELETING_SECONDS = 0.5
+_THROUGHPUTS = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
+_DEPLOYMENTS = ("SCRATCH_1", "SCRATCH_2", *_THROUGHPUTS)
+_INTERFACES = 2  # of the smallest file system: one for metadata, one for data
+
+
+def _bad_request(message: str) -> JsonRESTError:
+    return JsonRESTError("BadRequest", message)
+
+
+def _network_refusal(message: str) -> JsonRESTError:
+    return JsonRESTError("InvalidNetworkSettings", message)
+
+
+class LustreFileSystem(FileSystem):
+    """One file system: CREATING, then AVAILABLE; DELETING once deletion was asked, then gone."""
+
+    def __init__(self, backend: FSxBackend, params: dict[str, Any]) -> None:
+        _check(params)
+        self.ec2: Any = ec2_backends[backend.account_id][backend.region_name]
+        self._created, self._deleted = time.time(), 0.0
+        lustre = params.get("LustreConfiguration") or {}
+        mount_name = uuid4().hex[:8] if lustre.get("DeploymentType") in ("SCRATCH_2", *_THROUGHPUTS) else "fsx"
+        groups = params.get("SecurityGroupIds") or []
+        self.vpc_id, self.interfaces = self._make_interfaces(params["SubnetIds"][0], groups, params["StorageCapacity"])
+        super().__init__(
+            account_id=backend.account_id,
+            region_name=backend.region_name,
+            file_system_type="LUSTRE",
+            storage_capacity=params["StorageCapacity"],
+            storage_type=params.get("StorageType") or "SSD",
+            subnet_ids=params["SubnetIds"],
+            security_group_ids=groups,
+            tags=params.get("Tags"),
+            kms_key_id=params.get("KmsKeyId"),
+            windows_configuration=None,
+            lustre_configuration={
+                "WeeklyMaintenanceStartTime": "1:05:00",
+                "DeploymentType": "SCRATCH_1",
+                "CopyTagsToBackups": False,
+                "AutomaticBackupRetentionDays": 0,
+                "DataCompressionType": "NONE",
+                **lustre,
+                "MountName": mount_name,
+            },
+            ontap_configuration=None,
+            open_zfs_configuration=None,
+            backend=backend,
+        )
+        self.version = params.get("FileSystemTypeVersion") or ("2.12" if "PERSISTENT_2" in lustre.values() else "2.10")
+        for interface in self.interfaces:
+            interface.description = f"Created By Amazon FSx for file system {self.file_system_id}"
+
+    def _make_interfaces(self, subnet_id: str, groups: list[str], capacity: int) -> tuple[str, list[Any]]:
+        try:
+            subnet = self.ec2.get_subnet(subnet_id)
+        except EC2ClientError as error:
+            raise _network_refusal(error.message) from None
+        for group_id in groups:
+            group = self.ec2.get_security_group_from_id(group_id)
+            if group is None or group.vpc_id != subnet.vpc_id:
+                raise _network_refusal(f"The security group {group_id} is not in the VPC of the subnet {subnet_id}.")
+        made = [
+            self.ec2.create_network_interface(subnet, None, group_ids=groups)
+            for _ in range(max(_INTERFACES, 1 + capacity // 2400))
+        ]
+        for interface in made:
+            interface.requester_managed = True
+            interface.status = "in-use"
+        return subnet.vpc_id, made
+
+    @property
+    def lifecycle(self) -> str:
+        if self._deleted:
+            return "DELETING"
+        return "AVAILABLE" if time.time() - self._created >= CREATING_SECONDS else "CREATING"
+
+    @property
+    def gone(self) -> bool:
+        return bool(self._deleted) and time.time() - self._deleted >= DELETING_SECONDS
+
+    def delete(self) -> None:
+        self._deleted = self._deleted or time.time()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **super().to_dict(),
+            "OwnerId": self.backend.account_id,
+            "CreationTime": self._created,
+            "Lifecycle": self.lifecycle,
+            "VpcId": self.vpc_id,
+            "NetworkInterfaceIds": [interface.id for interface in self.interfaces],
+            "FileSystemTypeVersion": self.version,
+        }
+
+
+def _check(params: dict[str, Any]) -> None:
+    """Refuse what FSx refuses of a Lustre file system."""
+    if params.get("FileSystemType") != "LUSTRE":
+        raise NotImplementedError(f"a file system of type {params.get('FileSystemType')}")
+    lustre, capacity = params.get("LustreConfiguration") or {}, int(params.get("StorageCapacity") or 0)
+    deployment, throughput = lustre.get("DeploymentType", "SCRATCH_1"), lustre.get("PerUnitStorageThroughput")
+    if len(params.get("SubnetIds") or []) != 1:
+        raise _bad_request("A Lustre file system takes exactly one subnet ID.")
+    if deployment not in _DEPLOYMENTS:
+        raise _bad_request(f"Invalid deployment type {deployment}.")
+    if capacity != 1200 and (capacity <= 0 or capacity % 2400):
+        raise _bad_request(f"Invalid storage capacity {capacity}: must be 1200 GiB or a multiple of 2400 GiB.")
+    allowed = _THROUGHPUTS.get(deployment)
+    if allowed and throughput not in allowed:
+        values = ", ".join(map(str, allowed))
+        raise _bad_request(f"Invalid PerUnitStorageThroughput {throughput} for {deployment}: must be one of {values}.")
+    if not allowed and throughput is not None:
+        raise _bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
+
+
+def pass_time() -> None:
+    """End the deletions that are over: the file system goes, and its interfaces with it."""
+    backend: Any
+    for _, _, backend in fsx_backends.iter_backends():
+        for name in [name for name, each in backend.file_systems.items() if each.gone]:
+            for interface in backend.file_systems.pop(name).interfaces:
+                interface.ec2_backend.enis.pop(interface.id, None)
+
+
+def create_file_system(self: Any) -> str:
+    params = json.loads(self.body)
+    backend, token = self.fsx_backend, params.get("ClientRequestToken")
+    answered: dict[str, Any] = vars(backend).setdefault("_client_tokens", {})
+    made = answered.get(token)
+    if made is None:
+        made = LustreFileSystem(backend, params)
+        backend.file_systems[made.file_system_id] = made
+        if token:
+            answered[token] = made
+    return json.dumps({"FileSystem": made.to_dict()})
+
+
+def describe_file_systems(self: Any) -> str:
+    living = self.fsx_backend.file_systems
+    for name in json.loads(self.body).get("FileSystemIds") or []:
+        if name not in living:
+            raise FileSystemNotFound(name)
+    answer: str = _moto_describe(self)
+    return answer
+
+
+def delete_file_system(self: Any) -> str:
+    name = json.loads(self.body)["FileSystemId"]
+    found = self.fsx_backend.file_systems.get(name)
+    if found is None:
+        raise FileSystemNotFound(name)
+    found.delete()
+    return json.dumps({"FileSystemId": name, "Lifecycle": found.lifecycle, "LustreResponse": {}})
+
+
+_moto_describe = FSxResponse.describe_file_systems
+
+
+def install() -> None:
+    extend(FSxResponse, create_file_system, describe_file_systems, delete_file_system)

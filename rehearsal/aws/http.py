@@ -1,0 +1,67 @@
+"""How WSGI is served here: HTTP/1.1 with connections kept open, so that polling is cheap, and no request log."""
+
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import Any
+
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import ThreadedWSGIServer
+
+WsgiApp = Any
+_BODYLESS = {204, 304}
+
+
+class Handler(MotoRequestHandler):
+    """One connection. Werkzeug's own handler closes it after each response and then waits 10 ms for stray input."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 64 * 1024
+
+    def run_wsgi(self) -> None:
+        """Answer one request. Its body is read whole first: a kept connection must hold no rest of it."""
+        self.environ = environ = self.make_environ()
+        body = environ["wsgi.input"]
+        length = environ.get("CONTENT_LENGTH")
+        data = body.read() if environ.get("wsgi.input_terminated") else self.rfile.read(int(length or 0))
+        environ["wsgi.input"] = BytesIO(data)
+        environ["CONTENT_LENGTH"] = str(len(data))
+
+        started: list[tuple[int, list[tuple[str, str]]]] = []
+
+        def start_response(
+            status: str, headers: list[tuple[str, str]], exc_info: object = None
+        ) -> Callable[[bytes], Any]:
+            started[:] = [(int(status.split()[0]), headers)]
+            return lambda data: None
+
+        app: WsgiApp = self.server.app
+        chunks: Iterable[bytes] = app(environ, start_response)
+        payload = b"".join(chunks)
+        code, headers = started[0]
+        self.send_response(code)
+        for name, value in headers:
+            if name.lower() not in {"connection", "transfer-encoding"}:
+                self.send_header(name, value)
+        known = {name.lower() for name, _ in headers}
+        head = environ["REQUEST_METHOD"] == "HEAD"
+        if "content-length" not in known and code not in _BODYLESS:
+            self.send_header("Content-Length", "0" if head else str(len(payload)))
+        self.end_headers()
+        if not head and code not in _BODYLESS:
+            self.wfile.write(payload)
+        self.wfile.flush()
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body at once: a client that hears nothing waits a second before it sends one."""
+        agreed: bool = super().handle_expect_100()
+        self.wfile.flush()
+        return agreed
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """The journal is the log."""
+
+
+def make_server(app: WsgiApp, port: int) -> ThreadedWSGIServer:
+    """A threaded server on 127.0.0.1, listening; port 0 takes a free one."""
+    return ThreadedWSGIServer("127.0.0.1", port, app, handler=Handler)

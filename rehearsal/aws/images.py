@@ -1,0 +1,116 @@
+"""The public images that stacks name, and the SSM parameters under which their owners publish them."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami
+from moto.ssm.models import Parameter, ParameterDict
+
+from rehearsal.aws.extension import extend
+
+
+@dataclass(frozen=True)
+class PublicImage:
+    """One image of another owner, in every region under an id of its own."""
+
+    parameter: str
+    name: str
+    owner: str
+    owner_alias: str | None
+    root_gib: int
+
+    def id_in(self, region: str) -> str:
+        return "ami-0" + hashlib.sha256(f"{region}{self.parameter}".encode()).hexdigest()[:16]
+
+
+PUBLIC_IMAGES = (
+    PublicImage(
+        parameter="/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+        name="ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101",
+        owner="099720109477",
+        owner_alias=None,
+        root_gib=8,
+    ),
+    PublicImage(
+        parameter="/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+        name="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261101",
+        owner="898082745236",
+        owner_alias="amazon",
+        root_gib=75,
+    ),
+)
+
+
+def is_public(image_id: str, region: str) -> bool:
+    """Whether the image belongs to another owner and is no resource of the account."""
+    return any(image.id_in(region) == image_id for image in PUBLIC_IMAGES)
+
+
+def _register(backend: Any) -> None:
+    for image in PUBLIC_IMAGES:
+        made = Ami(
+            backend,
+            image.id_in(backend.region_name),
+            name=image.name,
+            owner_id=image.owner,
+            owner_alias=image.owner_alias,
+            public=True,
+            virtualization_type="hvm",
+            architecture="x86_64",
+            hypervisor="xen",
+            root_device_type="ebs",
+            root_device_name="/dev/sda1",
+            region_name=f"{backend.region_name}a",
+            boot_mode="uefi-preferred",
+        )
+        made.ebs_snapshot.volume.size = image.root_gib
+        # The snapshot is the owner's: it is no resource of the account.
+        backend.snapshots.pop(made.ebs_snapshot.id)
+        backend.amis[made.id] = made
+
+
+def _devices(image: Ami) -> list[dict[str, Any]]:
+    ebs = {
+        "SnapshotId": image.ebs_snapshot.id,
+        "VolumeSize": image.ebs_snapshot.volume.size,
+        "DeleteOnTermination": True,
+        "VolumeType": "gp3",
+        "Encrypted": False,
+    }
+    return [{"DeviceName": image.root_device_name, "Ebs": ebs}]
+
+
+def install() -> None:
+    made = ParameterDict.__init__
+
+    def with_images(self: Any, account_id: str, region_name: str) -> None:
+        made(self, account_id, region_name)
+        parameter: Any = Parameter
+        for image in PUBLIC_IMAGES:
+            self[image.parameter].append(
+                parameter(
+                    account_id=account_id,
+                    name=image.parameter,
+                    value=image.id_in(region_name),
+                    parameter_type="String",
+                    description=None,
+                    allowed_pattern=None,
+                    keyid=None,
+                    last_modified_date=utcnow().timestamp(),
+                    version=1,
+                    data_type="aws:ec2:image",
+                )
+            )
+
+    extend(ParameterDict, __init__=with_images)
+    extend(Ami, block_device_mappings=property(_devices))
+    register_first = ec2_backends.backend.__init__
+
+    def with_public_images(self: Any, *args: Any, **kwargs: Any) -> None:
+        register_first(self, *args, **kwargs)
+        _register(self)
+
+    extend(ec2_backends.backend, __init__=with_public_images)

@@ -1,0 +1,61 @@
+"""The journal: one JSON line an API call, in the order in which the calls were answered."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from contract.base import Contract
+from rehearsal.aws.operations import Call, error_of
+
+
+class JournalEntry(Contract):
+    """One API call as it was answered."""
+
+    seq: int = Field(description="Position in the journal, from 1.")
+    time: float = Field(description="Unix time of the answer, seconds.")
+    service: str = Field(description="Service as in IAM, e.g. ec2.")
+    operation: str = Field(description="API operation, e.g. CreateVpc.")
+    access_key: str | None = Field(description="Access key that signed it; none for an unsigned call.")
+    urn: str | None = Field(description="Header x-trainyard-urn: the Pulumi resource that the call serves.")
+    status: int = Field(description="HTTP status.")
+    error_code: str | None = Field(description="AWS's error code; none when the call succeeded.")
+    error_message: str | None = Field(description="AWS's error message; none when the call succeeded.")
+    mutating: bool = Field(description="Whether the operation is other than Describe*, Get*, List* and Head*.")
+
+
+class Journal:
+    """Writes entries; each is in the file before the caller has its answer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._seq = 0
+
+    def write(self, call: Call, environ: dict[str, Any], status: int, body: bytes) -> None:
+        code, message = error_of(status, body) if status >= 400 else (None, None)
+        with self._lock:
+            self._seq += 1
+            entry = JournalEntry(
+                seq=self._seq,
+                time=time.time(),
+                service=call.service,
+                operation=call.operation,
+                access_key=call.access_key,
+                urn=environ.get("HTTP_X_TRAINYARD_URN"),
+                status=status,
+                error_code=code,
+                error_message=message,
+                mutating=call.mutating,
+            )
+            self._file.write(entry.model_dump_json() + "\n")
+            self._file.flush()
+
+
+def read_journal(path: Path) -> list[JournalEntry]:
+    """All entries of a journal; a line still being written is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [JournalEntry.model_validate_json(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,131 @@
+"""The emulated AWS as a process, from the side of the one who starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from rehearsal.aws.journal import JournalEntry, read_journal
+from rehearsal.aws.truth import InstanceTruth, Resource
+
+ACCOUNT = "123456789012"
+OPERATOR_KEY = "AKIAREHEARSALOPERATE"
+START_SECONDS = 60.0
+STOP_SECONDS = 5.0
+_ROOT = Path(__file__).parents[2]
+
+
+class EmulatedAws:
+    """A running emulated AWS. A context manager: leaving it ends the process, and so does the caller's own end."""
+
+    def __init__(self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str) -> None:
+        self._process = process
+        self._journal = journal
+        self.region = region
+        self.endpoint = endpoint
+
+    @classmethod
+    def attach(cls, endpoint: str) -> Self:
+        """Use one that runs already. Raises ValueError when nothing of ours answers on the loopback at `endpoint`."""
+        if urlsplit(endpoint).hostname not in {"127.0.0.1", "localhost"}:
+            raise ValueError("it is not on this machine's loopback")
+        try:
+            with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as answer:  # noqa: S310 - on the loopback
+                about: dict[str, str] = json.load(answer)[0]
+            return cls(None, Path(about["journal"]), endpoint, about["region"])
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"no emulated AWS answers there: {error}") from error
+
+    @classmethod
+    def start(cls, folder: Path, addresses: str | None = None, region: str = "us-east-1") -> Self:
+        """Start it and wait until it listens.
+
+        `folder` receives `port`, `journal.jsonl` and `aws.log`. `addresses` is the network of the instances' private
+        addresses; none: their subnets'. Raises RuntimeError with the log's tail when it ends or takes START_SECONDS.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        port_file, journal, log = folder / "port", folder / "journal.jsonl", folder / "aws.log"
+        port_file.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rehearsal.aws", "--with-parent", "--region", region]
+        command += ["--port-file", str(port_file.absolute()), "--journal", str(journal.absolute())]
+        command += ["--addresses", addresses] if addresses else []
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "MOTO_"))}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not port_file.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                tail = log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the emulated AWS did not listen within {START_SECONDS:.0f} s: {tail}")
+            time.sleep(0.02)
+        return cls(process, journal, f"http://127.0.0.1:{port_file.read_text()}", region)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "attached: another's process"
+        return self._process.pid
+
+    def environment(self, region: str | None = None) -> dict[str, str]:
+        """Environment variables for clients: this account, and no settings of the user's own."""
+        where = region or self.region
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": OPERATOR_KEY,
+            "AWS_SECRET_ACCESS_KEY": "rehearsal",
+            "AWS_REGION": where,
+            "AWS_DEFAULT_REGION": where,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def instances(self) -> list[InstanceTruth]:
+        """Every instance that ever was, terminated ones included."""
+        return [InstanceTruth.model_validate(item) for item in self._page("instances")]
+
+    def dump(self) -> list[Resource]:
+        """All that exists in the account."""
+        return [Resource.model_validate(item) for item in self._page("dump")]
+
+    def journal(self) -> list[JournalEntry]:
+        """Every API call so far, in order."""
+        return read_journal(self._journal)
+
+    def _page(self, name: str) -> list[dict[str, Any]]:
+        with urlopen(f"{self.endpoint}/_rehearsal/{name}", timeout=30) as answer:  # noqa: S310 - our own server
+            pages: list[dict[str, Any]] = json.load(answer)
+            return pages
+
+    def stop(self) -> None:
+        """End the process and wait for it: SIGTERM, then SIGKILL. Harmless when it has ended, or was attached to."""
+        if self._process is None:  # another's
+            return
+        assert self._process.stdin is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

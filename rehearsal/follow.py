@@ -1,0 +1,88 @@
+"""Follows a run from its start to its outcome, as its S3 objects tell it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from contract.events import NODE_EVENT, TaskEvent
+from contract.layout import HEAD_EVENTS, RunLayout
+from contract.metrics import MetricLine
+from contract.objects import Bucket
+from contract.report import NotRehearsed
+from contract.run import Outcome
+from contract.streams import Cursor
+
+POLL_SECONDS = 1.0
+SHOWN_STEPS = 10
+LEFT_OUT = "Name the roles left out"  # the task of node.yml and head.yml that says so
+
+
+class FollowError(RuntimeError):
+    """The run did not come to an outcome."""
+
+
+def follow(
+    data: Bucket, run: str, *, seconds: float, failure: Callable[[], str | None], say: Callable[[str], None]
+) -> Outcome:
+    """Wait for the outcome, showing every tenth step. `failure` tells when waiting has no sense any more.
+
+    Raises FollowError after `seconds`, or with what `failure` says.
+    """
+    layout, deadline = RunLayout(run), time.monotonic() + seconds
+    metrics = Cursor(data, layout.metrics)
+    while True:
+        for _, line in metrics.lines():
+            metric = MetricLine.model_validate_json(line)
+            if metric.step == 1 or metric.step % SHOWN_STEPS == 0:
+                held_out = "" if metric.validation_loss is None else f", held out {metric.validation_loss:.4f}"
+                say(f"step {metric.step}: loss {metric.loss:.4f}{held_out}, {metric.tokens_per_second:.0f} tokens/s")
+        found = data.find(layout.outcome)
+        if found is not None:
+            return Outcome.model_validate_json(found)
+        if broken := failure():
+            raise FollowError(broken)
+        if time.monotonic() > deadline:
+            raise FollowError(f"run {run} came to no outcome within {seconds:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def until(what: str, done: Callable[[], bool], seconds: float) -> None:
+    """Poll until `done`; FollowError with what was waited for after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise FollowError(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(0.2)
+
+
+def skipped_roles(data: Bucket, staging: Bucket, run: str | None) -> list[NotRehearsed]:
+    """Roles that nodes left out only because their system stays as it is, as their plays said."""
+    found: dict[str, NotRehearsed] = {}
+    for event in _task_events(data, staging, run):
+        if event.task == LEFT_OUT and event.status == "ok":
+            for name in json.loads(event.message):
+                what = f"role {name} on a {event.role}"
+                found.setdefault(what, NotRehearsed(what=what, why="a node here has no system of its own to change"))
+    return list(found.values())
+
+
+def _task_events(data: Bucket, staging: Bucket, run: str | None) -> Iterator[TaskEvent]:
+    streams = [Cursor(staging, HEAD_EVENTS)]
+    if run is not None:
+        streams.append(Cursor(data, RunLayout(run).events))
+    for stream in streams:
+        for _, line in stream.lines():
+            event = NODE_EVENT.validate_json(line)
+            if isinstance(event, TaskEvent):
+                yield event
+
+
+def log_tails(folder: Path, lines: int = 15) -> str:
+    """The last lines of every log that the nodes kept, for a failure that left no better word."""
+    parts = []
+    for log in sorted(folder.glob("nodes/*/var/log/*.log")):
+        text = log.read_text(errors="replace").splitlines()[-lines:]
+        if text:
+            parts.append("\n".join([f"--- {log.relative_to(folder / 'nodes')}", *text]))
+    return "\n".join(parts)

@@ -1,0 +1,135 @@
+"""The `process` back-end: a node is a folder, a tree of processes and its own loopback address. Linux, without root."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from contract.report import NotRehearsed, Scaled
+from rehearsal.hypervisor import cloudconfig
+from rehearsal.hypervisor import systemctl as systemctl_module
+from rehearsal.hypervisor.backend import NodeSpec
+from rehearsal.hypervisor.metadata import CONTAINER_PAGE
+from rehearsal.hypervisor.processes import MARK, kill_marked
+
+_ROOT = Path(__file__).parents[2]
+_FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
+_WHY_PROCESS = "the process back-end needs no root and no virtual machine"
+
+
+class ProcessBackend:
+    """Nodes as processes under `folder`/nodes; every one bears the folder in its environment."""
+
+    name = "process"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def root(self, instance: str) -> Path:
+        return self.folder / "nodes" / instance
+
+    def boot(self, spec: NodeSpec) -> None:
+        root = self.root(spec.id)
+        if root.exists():
+            shutil.rmtree(root)
+        for name in _FOLDERS:
+            (root / name).mkdir(parents=True)
+        config = cloudconfig.parse(spec.user_data)
+        for file in config.files:
+            target = root / file.path.removeprefix("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(file.content)
+            target.chmod(file.mode)
+        (root / "run/runcmd.json").write_text(json.dumps(config.commands))
+        program(root / "usr/bin/systemctl", f'exec {sys.executable} -S -E "{systemctl_module.__file__}" "$@"')
+        # The image's Python: the bootstrap's unit names /usr/bin/python3.
+        program(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
+        with (root / "var/log/init.log").open("wb") as log:
+            self._nodes[spec.id] = subprocess.Popen(
+                [sys.executable, "-m", "rehearsal.hypervisor.init"],
+                cwd=_ROOT,
+                env=self.environment(spec, root),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def environment(self, spec: NodeSpec, root: Path) -> dict[str, str]:
+        """A node's whole environment: nothing of the operator's own comes along."""
+        return {
+            "PATH": f"{root}/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": f"{root}/root",
+            "TMPDIR": f"{root}/tmp",  # noqa: S108 (the node's own)
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(_ROOT),
+            "TRAINYARD_ROOT": str(root),
+            MARK: str(self.folder),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": spec.metadata_endpoint,
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_PAGE,
+            **spec.environment,
+        }
+
+    def stop(self, instance: str) -> None:
+        process = self._nodes.get(instance)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def kill(self, instance: str) -> None:
+        process = self._nodes.get(instance)
+        kill_marked(self.folder, self.root(instance))
+        if process is not None:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def alive(self, instance: str) -> bool:
+        process = self._nodes.get(instance)
+        return process is not None and process.poll() is None
+
+    def scaled(self) -> list[Scaled]:
+        if not self._nodes:
+            return []
+        return [
+            Scaled(what="EC2 instances", by="folders with process trees on loopback addresses", why=_WHY_PROCESS),
+            Scaled(what="cloud-init", by="its write_files and runcmd, run by the back-end", why=_WHY_PROCESS),
+            Scaled(what="systemd", by="a supervisor that runs the same unit files", why=_WHY_PROCESS),
+            Scaled(what="TLS of AWS's endpoints", by="plain HTTP on the loopback", why="the emulated AWS is local"),
+            Scaled(
+                what="the metadata service at 169.254.169.254",
+                by="one on a high port of each node's address; credentials of the job by the container provider",
+                why="a link-local address needs root",
+            ),
+        ]
+
+    def not_rehearsed(self) -> list[NotRehearsed]:
+        if not self._nodes:
+            return []
+        return [
+            NotRehearsed(what="security groups, routes and NAT", why="all nodes share the machine's loopback"),
+            NotRehearsed(what="the node's boot, its packages and kernel", why=_WHY_PROCESS),
+            NotRehearsed(what="SSM Session Manager", why="no agent runs on a node that is a folder"),
+        ]
+
+
+def program(file: Path, script: str) -> None:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def sweep(folder: Path) -> int:
+    """End what an earlier rehearsal in this folder left running. Returns how many processes that were."""
+    ended = kill_marked(folder)
+    nodes = folder / "nodes"
+    if nodes.exists():
+        shutil.rmtree(nodes)
+    return ended
+
+
+def usable() -> str | None:
+    """Why this back-end can't run here; None when it can."""
+    return None if sys.platform == "linux" and os.path.isdir("/proc/self") else "the rehearsal needs Linux"  # noqa: PTH112

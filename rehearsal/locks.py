@@ -1,0 +1,53 @@
+"""What keeps rehearsals apart: one of a stack at a time, and a block of loopback addresses for each."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contract.base import InputError, Problem
+
+# An address block is taken by whoever listens on this port of its first address: a lock of the kernel's, machine-wide,
+# between all users, gone with its holder.
+_LOCK_PORT = 7770
+_NETWORK = "127.77"
+
+
+@contextmanager
+def stack_lock(folder: Path, stack: str) -> Iterator[None]:
+    """Hold `folder`/lock. Raises InputError that names the holder's process when another rehearsal has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            why = f"another rehearsal of it runs in {folder}: process {file.read().strip() or 'unknown'}"
+            raise InputError(
+                [Problem(key="--stack", value=stack, why=why, fix="Wait for its end, or end it by its id")]
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+@contextmanager
+def address_block() -> Iterator[str]:
+    """A free /24 of 127.77.0.0/16 for the nodes of one rehearsal. Raises RuntimeError when all are taken."""
+    for block in range(1, 255):
+        lock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            lock.bind((f"{_NETWORK}.{block}.1", _LOCK_PORT))
+            lock.listen(1)
+        except OSError:
+            lock.close()
+            continue
+        with lock:
+            yield f"{_NETWORK}.{block}.0/24"
+        return
+    raise RuntimeError(
+        f"no free block of addresses in {_NETWORK}.0.0/16: 254 rehearsals run, or port {_LOCK_PORT} is taken"
+    )

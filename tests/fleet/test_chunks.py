@@ -1,0 +1,53 @@
+"""What a node writes to S3, it writes in order, once, and after it failed again."""
+
+from pathlib import Path
+
+import pytest
+
+from contract.objects import Bucket
+from fleet.chunks import ChunkWriter, Tail
+
+
+def content(bucket: Bucket, prefix: str) -> list[bytes]:
+    return [bucket.read(key) for key in bucket.keys(prefix)]
+
+
+def test_lines_come_out_in_numbered_chunks(bucket: Bucket) -> None:
+    with ChunkWriter(bucket, "s/a-") as writer:
+        writer.add(b"one")
+        writer.flush()
+        writer.add(b"two\n")
+    assert list(bucket.keys("s/")) == ["s/a-00000000.jsonl", "s/a-00000001.jsonl"]
+    assert content(bucket, "s/") == [b"one\n", b"two\n"]
+
+
+def test_a_later_writer_goes_on_with_the_number(bucket: Bucket) -> None:
+    for line in (b"one", b"two"):
+        with ChunkWriter(bucket, "s/a-") as writer:
+            writer.add(line)
+    assert content(bucket, "s/") == [b"one\n", b"two\n"]
+
+
+def test_a_failed_put_loses_nothing(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = ChunkWriter(bucket, "s/a-")
+    writer.add(b"one")
+    with monkeypatch.context() as broken:
+        broken.setattr(bucket, "write", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        with pytest.raises(OSError, match="away"):
+            writer.flush()
+    writer.add(b"two")
+    writer.close()
+    assert content(bucket, "s/") == [b"one\ntwo\n"]
+
+
+def test_a_tail_takes_complete_lines_and_at_last_the_rest(bucket: Bucket, tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with ChunkWriter(bucket, "s/a-") as writer:
+        tail = Tail(file, writer)
+        tail.pump()
+        file.write_bytes(b"one\ntw")
+        tail.pump()
+        writer.flush()
+        assert content(bucket, "s/") == [b"one\n"]
+        tail.pump(last=True)
+    assert b"".join(content(bucket, "s/")) == b"one\ntw\n"

@@ -1,0 +1,127 @@
+"""Bundle and job source: equal content gives equal bytes, and secrets never leave."""
+
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contract.base import InputError
+from infra import source
+from infra.archive import Packed
+from infra.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
+from infra.source import pack_source
+from rehearsal.adapter.graph import Deployment
+
+Job = Callable[..., Packed]
+
+
+def names(packed: Packed) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed.data)) as archive:
+        return archive.getnames()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for folder in FOLDERS:
+        (tmp_path / folder / "__pycache__").mkdir(parents=True)
+        (tmp_path / folder / "one.py").write_text(folder)
+        (tmp_path / folder / "__pycache__" / "one.pyc").write_bytes(b"x")
+    for name in FILES:
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    def pack(**files: str) -> Packed:
+        for name, text in files.items():
+            path = tmp_path / "job" / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return pack_source(tmp_path, "job")
+
+    return pack
+
+
+def test_bundle_holds_what_a_node_needs_and_no_byte_code(tree: Path) -> None:
+    assert names(pack_bundle(tree)) == sorted([*(f"{folder}/one.py" for folder in FOLDERS), *FILES, SCHEMA])
+
+
+def test_bundle_is_equal_whatever_times_and_modes_the_files_have(tree: Path) -> None:
+    first = pack_bundle(tree)
+    for path in tree.rglob("*.py"):
+        os.utime(path, (1, 1))
+        path.chmod(0o600)
+    assert pack_bundle(tree) == first
+
+
+def test_changed_file_is_another_bundle(tree: Path) -> None:
+    first = pack_bundle(tree)
+    (tree / "fleet/one.py").write_text("changed")
+    assert pack_bundle(tree).sha256 != first.sha256
+
+
+def test_entries_belong_to_root_at_time_zero(tree: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(pack_bundle(tree).data)) as archive:
+        for member in archive:
+            assert (member.uid, member.gid, member.mtime, member.mode) == (0, 0, 0, 0o644)
+
+
+def test_archive_is_stored_under_its_hash(tree: Path, tmp_path: Path) -> None:
+    packed = pack_bundle(tree)
+    path = packed.store(tmp_path / "store")
+    assert path == packed.store(tmp_path / "store")
+    assert (path.name, path.read_bytes()) == (f"{packed.sha256}.tar.gz", packed.data)
+
+
+def test_source_keeps_what_can_be_run(job: Job, tmp_path: Path) -> None:
+    job(**{"run.sh": "#!/bin/sh"})
+    (tmp_path / "job/run.sh").chmod(0o700)
+    with tarfile.open(fileobj=io.BytesIO(job().data)) as archive:
+        assert archive.getmember("run.sh").mode == 0o755
+
+
+def test_source_honours_its_ignore_file(job: Job) -> None:
+    ignore = "# data\n*.bin\nruns/\n/notes.txt\n"
+    files = {"train.py": "1", "a.bin": "x", "runs__log": "x", "notes.txt": "x", "sub__runs.py": "1"}
+    assert names(job(**{".trainyardignore": ignore}, **files)) == ["sub/runs.py", "train.py"]
+
+
+@pytest.mark.parametrize("name", [".env", ".env.local", "id_rsa", "sub__id_ed25519", ".netrc"])
+def test_file_of_secrets_is_refused_by_name(job: Job, name: str) -> None:
+    with pytest.raises(InputError, match=name.replace("__", "/")):
+        job(**{"train.py": "1", name: "secret"})
+
+
+def test_private_key_is_refused_under_any_name(job: Job) -> None:
+    key = "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nabc\n"
+    with pytest.raises(InputError, match=r"notes\.md"):
+        job(**{"train.py": "1", "notes.md": key})
+
+
+def test_ignored_secret_is_no_reason_to_refuse(job: Job) -> None:
+    assert names(job(**{"train.py": "1", ".env": "A=1", ".trainyardignore": ".env"})) == ["train.py"]
+
+
+def test_link_out_of_the_folder_is_refused(job: Job, tmp_path: Path) -> None:
+    job(**{"train.py": "1"})
+    (tmp_path / "outside").write_text("x")
+    (tmp_path / "job/link").symlink_to(tmp_path / "outside")
+    with pytest.raises(InputError, match="link"):
+        job()
+
+
+def test_source_over_the_cap_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "LIMIT_BYTES", 10)
+    with pytest.raises(InputError, match="more than"):
+        job(**{"train.py": "x" * 11})
+
+
+def test_bundle_of_a_run_is_an_object_under_its_hash(local: Deployment) -> None:
+    stored = local.one("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs
+    path = Path(stored["source"].path)
+    assert stored["key"] == f"bundle/{path.name}"
+    assert path.is_file()

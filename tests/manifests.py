@@ -1,0 +1,42 @@
+"""A manifest that tests start from."""
+
+from contract.manifest import Archive, Head, Job, Limits, Manifest, NodeSystem, WorkerGroup
+from contract.training import TrainerConfig
+
+MANIFEST = Manifest(
+    project="trainyard",
+    stack="test",
+    account="123456789012",
+    region="us-east-1",
+    partition="aws",
+    bundle=Archive(uri="s3://staging/bundle/x.tar.gz", sha256="0" * 64),
+    data_bucket="data",
+    staging_bucket="staging",
+    head=Head(address="127.77.9.2", rendezvous_port=29400),
+    groups=(
+        WorkerGroup(
+            name="workers",
+            autoscaling_group="workers-1",
+            instance_type="c7i.xlarge",
+            nodes=2,
+            subnets=("subnet-1",),
+            processes_per_node=2,
+            gpus=0,
+            efa_interfaces=0,
+        ),
+    ),
+    fsx=None,
+    node=NodeSystem(),
+    job=Job(
+        name="line",
+        source=None,
+        command=None,
+        train=TrainerConfig(),
+        data_uri="s3://data/datasets/d/",
+        builtin_corpus=True,
+        resume=None,
+        secrets={},
+        environment={},
+    ),
+    limits=Limits(bring_up_minutes=5, lease_minutes=20, time_limit_minutes=60),
+)

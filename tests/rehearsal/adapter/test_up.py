@@ -1,0 +1,144 @@
+"""Both stacks, made in the emulated AWS and taken down again."""
+
+import base64
+import json
+import re
+
+import boto3
+
+from rehearsal.adapter.account import Adapter
+from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.teardown import destroy
+from rehearsal.aws.process import EmulatedAws
+from tests.rehearsal.adapter.conftest import Deploy
+
+Found = set[tuple[str, str, str]]
+
+
+def standing(aws: EmulatedAws) -> Found:
+    return {(each.service, each.kind, each.id) for each in aws.dump()}
+
+
+def test_local_stack_is_made_and_destroy_leaves_only_what_is_retained(
+    aws: EmulatedAws, account: Adapter, deploy: Deploy
+) -> None:
+    before, calls = standing(aws), len(aws.journal())
+    run = deploy("whole", account, "local")
+    assert all(resource.made for resource in run.resources.values())
+    assert len(standing(aws) - before) > 20
+
+    check_destroyed(aws, run, before)
+    mutating = [call for call in aws.journal()[calls:] if call.mutating]
+    assert not [call for call in mutating if not call.urn], "a call of the adapter that serves no resource"
+
+
+def test_gpu_stack_reaches_the_account_whole_and_goes(aws: EmulatedAws, account: Adapter, deploy: Deploy) -> None:
+    before = standing(aws)
+    run = deploy("gpus", account, "a100-cluster")
+    template = run.one("aws:ec2/launchTemplate:LaunchTemplate", "workers").id
+    versions = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
+    data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    layout = [
+        (each["NetworkCardIndex"], each["DeviceIndex"], each["InterfaceType"], len(each["Groups"]))
+        for each in data["NetworkInterfaces"]
+    ]
+    assert layout == [(0, 0, "interface", 2), *((card, card == 0, "efa-only", 2) for card in range(4))]
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
+    assert base64.b64decode(data["UserData"]).startswith(b"#cloud-config")
+    (lustre,) = boto3.client("fsx").describe_file_systems()["FileSystems"]
+    assert (lustre["Lifecycle"], lustre["StorageCapacity"]) == ("AVAILABLE", 1200)
+    check_destroyed(aws, run, before)
+
+
+def check_destroyed(aws: EmulatedAws, run: Deployment, before: Found) -> None:
+    gone = destroy(run)
+    left = standing(aws) - before
+    assert {kind for _, kind, _ in left} == {"bucket"}
+    assert all(run.exports["data_bucket"] in name for _, _, name in left)
+    retained = {resource.urn for resource in run.resources.values() if resource.custom and resource.retain_on_delete}
+    assert {resource.urn for resource in gone.retained} == retained
+    assert {resource.urn for resource in run.standing} == retained
+
+
+def test_each_aws_resource_owns_a_successful_mutating_call(aws: EmulatedAws, local: Deployment) -> None:
+    calls = [call for call in aws.journal() if call.urn and "urn:pulumi:standing::" in call.urn and call.mutating]
+    mine = {resource.urn for resource in local.resources.values() if resource.type.startswith("aws:")}
+    assert {call.urn for call in calls if call.status < 300} == mine
+
+
+def test_head_runs_with_its_role_and_user_data(aws: EmulatedAws, local: Deployment) -> None:
+    head = next(each for each in aws.instances() if each.id == local.exports["head"])
+    assert head.state == "running"
+    assert head.role_name == local.one("aws:iam/role:Role", "head").id
+    assert (
+        base64.b64decode(head.user_data).decode() == local.one("aws:ec2/instance:Instance", "head").inputs["userData"]
+    )
+    assert head.tags["trainyard:role"] == "head"
+
+
+def test_group_is_empty_tagged_and_not_rebalanced(local: Deployment) -> None:
+    client = boto3.client("autoscaling")
+    (group,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=local.exports["groups"])["AutoScalingGroups"]
+    assert (group["MinSize"], group["DesiredCapacity"], group["MaxSize"], group["Instances"]) == (0, 0, 2, [])
+    assert [process["ProcessName"] for process in group["SuspendedProcesses"]] == ["AZRebalance"]
+    assert {tag["Key"] for tag in group["Tags"]} >= {"trainyard:stack", "trainyard:role", "Name"}
+
+
+def test_manifest_lies_where_the_exports_say(local: Deployment) -> None:
+    bucket, _, key = local.exports["manifest"].removeprefix("s3://").partition("/")
+    s3 = boto3.client("s3")
+    manifest = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    assert manifest["data_bucket"] == local.exports["data_bucket"]
+    bundle_bucket, _, bundle_key = manifest["bundle"]["uri"].removeprefix("s3://").partition("/")
+    s3.head_object(Bucket=bundle_bucket, Key=bundle_key)
+
+
+def test_name_given_to_the_api_is_unique_and_starts_as_the_resources(local: Deployment) -> None:
+    for resource in local.of_type("aws:iam/role:Role"):
+        assert re.fullmatch(rf"{resource.name}-[0-9a-f]{{7}}", resource.id)
+
+
+def settings_of(bucket: str) -> dict[str, object]:
+    """All that S3 tells of a bucket."""
+    s3 = boto3.client("s3")
+    told = {
+        name: getattr(s3, f"get_{name}")(Bucket=bucket)
+        for name in (
+            "bucket_versioning",
+            "bucket_encryption",
+            "public_access_block",
+            "bucket_policy",
+            "bucket_lifecycle_configuration",
+            "bucket_tagging",
+        )
+    }
+    for answer in told.values():
+        answer.pop("ResponseMetadata")
+    return told
+
+
+def test_second_up_adopts_the_data_bucket_and_changes_nothing_in_it(
+    aws: EmulatedAws, account: Adapter, deploy: Deploy
+) -> None:
+    first = deploy("adopt", account, "local")
+    bucket = first.exports["data_bucket"]
+    s3 = boto3.client("s3")
+    s3.put_object(Bucket=bucket, Key="runs/r-1/results.json", Body=b"{}")
+    destroy(first)
+    before = settings_of(bucket)
+
+    second = deploy("adopt", account, "local")
+    assert second.exports["data_bucket"] == bucket
+    assert second.one("aws:s3/bucket:Bucket", "trainyard-data").adopted
+    assert settings_of(bucket) == before
+    assert s3.get_object(Bucket=bucket, Key="runs/r-1/results.json")["Body"].read() == b"{}"
+    destroy(second)
+
+
+def test_other_stack_beside_it_shares_nothing(account: Adapter, deploy: Deploy, local: Deployment) -> None:
+    other = deploy("beside", account, "local")
+    assert other.exports["data_bucket"] != local.exports["data_bucket"]
+    names = [{each.id for each in run.standing if each.type.startswith("aws:")} for run in (local, other)]
+    assert not names[0] & names[1]
+    destroy(other)

@@ -1,0 +1,115 @@
+"""One emulated AWS for all tests of this room: each makes its own things in it."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from rehearsal.aws.process import EmulatedAws
+
+UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+Client = Callable[[str], Any]
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A VPC with one subnet in a zone that offers every type of the catalog, and one security group."""
+
+    vpc: str
+    subnet: str
+    group: str
+    image: str
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    with EmulatedAws.start(tmp_path_factory.mktemp("aws"), "127.77.5.0/24") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(aws: EmulatedAws) -> Client:
+    """A boto3 client of the emulated account, one for each service."""
+    made: dict[str, Any] = {}
+    session = boto3.Session("AKIAREHEARSALOPERATE", "rehearsal", region_name="us-east-1")
+    config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+
+    def of(service: str) -> Any:
+        if service not in made:
+            made[service] = session.client(service, endpoint_url=aws.endpoint, config=config)
+        return made[service]
+
+    return of
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return f"thing-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def network(client: Client) -> Network:
+    ec2 = client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
+    group = ec2.create_security_group(GroupName="shared", Description="shared", VpcId=vpc)["GroupId"]
+    image = client("ssm").get_parameter(Name=UBUNTU)["Parameter"]["Value"]
+    return Network(vpc, subnet, group, image)
+
+
+@pytest.fixture(scope="session")
+def profile(client: Client) -> str:
+    """Name of an instance profile with the role `node`."""
+    trust = {
+        "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}]
+    }
+    iam = client("iam")
+    iam.create_role(RoleName="node", AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", **trust}))
+    iam.create_instance_profile(InstanceProfileName="node-profile")
+    iam.add_role_to_instance_profile(InstanceProfileName="node-profile", RoleName="node")
+    return "node-profile"
+
+
+@pytest.fixture
+def template(client: Client, network: Network, profile: str, name: str) -> Callable[..., str]:
+    """Makes a launch template of a small node; keyword arguments replace keys of its data. Returns its id."""
+
+    def make(**data: Any) -> str:
+        whole = {
+            "ImageId": network.image,
+            "InstanceType": "t3.medium",
+            "IamInstanceProfile": {"Name": profile},
+            "NetworkInterfaces": [{"DeviceIndex": 0, "Groups": [network.group], "DeleteOnTermination": True}],
+            **data,
+        }
+        kept = {key: value for key, value in whole.items() if value is not None}
+        made = client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=kept)
+        return str(made["LaunchTemplate"]["LaunchTemplateId"])
+
+    return make
+
+
+@pytest.fixture
+def group(client: Client, network: Network, template: Callable[..., str], name: str) -> Callable[..., str]:
+    """Makes an empty Auto Scaling group; keyword arguments replace those of its creation. Returns its name."""
+
+    def make(data: dict[str, Any] | None = None, **given: Any) -> str:
+        whole = {
+            "MinSize": 0,
+            "MaxSize": 4,
+            "DesiredCapacity": 0,
+            "VPCZoneIdentifier": network.subnet,
+            "LaunchTemplate": {"LaunchTemplateId": template(**(data or {})), "Version": "$Latest"},
+            **given,
+        }
+        client("autoscaling").create_auto_scaling_group(AutoScalingGroupName=name, **whole)
+        return name
+
+    return make

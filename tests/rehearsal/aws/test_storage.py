@@ -1,0 +1,173 @@
+"""S3 as the program sets it up and as the nodes use it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from rehearsal.aws.process import EmulatedAws
+from tests.rehearsal.aws.conftest import Client
+
+AWS_CLI = Path(sys.executable).parent / "aws"
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def bucket(client: Client, name: str) -> str:
+    client("s3").create_bucket(Bucket=f"bucket-{name}")
+    return f"bucket-{name}"
+
+
+def test_a_bucket_keeps_its_settings(client: Client, bucket: str) -> None:
+    s3, which = client("s3"), {"Bucket": bucket}
+    s3.put_bucket_versioning(**which, VersioningConfiguration={"Status": "Enabled"})
+    rules = [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}, "BucketKeyEnabled": True}]
+    s3.put_bucket_encryption(**which, ServerSideEncryptionConfiguration={"Rules": rules})
+    block = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True)
+    s3.put_public_access_block(**which, PublicAccessBlockConfiguration=block)
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:*", "Resource": f"arn:aws:s3:::{bucket}/*"}
+    deny["Condition"] = {"Bool": {"aws:SecureTransport": "false"}}  # type: ignore[assignment]
+    policy = {"Version": "2012-10-17", "Statement": [deny]}
+    s3.put_bucket_policy(**which, Policy=json.dumps(policy))
+    lifecycle = [
+        {
+            "ID": "clean",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 7},
+        }
+    ]
+    s3.put_bucket_lifecycle_configuration(**which, LifecycleConfiguration={"Rules": lifecycle})
+    ownership = {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
+    s3.put_bucket_ownership_controls(**which, OwnershipControls=ownership)
+
+    assert s3.get_bucket_versioning(**which)["Status"] == "Enabled"
+    assert s3.get_bucket_encryption(**which)["ServerSideEncryptionConfiguration"]["Rules"] == rules
+    assert s3.get_public_access_block(**which)["PublicAccessBlockConfiguration"] == block
+    assert json.loads(s3.get_bucket_policy(**which)["Policy"]) == policy
+    assert s3.get_bucket_lifecycle_configuration(**which)["Rules"] == lifecycle
+    assert s3.get_bucket_ownership_controls(**which)["OwnershipControls"] == ownership
+
+
+@pytest.mark.parametrize(("secure", "allowed"), [("false", True), ("true", False)])
+def test_a_policy_denies_only_where_its_condition_holds(
+    client: Client, bucket: str, secure: str, allowed: bool
+) -> None:
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": f"arn:aws:s3:::{bucket}/*",
+        "Condition": {"Bool": {"aws:SecureTransport": secure}},
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    client("s3").put_bucket_policy(Bucket=bucket, Policy=policy)
+    if allowed:
+        client("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
+        assert client("s3").get_object(Bucket=bucket, Key="x")["Body"].read() == b"x"
+    else:
+        with pytest.raises(ClientError, match=r"AccessDenied|Forbidden"):
+            client("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
+
+
+def test_a_bucket_is_found_by_its_tags(client: Client, bucket: str) -> None:
+    tags = [{"Key": "trainyard:stack", "Value": bucket}, {"Key": "trainyard:role", "Value": "data-bucket"}]
+    client("s3").put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags})
+    filters = [{"Key": tag["Key"], "Values": [tag["Value"]]} for tag in tags]
+    found = client("resourcegroupstaggingapi").get_resources(TagFilters=filters, ResourceTypeFilters=["s3"])
+    assert [each["ResourceARN"] for each in found["ResourceTagMappingList"]] == [f"arn:aws:s3:::{bucket}"]
+    filters[0]["Values"] = ["other"]
+    assert client("resourcegroupstaggingapi").get_resources(TagFilters=filters)["ResourceTagMappingList"] == []
+
+
+def test_a_bucket_that_holds_something_is_kept(client: Client, bucket: str) -> None:
+    s3 = client("s3")
+    s3.put_object(Bucket=bucket, Key="x", Body=b"x")
+    with pytest.raises(ClientError, match="BucketNotEmpty"):
+        s3.delete_bucket(Bucket=bucket)
+
+
+def test_a_bucket_with_old_versions_only_is_kept(client: Client, bucket: str) -> None:
+    s3 = client("s3")
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    s3.put_object(Bucket=bucket, Key="x", Body=b"x")
+    s3.delete_object(Bucket=bucket, Key="x")
+    with pytest.raises(ClientError, match="BucketNotEmpty"):
+        s3.delete_bucket(Bucket=bucket)
+    told = s3.list_object_versions(Bucket=bucket)
+    for each in [*told["Versions"], *told["DeleteMarkers"]]:
+        s3.delete_object(Bucket=bucket, Key="x", VersionId=each["VersionId"])
+    s3.delete_bucket(Bucket=bucket)
+
+
+def test_listing_goes_on_after_a_key(client: Client, bucket: str) -> None:
+    for number in range(5):
+        client("s3").put_object(Bucket=bucket, Key=f"events/{number:08d}.jsonl", Body=b"{}")
+    found = client("s3").list_objects_v2(Bucket=bucket, Prefix="events/", StartAfter="events/00000002.jsonl")
+    assert [each["Key"][-7:-6] for each in found["Contents"]] == ["3", "4"]
+
+
+def test_a_part_of_an_object_is_read_by_range(client: Client, bucket: str) -> None:
+    client("s3").put_object(Bucket=bucket, Key="x", Body=bytes(range(256)))
+    answer = client("s3").get_object(Bucket=bucket, Key="x", Range="bytes=10-19")
+    assert answer["Body"].read() == bytes(range(10, 20))
+    assert answer["ContentRange"] == "bytes 10-19/256"
+
+
+def test_the_aws_cli_works_as_on_aws(aws: EmulatedAws, client: Client, bucket: str, tmp_path: Path) -> None:
+    def cli(*words: str) -> Any:
+        environment = {**aws.environment(), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        done = subprocess.run(
+            [AWS_CLI, *words], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
+
+    file = tmp_path / "large.bin"
+    file.write_bytes(os.urandom(9 * MIB))
+    cli("s3", "cp", str(file), f"s3://{bucket}/large.bin", "--no-progress")
+    assert client("s3").get_object(Bucket=bucket, Key="large.bin")["Body"].read() == file.read_bytes()
+    found = json.loads(cli("ec2", "describe-instance-types", "--instance-types", "p4d.24xlarge"))
+    assert found["InstanceTypes"][0]["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"] == 4
+
+
+CONNECTOR = """
+import os, sys
+from s3torchconnector import S3ClientConfig, S3Checkpoint
+from s3torchconnector._s3client import S3Client
+config = S3ClientConfig(force_path_style=True, part_size=8 * 1024 * 1024)
+checkpoint = S3Checkpoint("us-east-1", s3client_config=config)
+uri, size = sys.argv[1], int(sys.argv[2])
+data = os.urandom(size)
+with checkpoint.writer(uri) as writer:
+    writer.write(data)
+with checkpoint.reader(uri) as reader:
+    reader.seek(size // 2)
+    assert reader.read(1000) == data[size // 2:][:1000]
+    reader.seek(0)
+    assert reader.read() == data
+bucket, _, key = uri.removeprefix("s3://").partition("/")
+pages = S3Client("us-east-1", s3client_config=config).list_objects(bucket, "steps/")
+listed = [item.key for page in pages for item in page.object_info]
+assert listed == [key], listed
+"""
+
+
+def test_the_checkpoint_connector_writes_in_parts_and_reads_by_range(
+    aws: EmulatedAws, client: Client, bucket: str, tmp_path: Path
+) -> None:
+    before = len(aws.journal())
+    words = [sys.executable, "-c", CONNECTOR, f"s3://{bucket}/steps/10/part.distcp", str(20 * MIB)]
+    environment = {**aws.environment(), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    entries = aws.journal()[before:]
+    assert [entry.operation for entry in entries].count("UploadPart") == 3
+    assert {"CreateMultipartUpload", "CompleteMultipartUpload", "GetObject"} <= {entry.operation for entry in entries}
+    assert [entry for entry in entries if entry.status >= 500] == []
+    assert client("s3").head_object(Bucket=bucket, Key="steps/10/part.distcp")["ContentLength"] == 20 * MIB

@@ -1,0 +1,110 @@
+"""Whole rehearsals: in a copy of the tree, in one emulated account that stays, as a user would run them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".*_cache", "tests")
+RUN_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rehearsal that has ended."""
+
+    status: int
+    told: str
+    report: dict[str, Any]
+
+
+Rehearse = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a clone holds."""
+    copy = tmp_path_factory.mktemp("clone") / "trainyard"
+    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def shared(tree: Path) -> Iterator[dict[str, str]]:
+    """The environment of `python -m rehearsal aws`: an account that outlives single rehearsals."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    while len(found) < 8:
+        line = process.stdout.readline()
+        assert line, "the emulated AWS ended before it told its environment"
+        name, _, value = line.strip().removeprefix("export ").partition("=")
+        found[name] = value
+    yield found
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    process.stdout.close()
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+
+
+@pytest.fixture(scope="session")
+def rehearse(tree: Path, shared: dict[str, str]) -> Rehearse:
+    """Run one rehearsal to its end: `stack`, whose settings are those of `local` with `changes` at the top level."""
+
+    def run(stack: str, **changes: Any) -> Ended:
+        write_stack(tree, stack, **changes)
+        command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"]
+        environment = clean_environment() | shared
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
+        )
+        report = json.loads(done.stdout) if done.stdout.strip() else {}
+        return Ended(done.returncode, done.stderr, report)
+
+    return run
+
+
+def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
+    local = yaml.safe_load((ROOT / "stacks/Pulumi.local.yaml").read_text())
+    settings = local["config"]["trainyard:cluster"]
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(settings.get(key), dict) and value.pop("merge", False):
+            settings[key] = {**settings[key], **value}
+        else:
+            settings[key] = value
+    file = tree / "stacks" / f"Pulumi.{stack}.yaml"
+    file.write_text(yaml.safe_dump(local))
+    return file
+
+
+@pytest.fixture(scope="session")
+def s3(shared: dict[str, str]) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=shared["AWS_ENDPOINT_URL"],
+        region_name=shared["AWS_REGION"],
+        aws_access_key_id=shared["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=shared["AWS_SECRET_ACCESS_KEY"],
+    )
+
+
+@pytest.fixture(scope="session")
+def local(rehearse: Rehearse) -> Ended:
+    """The main rehearsal, as `make rehearsal` runs it."""
+    return rehearse("local")

@@ -1,0 +1,103 @@
+"""Figures that can't lie: each check, after a good run, sees what was broken."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from contract.layout import RunLayout
+from contract.objects import Bucket, client
+from rehearsal import audit
+from rehearsal.aws.journal import JournalEntry
+from rehearsal.aws.truth import Resource
+from tests.rehearsal.conftest import Ended
+
+
+@pytest.fixture
+def data(local: Ended, shared: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The data bucket that the main rehearsal left."""
+    for name, value in shared.items():
+        monkeypatch.setenv(name, value)
+    client.cache_clear()
+    yield Bucket(local.report["results_uri"].split("/")[2], shared["AWS_REGION"])
+    client.cache_clear()
+
+
+def test_results_and_metric_lines_agree(local: Ended, data: Bucket) -> None:
+    run = local.report["run"]
+    assert audit.check_results(data, run, audit.read_losses(data, run)) == []
+
+
+def test_a_changed_metric_line_is_seen(local: Ended, data: Bucket) -> None:
+    run = local.report["run"]
+    key = list(data.keys(RunLayout(run).metrics))[-1]
+    content = data.read(key)
+    *lines, last = content.decode().splitlines()
+    data.write(key, "\n".join([*lines, last.replace('"loss":', '"loss":0.', 1)]).encode())
+    try:
+        (problem,) = audit.check_results(data, run, audit.read_losses(data, run))
+    finally:
+        data.write(key, content)
+    assert "the metric lines in S3 have" in problem
+
+
+def test_absent_results_are_seen(local: Ended, data: Bucket) -> None:
+    losses = audit.read_losses(data, local.report["run"])
+    assert audit.check_results(data, "no-such-run", losses) == ["results.json of run no-such-run is not in S3"]
+
+
+def test_a_damaged_checkpoint_is_seen(local: Ended, data: Bucket, shared: dict[str, str]) -> None:
+    uri = local.report["checkpoints"][-1]
+    prefix = uri.split("/", 3)[3]
+    key = next(key for key in data.keys(prefix) if key.endswith(".distcp"))
+    content = data.read(key)
+    assert audit.check_checkpoints([uri], shared) == []
+    data.write(key, content[: len(content) // 2])
+    try:
+        (problem,) = audit.check_checkpoints([uri], shared)
+    finally:
+        data.write(key, content)
+    assert uri in problem
+
+
+def resource(name: str) -> Resource:
+    return Resource(service="ec2", kind="volume", id=name)
+
+
+def test_what_was_not_there_before_and_is_not_kept_has_leaked() -> None:
+    before, after = [resource("old")], [resource("old"), resource("kept"), resource("new")]
+    assert [one.id for one in audit.leaked(before, after, ["kept"])] == ["new"]
+
+
+def entry(seq: int, **changes: Any) -> JournalEntry:
+    fields: dict[str, Any] = {
+        "seq": seq,
+        "time": 1.0,
+        "service": "ec2",
+        "operation": "CreateVpc",
+        "access_key": "ADAPTER",
+        "urn": "urn:a",
+        "status": 200,
+        "error_code": None,
+        "error_message": None,
+        "mutating": True,
+    }
+    return JournalEntry.model_validate(fields | changes)
+
+
+def test_a_resource_with_its_call_is_well() -> None:
+    assert audit.check_journal({"urn:a": "vpc"}, [entry(1)], "ADAPTER") == []
+
+
+def test_a_resource_without_a_successful_call_is_seen() -> None:
+    (problem,) = audit.check_journal({"urn:a": "vpc"}, [entry(1, status=400)], "ADAPTER")
+    assert "vpc was reported as made" in problem
+
+
+def test_a_call_of_the_adapter_for_nobody_is_seen() -> None:
+    (problem,) = audit.check_journal({}, [entry(7, urn=None)], "ADAPTER")
+    assert "ec2:CreateVpc (call 7) was made for no resource" in problem
+
+
+def test_calls_of_others_need_no_resource() -> None:
+    assert audit.check_journal({}, [entry(7, urn=None, access_key="OPERATOR")], "ADAPTER") == []

@@ -1,0 +1,107 @@
+"""`trainyard`: launch, stop, status, logs, results. Exit status: 0 done, 1 failed, 2 bad input."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+
+from contract.base import InputError
+from trainyard import runs
+from trainyard.cluster import Cluster
+from trainyard.launch import Launch, LaunchError
+from trainyard.progress import display
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+
+Stack = Annotated[str, typer.Option("--stack", "-s", help="Pulumi stack, e.g. a100-cluster.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run id; none: the newest.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Each kind of failure as one message on stderr and its exit status."""
+    try:
+        yield
+    except InputError as error:
+        _fail(str(error), 2)
+    except (LaunchError, RuntimeError, TimeoutError, BotoCoreError, ClientError) as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"trainyard: {message}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+@app.command()
+def launch(stack: Stack) -> None:
+    """Start the stack's job: all nodes or none. Returns when it has started; the last line on stdout is JSON."""
+    with _told(), display() as show:
+        print(Launch(Cluster.of(stack), show).go().model_dump_json())
+
+
+@app.command()
+def stop(stack: Stack, as_json: Json = False) -> None:
+    """End the stack's run and its worker nodes."""
+    with _told():
+        ended = runs.stop(Cluster.of(stack))
+        print(json.dumps({"ended": ended}) if as_json else f"{len(ended)} nodes ended")
+
+
+@app.command()
+def status(stack: Stack, run: Run = None, as_json: Json = False) -> None:
+    """How a run stands."""
+    with _told():
+        found = runs.status(Cluster.of(stack), run)
+        if as_json:
+            print(found.model_dump_json())
+            return
+        state = found.outcome.state if found.outcome else "running"
+        print(f"run {found.record.run}: {state}" + (f", {found.outcome.reason}" if found.outcome else ""))
+        if found.control:
+            print(f"attempt {found.control.attempt} on {', '.join(found.control.nodes)}")
+        if found.metric:
+            speed = f"{found.metric.tokens_per_second:.0f} tokens/s"
+            print(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {speed}")
+
+
+@app.command()
+def logs(
+    stack: Stack,
+    run: Run = None,
+    source: Annotated[str, typer.Option(help="Regular expression on instance/boot/attempt-rank-stream.")] = "stderr",
+) -> None:
+    """What the ranks wrote, each line with its writer."""
+    with _told():
+        for writer, line in runs.logs(Cluster.of(stack), run, source):
+            print(f"{writer}: {line}")
+
+
+@app.command()
+def results(
+    stack: Stack,
+    run: Run = None,
+    to: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Bring a run's results home."""
+    with _told():
+        found = runs.results(Cluster.of(stack), run, to)
+        if as_json:
+            print(found.model_dump_json())
+            return
+        print(f"{len(found.files)} files of {found.run} in {found.folder}")
+        for uri in found.checkpoints:
+            print(uri)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,128 @@
+"""What an operator asks of a run: how it stands, what its ranks wrote, its results, its end."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from contract.base import Contract, InputError, Problem
+from contract.layout import COMMIT_MARK, RunLayout
+from contract.metrics import MetricLine
+from contract.run import Control, Outcome, RunRecord
+from contract.streams import Cursor, metric_lines
+from trainyard.cluster import Cluster
+
+POLL_SECONDS = 1.0
+STOP_SECONDS = 15 * 60
+
+
+class RunStatus(Contract):
+    """`trainyard status --json`."""
+
+    record: RunRecord = Field(description="What was launched.")
+    control: Control | None = Field(description="What the controller orders; none before nodes gathered.")
+    outcome: Outcome | None = Field(description="How it ended; none while it runs.")
+    metric: MetricLine | None = Field(description="The last metric line.")
+
+
+class FetchedResults(Contract):
+    """`trainyard results --json`."""
+
+    run: str = Field(description="Run id.")
+    results_uri: str = Field(description="Where the results lie.")
+    folder: str = Field(description="Where they were put.")
+    files: tuple[str, ...] = Field(description="Files, relative to the folder.")
+    checkpoints: tuple[str, ...] = Field(description="URIs of the complete checkpoints, oldest first.")
+
+
+def find_run(cluster: Cluster, run: str | None) -> RunRecord:
+    """The run named, or the newest. Raises InputError where there is none."""
+    if run is None:
+        newest = cluster.newest_run()
+        if newest is not None:
+            return newest
+        why, fix = "the stack has had no run", f"pulumi up -s {cluster.stack}"
+    else:
+        found = cluster.data.find(RunLayout(run).record)
+        if found is not None:
+            return RunRecord.model_validate_json(found)
+        why, fix = f"no such run in s3://{cluster.data.name}", "Name one of runs/, or none for the newest"
+    raise InputError([Problem(key="--run", value=run, why=why, fix=fix)])
+
+
+def status(cluster: Cluster, run: str | None) -> RunStatus:
+    record = find_run(cluster, run)
+    metrics = metric_lines(cluster.data, record.run)
+    return RunStatus(
+        record=record,
+        control=cluster.control(record.run),
+        outcome=cluster.outcome(record.run),
+        metric=metrics[-1] if metrics else None,
+    )
+
+
+def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, str]]:
+    """(writer, line) of the logs of every node whose source matches the regular expression `source`."""
+    layout = RunLayout(find_run(cluster, run).run)
+    for key, line in Cursor(cluster.data, layout.logs).lines():
+        writer = key.removeprefix(layout.logs).rsplit("-", 1)[0]
+        if re.search(source, writer):
+            yield writer, line.decode(errors="replace")
+
+
+def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
+    """URIs of a run's checkpoints that bear the commit mark, oldest first."""
+    prefix = RunLayout(run).checkpoints
+    marks = sorted(key for key in cluster.data.keys(prefix) if key.endswith(f"/{COMMIT_MARK}"))
+    return tuple(f"s3://{cluster.data.name}/{key.removesuffix(COMMIT_MARK)}" for key in marks)
+
+
+def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
+    """Bring a run's results home, below `folder`."""
+    record = find_run(cluster, run)
+    layout = RunLayout(record.run)
+    files = []
+    for key in cluster.data.keys(layout.results):
+        name = key.removeprefix(layout.results)
+        cluster.data.download(key, folder / name)
+        files.append(name)
+    return FetchedResults(
+        run=record.run,
+        results_uri=f"s3://{cluster.data.name}/{layout.results}",
+        folder=str(folder),
+        files=tuple(files),
+        checkpoints=complete_checkpoints(cluster, record.run),
+    )
+
+
+def stop(cluster: Cluster) -> list[str]:
+    """End the cluster's run and its nodes; returns the nodes that ran. Nothing to do is fine: destroy may come twice.
+
+    Raises TimeoutError when nodes are still there after a quarter of an hour.
+    """
+    run = cluster.current_run()
+    if run is not None and cluster.outcome(run.run) is None:
+        attempts = control.attempt if (control := cluster.control(run.run)) else 0
+        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended=time.time())
+        cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
+    if cluster.staging is None:
+        return []
+    names = [group.autoscaling_group for group in cluster.manifest.groups]
+    ended: list[str] = []
+    deadline = time.monotonic() + STOP_SECONDS
+    while True:
+        found = cluster.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
+        members = [instance["InstanceId"] for group in found for instance in group["Instances"]]
+        ended = ended or members
+        for group in found:
+            if group["DesiredCapacity"]:
+                cluster.autoscaling.set_desired_capacity(
+                    AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=0, HonorCooldown=False
+                )
+        if not members:
+            return ended
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nodes {', '.join(members)} are still in the group after {STOP_SECONDS // 60} minutes")
+        time.sleep(POLL_SECONDS)
