@@ -204,7 +204,7 @@ class Launch:
                 return self._ended(outcome)
             if not any(len(nodes) == self.group.nodes for nodes in up.values()):
                 return False
-            return self.manifest.job.train is None or any(self.cluster.data.keys(self.layout.metrics))
+            return self._metrics_are_there()
 
         try:
             self._until("the job's start", started)
@@ -215,6 +215,10 @@ class Launch:
             raise
         processes = self.group.nodes * self.group.processes_per_node
         self.show.line("job", f"started: {processes} processes on {self.group.nodes} nodes")
+
+    def _metrics_are_there(self) -> bool:
+        """The first metric line is there; a user's job has none."""
+        return self.manifest.job.train is None or any(self.cluster.data.keys(self.layout.metrics))
 
     def _ended(self, outcome: Outcome) -> bool:
         """A job that ended before it was seen to start: well, or with its traceback."""

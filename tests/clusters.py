@@ -1,0 +1,149 @@
+"""A small cluster in the emulated account as the Pulumi program would leave it: buckets, an empty group, a manifest."""
+
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from contract.events import AgentEvent, PlayEvent, ServiceEvent
+from contract.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
+from contract.layout import MANIFEST as MANIFEST_OBJECT
+from contract.manifest import Manifest
+from contract.objects import Bucket, client
+from contract.run import RunRecord
+from tests.manifests import MANIFEST
+
+UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+_numbers = count(1)
+
+
+@dataclass
+class Cluster:
+    """One stack's cluster, and the ways in which its nodes speak."""
+
+    stack: str
+    manifest: Manifest
+    data: Bucket
+    staging: Bucket
+
+    @property
+    def group(self) -> str:
+        return self.manifest.groups[0].autoscaling_group
+
+    @property
+    def autoscaling(self) -> Any:
+        return client("autoscaling", self.manifest.region)
+
+    def described(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.group])
+        group: dict[str, Any] = found["AutoScalingGroups"][0]
+        return group
+
+    def members(self) -> list[str]:
+        return [instance["InstanceId"] for instance in self.described()["Instances"]]
+
+    def lease(self) -> float | None:
+        """When the lease ends the workers, Unix time; None without one."""
+        found = self.autoscaling.describe_scheduled_actions(AutoScalingGroupName=self.group)
+        actions = found["ScheduledUpdateGroupActions"]
+        return actions[0]["StartTime"].timestamp() if actions else None
+
+    def head_is_ready(self) -> None:
+        for service in ("rendezvous", "controller"):
+            event = ServiceEvent.model_validate(
+                {**stamp("i-head", "head"), "service": service, "address": self.manifest.head.address}
+            )
+            self._say(self.staging, HEAD_EVENTS, "i-head", event)
+
+    def head_fails(self, message: str) -> None:
+        event = PlayEvent.model_validate({**stamp("i-head", "head"), "status": "failed", "message": message})
+        self._say(self.staging, HEAD_EVENTS, "i-head", event)
+
+    def agent(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
+        event = AgentEvent.model_validate(
+            {
+                **stamp(node, "worker"),
+                "run": run,
+                "attempt": attempt,
+                "state": state,
+                "address": "127.77.9.9",
+                "failures": failures,
+            }
+        )
+        self._say(self.data, RunLayout(run).events, node, event)
+
+    def play(self, run: str, node: str, status: str, message: str = "") -> None:
+        event = PlayEvent.model_validate({**stamp(node, "worker"), "status": status, "message": message})
+        self._say(self.data, RunLayout(run).events, node, event)
+
+    def _say(self, bucket: Bucket, stream: str, node: str, event: Any) -> None:
+        key = chunk_key(chunk_prefix(stream, node, "0001", f"test{next(_numbers):06d}"), 0)
+        bucket.write(key, event.model_dump_json().encode())
+
+    def record(self, *, created: float | None = None, minutes: float = 60.0) -> RunRecord:
+        began = time.time() if created is None else created
+        group = self.manifest.groups[0]
+        return RunRecord(
+            run=f"run-{next(_numbers)}",
+            created=began,
+            deadline=began + minutes * 60,
+            nodes=group.nodes,
+            processes_per_node=group.processes_per_node,
+            job=self.manifest.job,
+        )
+
+    def launch(self, nodes: int) -> list[str]:
+        """Nodes as a launch leaves them."""
+        answer = self.autoscaling.launch_instances(
+            AutoScalingGroupName=self.group,
+            RequestedCapacity=nodes,
+            ClientToken=f"token-{next(_numbers)}",
+            SubnetIds=[self.manifest.groups[0].subnets[0]],
+        )
+        return [name for part in answer["Instances"] for name in part["InstanceIds"]]
+
+
+def stamp(node: str, role: str) -> dict[str, Any]:
+    return {"time": time.time(), "instance": node, "role": role, "boot": "0001"}
+
+
+def build(region: str, **job: Any) -> Cluster:
+    """Make one; `job` changes fields of the manifest's job."""
+    stack = f"stack-{next(_numbers)}"
+    s3, ec2 = client("s3", region), client("ec2", region)
+    for role in ("data", "staging"):
+        s3.create_bucket(Bucket=f"{stack}-{role}")
+        tags = [
+            {"Key": "trainyard:stack", "Value": stack},
+            {"Key": "trainyard:role", "Value": f"{role}-bucket"},
+        ]
+        s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tags})
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
+    image = client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"]
+    ec2.create_launch_template(
+        LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
+    )
+    client("autoscaling", region).create_auto_scaling_group(
+        AutoScalingGroupName=stack,
+        MinSize=0,
+        MaxSize=4,
+        DesiredCapacity=0,
+        LaunchTemplate={"LaunchTemplateName": stack, "Version": "$Latest"},
+        VPCZoneIdentifier=subnet,
+    )
+    group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": (subnet,)})
+    asked = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
+    manifest = MANIFEST.model_copy(
+        update={
+            "stack": stack,
+            "region": region,
+            "data_bucket": f"{stack}-data",
+            "staging_bucket": f"{stack}-staging",
+            "groups": (group,),
+            "job": MANIFEST.job.model_copy(update=asked),
+        }
+    )
+    made = Cluster(stack, manifest, Bucket(f"{stack}-data", region), Bucket(f"{stack}-staging", region))
+    made.staging.write(MANIFEST_OBJECT, manifest.model_dump_json().encode())
+    return made

@@ -1,0 +1,210 @@
+"""The controller against a real group and real objects: attempts, the lease, and every way to end."""
+
+import time
+from typing import Any
+
+import pytest
+
+from contract.events import RankFailure
+from contract.layout import RunLayout
+from contract.metrics import Results
+from contract.run import Control, Outcome, RunRecord
+from contract.training import TrainerConfig
+from fleet.controller import Supervision
+from fleet.node import Node
+from rehearsal.aws.process import EmulatedAws
+from tests.clusters import Cluster, build
+from tests.conftest import REGION
+
+FAILURE = RankFailure(rank=3, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
+
+
+class Run:
+    """A run under supervision, with two nodes in its group."""
+
+    def __init__(self, cluster: Cluster, **record: Any) -> None:
+        self.cluster = cluster
+        self.nodes = cluster.launch(2)
+        self.record: RunRecord = cluster.record(**record)
+        self.layout = RunLayout(self.record.run)
+        self.supervise()
+
+    def supervise(self) -> None:
+        """A controller, or one that was started again."""
+        node = Node(
+            role="head",
+            instance="i-head",
+            address="127.77.9.2",
+            boot="0001",
+            region=REGION,
+            manifest_uri="",
+            bundle="",
+        )
+        self.supervision = Supervision(node, self.cluster.manifest, self.record)
+
+    def all_say(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+        for node in self.nodes:
+            self.cluster.agent(self.record.run, node, state, attempt, failures)
+
+    def step(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> Outcome | None:
+        self.all_say(state, attempt, failures)
+        return self.supervision.step()
+
+    def control(self) -> Control | None:
+        found = self.cluster.data.find(self.layout.control)
+        return None if found is None else Control.model_validate_json(found)
+
+    def leave_results(self) -> None:
+        results = Results(
+            run=self.record.run,
+            steps=3,
+            world_size=4,
+            first_loss=5.0,
+            last_loss=2.0,
+            validation_loss=2.0,
+            tokens=10,
+            seconds=1.0,
+            parameters=10,
+            checkpoints=(),
+            data="s3://d/",
+            config=TrainerConfig(),
+            code_sha256="0" * 64,
+            versions={},
+        )
+        self.cluster.data.write(f"{self.layout.results}results.json", results.model_dump_json().encode())
+
+    def leave_checkpoint(self, step: int) -> None:
+        self.cluster.data.write(f"{self.layout.checkpoints}step-{step:08d}/.metadata", b"x")
+
+
+@pytest.fixture
+def run(account: EmulatedAws) -> Run:
+    return Run(build(REGION))
+
+
+def test_an_attempt_opens_when_all_nodes_are_ready(run: Run) -> None:
+    run.cluster.agent(run.record.run, run.nodes[0], "ready", 0)
+    assert run.supervision.step() is None
+    assert run.control() is None
+    run.cluster.agent(run.record.run, run.nodes[1], "ready", 0)
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, set(control.nodes), control.stop) == (1, set(run.nodes), False)
+
+
+def test_a_done_job_with_results_has_succeeded(run: Run) -> None:
+    run.step("ready", 0)
+    run.leave_results()
+    run.leave_checkpoint(3)
+    outcome = run.step("workers_done", 1)
+    assert outcome is not None
+    assert (outcome.state, outcome.attempts) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize("absent", ["results", "checkpoint"])
+def test_done_without_what_it_should_leave_has_failed(run: Run, absent: str) -> None:
+    run.step("ready", 0)
+    if absent == "results":
+        run.leave_checkpoint(3)
+    else:
+        run.leave_results()
+    outcome = run.step("workers_done", 1)
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert absent in outcome.reason
+
+
+def test_a_users_job_is_asked_for_nothing(account: EmulatedAws) -> None:
+    run = Run(build(REGION, train=None, command=("train.py",)))
+    run.step("ready", 0)
+    outcome = run.step("workers_done", 1)
+    assert outcome is not None
+    assert outcome.state == "succeeded"
+
+
+def test_a_lost_attempt_is_followed_by_the_next(run: Run) -> None:
+    run.step("ready", 0)
+    assert run.step("workers_failed", 1, (FAILURE,)) is None
+    assert run.supervision.step() is None
+    control = run.control()
+    assert control is not None
+    assert control.attempt == 2
+
+
+def test_the_same_failure_twice_ends_the_run(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.supervision.step()
+    outcome = run.step("workers_failed", 2, (FAILURE,))
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert outcome.failure == FAILURE
+    assert outcome.culprit in run.nodes
+
+
+def test_progress_between_failures_goes_on(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.supervision.step()
+    run.leave_checkpoint(20)
+    assert run.step("workers_failed", 2, (FAILURE,)) is None
+
+
+def test_a_node_that_left_the_group_loses_the_attempt(run: Run) -> None:
+    run.step("ready", 0)
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
+    )
+    run.supervision._members_at = 0.0
+    run.supervision.step()
+    (replacement,) = run.cluster.launch(1)
+    run.nodes[0] = replacement
+    run.cluster.agent(run.record.run, replacement, "ready", 0)
+    run.supervision._members_at = 0.0
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, set(control.nodes)) == (2, set(run.nodes))
+
+
+def test_a_controller_started_again_goes_on_with_the_attempt(run: Run) -> None:
+    run.step("ready", 0)
+    run.supervise()
+    run.leave_results()
+    run.leave_checkpoint(3)
+    outcome = run.step("workers_done", 1)
+    assert outcome is not None
+    assert outcome.attempts == 1
+
+
+def test_the_lease_moves_forward_but_never_past_the_time_limit(account: EmulatedAws) -> None:
+    run = Run(build(REGION), minutes=10.0)
+    run.supervision.step()
+    assert run.cluster.lease() == pytest.approx(run.record.deadline, abs=1.0)
+    longer = Run(build(REGION), minutes=600.0)
+    longer.supervision.step()
+    assert longer.cluster.lease() == pytest.approx(time.time() + 20 * 60, abs=10.0)
+
+
+@pytest.mark.parametrize(
+    ("created", "minutes", "reason"),
+    [(0.0, 60.0, "the time limit of 60 minutes is over"), (3000.0, 600.0, "had not started within 5 minutes")],
+)
+def test_a_deadline_ends_the_run(account: EmulatedAws, created: float, minutes: float, reason: str) -> None:
+    began = time.time() - 3700 if created == 0.0 else time.time() - created
+    run = Run(build(REGION), created=began, minutes=minutes)
+    outcome = run.supervision.step()
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert reason in outcome.reason
+
+
+def test_the_end_stops_agents_and_bill(run: Run) -> None:
+    run.step("ready", 0)
+    run.supervision.end(run.supervision.outcome("succeeded", "done"))
+    control = run.control()
+    assert control is not None
+    assert control.stop
+    assert run.cluster.described()["DesiredCapacity"] == 0
+    assert run.cluster.data.find(run.layout.outcome) is not None

@@ -1,0 +1,203 @@
+"""The launch against a real group: all nodes or none, and one clear reason."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from contract.layout import CURRENT_RUN, RunLayout, chunk_key, chunk_prefix
+from contract.run import Outcome, RunRecord
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from trainyard import launch as launch_module
+from trainyard.cluster import Cluster
+from trainyard.launch import Launch, LaunchError
+
+
+class Recorder:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, subject: str, text: str) -> None:
+        self.lines.append(f"{subject} {text}")
+
+    def detail(self, subject: str, text: str) -> None:
+        """Not looked at."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "POLL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def cluster(account: EmulatedAws) -> clusters.Cluster:
+    return clusters.build(REGION, train=None, command=("train.py",))
+
+
+@pytest.fixture
+def nodes(cluster: clusters.Cluster) -> Iterator[Callable[[Callable[[str, list[str]], None]], None]]:
+    """Starts a thread in which the nodes act, once they are launched: it is given the run and them."""
+    threads: list[threading.Thread] = []
+    ending = threading.Event()
+
+    def start(act: Callable[[str, list[str]], None]) -> None:
+        def wait() -> None:
+            while not ending.wait(0.05):
+                members = cluster.members()
+                found = cluster.staging.find(CURRENT_RUN)
+                if found is not None and len(members) == 2:
+                    act(RunRecord.model_validate_json(found).run, members)
+                    return
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield start
+    ending.set()
+    for thread in threads:
+        thread.join()
+
+
+def launch(cluster: clusters.Cluster) -> tuple[Launch, Recorder]:
+    show = Recorder()
+    return Launch(Cluster(cluster.stack, REGION), show), show
+
+
+def outcome(cluster: clusters.Cluster, run: str) -> Outcome | None:
+    found = cluster.data.find(RunLayout(run).outcome)
+    return None if found is None else Outcome.model_validate_json(found)
+
+
+def test_it_returns_when_every_node_has_its_workers_up(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+
+    def act(run: str, members: list[str]) -> None:
+        for node in members:
+            cluster.play(run, node, "ok")
+            cluster.agent(run, node, "workers_up", 1)
+
+    nodes(act)
+    made, show = launch(cluster)
+    result = made.go()
+    assert sorted(result.nodes) == sorted(cluster.members())
+    assert result.phases.keys() == {"dataset", "head", "workers", "bring_up"}
+    assert any("workers up, attempt 1" in line for line in show.lines)
+
+
+def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.head_is_ready()
+    made, _ = launch(cluster)
+    seen: list[float | None] = []
+
+    def look() -> None:
+        seen.append(cluster.lease())
+        raise LaunchError("seen")
+
+    monkeypatch.setattr(made, "_start_nodes", look)
+    with pytest.raises(LaunchError, match="seen"):
+        made.go()
+    assert seen[0] == pytest.approx(time.time() + 20 * 60, abs=20)
+
+
+def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.head_is_ready()
+    made, _ = launch(cluster)
+    real = made.cluster.autoscaling.launch_instances
+
+    def one_short(**asked: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = real(**{**asked, "RequestedCapacity": asked["RequestedCapacity"] - 1})
+        error = {"ErrorCode": "InsufficientInstanceCapacity", "AvailabilityZone": "us-east-1a", "ErrorMessage": "none"}
+        return {**answer, "Errors": [error]}
+
+    monkeypatch.setattr(made.cluster.autoscaling, "launch_instances", one_short)
+    with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
+        made.go()
+    assert cluster.members() == []
+    assert cluster.described()["DesiredCapacity"] == 0
+
+
+def test_a_node_that_fails_gives_its_own_message(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+    nodes(lambda run, members: cluster.play(run, members[0], "failed", "pytorch: Ask torch: no such file"))
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=r"node i-\w+ could not be configured: pytorch: Ask torch: no such file"):
+        made.go()
+    assert cluster.members() == []
+    ended = outcome(cluster, made.record.run)
+    assert ended is not None
+    assert ended.state == "failed"
+
+
+def test_a_head_that_fails_ends_the_launch_before_any_node(cluster: clusters.Cluster) -> None:
+    cluster.head_fails("preflight: the manifest is bad")
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match="the head i-head could not be configured: preflight: the manifest is bad"):
+        made.go()
+    assert cluster.members() == []
+    assert cluster.staging.find(CURRENT_RUN) is None
+
+
+def test_a_job_that_ends_at_once_gives_its_traceback(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+    failure = {"rank": 1, "time": 1.0, "exitcode": 1, "message": "ValueError", "traceback": "Traceback: here"}
+
+    def act(run: str, members: list[str]) -> None:
+        ended = Outcome.model_validate(
+            {"state": "failed", "reason": "rank 1 failed", "attempts": 2, "ended": 1.0, "failure": failure}
+        )
+        cluster.data.write(RunLayout(run).outcome, ended.model_dump_json().encode())
+
+    nodes(act)
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=r"the job failed: rank 1 failed\nTraceback: here"):
+        made.go()
+    assert cluster.members() == []
+
+
+def test_silence_ends_with_what_was_last_seen(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+    nodes(lambda run, members: cluster.play(run, members[0], "started"))
+    made, _ = launch(cluster)
+    made.deadline = time.time() + 4
+    with pytest.raises(LaunchError, match=r"the job's start did not come within .*configuring itself.*no sign yet"):
+        made.go()
+    assert cluster.members() == []
+
+
+def test_a_second_launch_leaves_the_first_alone(cluster: clusters.Cluster) -> None:
+    record = cluster.record()
+    cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+    running = cluster.launch(2)
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=f"run {record.run} is still on the cluster"):
+        made.go()
+    assert sorted(cluster.members()) == sorted(running)
+
+
+def test_the_trainer_needs_a_dataset(account: EmulatedAws) -> None:
+    cluster = clusters.build(REGION, builtin_corpus=False)
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=r"has no dataset \(dataset.json\): upload one there, or set job"):
+        made.go()
+
+
+def test_a_resumed_run_must_have_a_checkpoint(account: EmulatedAws) -> None:
+    cluster = clusters.build(REGION, train=None, command=("train.py",), resume="no-such-run")
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=r"job.resume = 'no-such-run': that run left no checkpoint"):
+        made.go()
+
+
+def test_the_trainer_has_started_with_its_first_metric_line(account: EmulatedAws) -> None:
+    cluster = clusters.build(REGION)
+    made, _ = launch(cluster)
+    prefix = chunk_prefix(made.layout.metrics, "i-1", "0001", "metrics")
+    assert not made._metrics_are_there()
+    cluster.data.write(chunk_key(prefix, 0), b"{}\n")
+    assert made._metrics_are_there()

@@ -1,0 +1,126 @@
+"""What an operator asks of a run, also after the cluster has gone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contract.base import InputError
+from contract.layout import CURRENT_RUN, RunLayout, chunk_key, chunk_prefix
+from contract.run import Outcome, RunRecord
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from trainyard import runs
+from trainyard.cluster import Cluster
+
+
+@pytest.fixture
+def cluster(account: EmulatedAws) -> clusters.Cluster:
+    return clusters.build(REGION)
+
+
+def found(cluster: clusters.Cluster) -> Cluster:
+    return Cluster(cluster.stack, REGION)
+
+
+@pytest.fixture
+def record(cluster: clusters.Cluster) -> RunRecord:
+    """A run that left logs, results and a checkpoint and a half."""
+    made = cluster.record()
+    layout, content = RunLayout(made.run), made.model_dump_json().encode()
+    cluster.data.write(layout.record, content)
+    cluster.staging.write(CURRENT_RUN, content)
+    for source, line in (("0001-rank0-stderr", b"bad\n"), ("0001-rank0-stdout", b"good\n")):
+        cluster.data.write(chunk_key(chunk_prefix(layout.logs, "i-1", "0001", source), 0), line)
+    cluster.data.write(f"{layout.results}results.json", b"{}")
+    cluster.data.write(f"{layout.results}tensorboard/events", b"x")
+    cluster.data.write(f"{layout.checkpoints}step-00000020/.metadata", b"x")
+    cluster.data.write(f"{layout.checkpoints}step-00000040/__0_0.distcp", b"x")
+    return made
+
+
+def test_results_come_home_with_their_folders(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
+    fetched = runs.results(found(cluster), None, tmp_path)
+    assert sorted(fetched.files) == ["results.json", "tensorboard/events"]
+    assert (tmp_path / "tensorboard/events").read_bytes() == b"x"
+
+
+def test_only_complete_checkpoints_are_listed(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
+    prefix = f"s3://{cluster.data.name}/{RunLayout(record.run).checkpoints}"
+    assert runs.results(found(cluster), record.run, tmp_path).checkpoints == (f"{prefix}step-00000020/",)
+
+
+def test_logs_are_chosen_by_their_source(cluster: clusters.Cluster, record: RunRecord) -> None:
+    assert list(runs.logs(found(cluster), None, "stderr")) == [("i-1/0001/0001-rank0-stderr", "bad")]
+
+
+def test_a_run_that_is_not_there_is_told(cluster: clusters.Cluster, record: RunRecord) -> None:
+    with pytest.raises(InputError, match="--run = 'nothing': no such run in s3://"):
+        runs.status(found(cluster), "nothing")
+
+
+def test_stop_ends_run_and_nodes_and_may_be_repeated(cluster: clusters.Cluster, record: RunRecord) -> None:
+    nodes = cluster.launch(2)
+    assert sorted(runs.stop(found(cluster))) == sorted(nodes)
+    assert cluster.members() == []
+    told = runs.status(found(cluster), None).outcome
+    assert told is not None
+    assert told.state == "stopped"
+    assert runs.stop(found(cluster)) == []
+
+
+def test_stop_leaves_the_outcome_of_a_run_that_was_over(cluster: clusters.Cluster, record: RunRecord) -> None:
+    outcome = Outcome(state="succeeded", reason="done", attempts=1, ended=1.0)
+    cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
+    runs.stop(found(cluster))
+    assert runs.status(found(cluster), None).outcome == outcome
+
+
+def command(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "trainyard", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_status_as_json(cluster: clusters.Cluster, record: RunRecord) -> None:
+    done = command("status", "--stack", cluster.stack, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["record"]["run"] == record.run
+
+
+def test_a_stack_that_never_was_up_is_told(account: EmulatedAws) -> None:
+    done = command("status", "--stack", "never")
+    assert done.returncode == 2
+    assert "--stack = 'never': no data bucket of that stack in us-east-1" in done.stderr
+
+
+def test_a_region_must_be_known(account: EmulatedAws) -> None:
+    done = command("status", "--stack", "never", AWS_REGION="", AWS_DEFAULT_REGION="")
+    assert done.returncode == 2
+    assert "AWS_REGION" in done.stderr
+
+
+def test_the_launcher_finds_its_python_from_any_folder(
+    cluster: clusters.Cluster, record: RunRecord, tmp_path: Path
+) -> None:
+    launcher = Path(__file__).parents[2] / "trainyard/launcher"
+    done = subprocess.run(
+        [str(launcher), "status", "--stack", cluster.stack],
+        cwd=tmp_path,
+        env={**os.environ, "VIRTUAL_ENV": sys.prefix},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"run {record.run}: running" in done.stdout
