@@ -41,15 +41,19 @@ def main(root: Path) -> None:
     job = settings.job
     bundle = pack_bundle(root)
     source = None if job.source is None else pack_source(root, job.source)
+    # Every look-up that can fail stands before the first resource: what is registered earlier is already being made.
     scope = look_up_scope(pulumi.get_project(), stack, settings)
+    head_type = catalog().get(settings.head_instance_type)
+    assert head_type is not None
+    head_image, worker_image = image_for(head_type), image_for(settings.worker_type)
 
+    data = DataBucket("data", BucketArgs(scope=scope))  # looks for an earlier one, and may refuse
     network = Network(
         "network", NetworkArgs(scope=scope, cidr=settings.network.cidr, pin_zone=not settings.network.zone)
     )
     security = Security(
         "security", SecurityArgs(scope=scope, vpc_id=network.vpc_id, efa=settings.efa, fsx=settings.fsx is not None)
     )
-    data = DataBucket("data", BucketArgs(scope=scope))
     staging = StagingBucket("staging", BucketArgs(scope=scope))
     archives = Archives(
         "archives",
@@ -80,20 +84,19 @@ def main(root: Path) -> None:
                 capacity_gib=settings.fsx.capacity_gib,
                 throughput_mbps_per_tib=settings.fsx.throughput_mbps_per_tib,
             ),
+            pulumi.ResourceOptions(depends_on=[security]),  # FSx refuses a group whose Lustre ports are not open yet
         )
     placement = Placement("placement", PlacementArgs(scope=scope)) if settings.placement_group else None
 
     def boot(role: Any) -> pulumi.Output[str]:
         return staging.name.apply(lambda bucket: user_data(role, manifest_uri(bucket), scope.region, root))
 
-    head_type = catalog().get(settings.head_instance_type)
-    assert head_type is not None
     head = Head(
         "head",
         HeadArgs(
             scope=scope,
             instance_type=head_type.name,
-            image_id=image_for(head_type),
+            image_id=head_image,
             root_volume_gib=settings.root_volume_gib,
             subnet_id=network.private_subnet_id,
             security_group_ids=security.node_groups,
@@ -109,7 +112,7 @@ def main(root: Path) -> None:
             instance_type=settings.worker_type,
             nodes=settings.nodes,
             efa=settings.efa,
-            image_id=image_for(settings.worker_type),
+            image_id=worker_image,
             root_volume_gib=settings.root_volume_gib,
             subnet_ids=[network.private_subnet_id],
             security_group_ids=security.node_groups + security.efa_groups,

@@ -32,13 +32,16 @@ class Launch(pulumi.ComponentResource):
         stack = shlex.quote(args.scope.stack)
         start = f"./trainyard/launcher launch --stack {stack}"
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
+        # The command inherits the shell's environment, not the provider's configuration.
+        named = pulumi.Config("aws").get("profile")
+        profile = {"AWS_PROFILE": named} if named else {}
         command = local.Command(
             "launch",
             create=start,
             update=start,
             delete=f"./trainyard/launcher stop --stack {stack}",
             dir="..",
-            environment={"AWS_REGION": args.scope.region},
+            environment={"AWS_REGION": args.scope.region, **profile},
             triggers=[digest],
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail
             opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),

@@ -36,7 +36,11 @@ class DataBucket(pulumi.ComponentResource):
         bucket = aws.s3.Bucket(
             "trainyard-data",
             tags=args.scope.tags(DATA_ROLE),
-            opts=pulumi.ResourceOptions.merge(keep, pulumi.ResourceOptions(import_=_retained(args.scope))),
+            # An imported bucket has no name of the engine's making: without the exception it would be named anew, and
+            # the engine refuses to replace what it has just imported.
+            opts=pulumi.ResourceOptions.merge(
+                keep, pulumi.ResourceOptions(import_=_retained(args.scope), ignore_changes=["bucket"])
+            ),
         )
         _settle("data", bucket, [_abort_uploads(), _expire_noncurrent()], versioned=True, opts=keep)
         self.name = bucket.bucket

@@ -28,6 +28,7 @@ CHECK_SECONDS = 120
 class Losses:
     """Of the built-in trainer's metrics in S3."""
 
+    began: int
     first: float
     last: float
     steps: int
@@ -36,7 +37,7 @@ class Losses:
 def read_losses(data: Bucket, run: str) -> Losses | None:
     """First and last metric line of a run; None where it left none."""
     lines: list[MetricLine] = metric_lines(data, run)
-    return Losses(lines[0].loss, lines[-1].loss, lines[-1].step) if lines else None
+    return Losses(lines[0].step, lines[0].loss, lines[-1].loss, lines[-1].step) if lines else None
 
 
 def check_results(data: Bucket, run: str, losses: Losses | None) -> list[str]:
@@ -47,7 +48,9 @@ def check_results(data: Bucket, run: str, losses: Losses | None) -> list[str]:
     if losses is None:
         return [f"run {run} left no metric line in S3"]
     results = Results.model_validate_json(content)
-    told, seen = (results.first_loss, results.last_loss, results.steps), (losses.first, losses.last, losses.steps)
+    # A run that resumed another one carries the first loss of that one's first step.
+    first = results.first_loss if losses.began == 1 else losses.first
+    told, seen = (first, results.last_loss, results.steps), (losses.first, losses.last, losses.steps)
     if told == seen:
         return []
     return [f"results.json has first loss, last loss, steps {told}, the metric lines in S3 have {seen}"]

@@ -97,11 +97,12 @@ def rehearse(options: Options, show: Show) -> Report:
     config, settings, scaled = read_stack(options)
     found = Findings(scaled=scaled)
     with ExitStack() as stack:
+        account = given_account()
         stack.enter_context(stack_lock(options.folder, options.stack))
         prepare_folder(options.folder, show)
         addresses = stack.enter_context(address_block())
         region = str(config.get("aws:region", "us-east-1"))
-        aws = stack.enter_context(given_account() or EmulatedAws.start(options.folder / "aws", addresses, region))
+        aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
         stack.enter_context(environment(aws.environment()))
         Rehearsal(options, config, settings, aws, show, clock, found).go()
     running = len(marked(options.folder))

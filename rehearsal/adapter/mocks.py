@@ -26,6 +26,7 @@ from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
 
 PROJECT = "trainyard"
 _THREADS = 16
+_AUTONAMED = {"aws:s3/bucket:Bucket": "bucket"}  # types that can be adopted -> the input that the engine names
 _ONE_AT_A_TIME = threading.Lock()  # the SDK keeps its settings per process
 
 OnEvent = Callable[[Event], None]
@@ -218,6 +219,7 @@ class Monitor(mocks.MockMonitor):
 
         try:
             if resource.import_id:
+                _refuse_renaming(resource)
                 resource.id = resource.import_id
                 resource.id, resource.outputs = account.adopt(resource.subject, root, say)
             else:
@@ -244,6 +246,16 @@ class Monitor(mocks.MockMonitor):
     def _tell(self, kind: Any, resource: Resource, seconds: float = 0.0, text: str = "") -> None:
         self._on_event(
             Event(kind=kind, urn=resource.urn, type=resource.type, name=resource.name, seconds=seconds, text=text)
+        )
+
+
+def _refuse_renaming(resource: Resource) -> None:
+    """As the engine: what is imported under a name that it would make anew would be replaced, and it refuses that."""
+    name = _AUTONAMED.get(resource.type)
+    if name and name not in resource.inputs and name not in resource.ignore_changes:
+        raise AdapterError(
+            f"{resource.type} {resource.name}: imported resources may not be replaced, and {name} would be named anew: "
+            f"give {name}, or ignore its changes"
         )
 
 
