@@ -51,6 +51,9 @@ class NodeSystem(Contract):
         description="configure: the play installs and changes what is missing. as-is: the image is complete, the play "
         "only verifies it and starts services.",
     )
+    accelerators: bool = Field(
+        True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."
+    )
     venv: str | None = Field(
         None, description="Path on the nodes of an existing Python environment for the job; none: the play makes one."
     )

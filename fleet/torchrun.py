@@ -86,9 +86,10 @@ def job_environment(
         "PYTHONUNBUFFERED": "1",
     }
     group = manifest.groups[0]
-    if group.gpus:
+    accelerated = manifest.node.accelerators
+    if group.gpus and accelerated:
         found["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
-    if group.efa_interfaces:
+    if group.efa_interfaces and accelerated:
         found["NCCL_NET_PLUGIN"] = "ofi"  # makes a silent fall-back to TCP an error
     if run.job.resume:
         found["RESUME_URI"] = f"{bucket}/{RunLayout(run.job.resume).checkpoints}"

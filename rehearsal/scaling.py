@@ -4,38 +4,99 @@ import copy
 import sys
 from typing import Any
 
+from contract.catalog import catalog
 from contract.report import Scaled
 
 BRING_UP_MINUTES = 5.0
+GPU_PROCESSES = 2
+# In place of the model of a GPU stack: a minute on two cores.
+SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}
+SMALL_STEPS = {"steps": 20, "micro_batch_size": 2, "checkpoint_every": 10, "eval_every": 20, "eval_batches": 1}
+_SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}
+
+
+class Scaling:
+    """Settings on their way from a stack file to this machine."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.settings = copy.deepcopy(raw)
+        self.changes: list[Scaled] = []
+
+    def part(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.settings.setdefault(name, {})
+        return found
+
+    def put(self, part: dict[str, Any], key: str, value: Any, *, what: str, by: str, why: str) -> None:
+        """Change one setting, and say so where that changes anything."""
+        if part.get(key) != value:
+            part[key] = value
+            self.changes.append(Scaled(what=what, by=by, why=why))
 
 
 def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[Scaled]]:
-    """The settings that are rehearsed, from those of the stack file, and what was changed and why."""
-    settings, changes = copy.deepcopy(raw), []
-
-    def put(section: str, key: str, value: Any, what: str, by: str, why: str) -> None:
-        part = settings.setdefault(section, {}) if section else settings
-        if isinstance(part, dict) and part.get(key) != value:
-            part[key] = value
-            changes.append(Scaled(what=what, by=by, why=why))
-
-    if nodes is not None and settings.get("nodes") != nodes:
-        put("", "nodes", nodes, f"{settings.get('nodes')} nodes", f"{nodes} nodes", "asked for on the command line")
-    put("node", "system", "as-is", "roles that change a system", "none: they are skipped", "a node here is a folder")
-    put(
-        "node",
+    """The settings that are rehearsed, from valid ones of a stack file, and what was changed and why."""
+    scaling = Scaling(raw)
+    settings, node = scaling.settings, scaling.part("node")
+    if nodes is not None:
+        given = f"{settings['nodes']} nodes"
+        scaling.put(settings, "nodes", nodes, what=given, by=f"{nodes} nodes", why="asked for on the command line")
+    scaling.put(
+        node,
+        "system",
+        "as-is",
+        what="roles that change a system",
+        by="none: they are skipped",
+        why="a node here is a folder",
+    )
+    scaling.put(
+        node,
         "venv",
         sys.prefix,
-        "a Python environment on each node",
-        "the one that runs the rehearsal",
-        "5 GB a node would be installed anew",
+        what="a Python environment on each node",
+        by="the one that runs the rehearsal",
+        why="5 GB a node would be installed anew",
     )
-    put(
-        "launch",
+    scaling.put(
+        scaling.part("launch"),
         "bring_up_minutes",
         BRING_UP_MINUTES,
-        "the stack's bring-up deadline",
-        f"{BRING_UP_MINUTES:g} minutes",
-        "nothing is installed",
+        what="the stack's bring-up deadline",
+        by=f"{BRING_UP_MINUTES:g} minutes",
+        why="nothing is installed",
     )
-    return settings, changes
+    _without_gpus(scaling)
+    return settings, scaling.changes
+
+
+def _without_gpus(scaling: Scaling) -> None:
+    """A GPU stack keeps its topology; what its nodes compute is made small enough for two cores."""
+    settings = scaling.settings
+    worker = catalog().get(settings["instance_type"])
+    assert worker is not None, "the settings are valid"
+    if worker.gpu is None:
+        return
+    job, gpus = settings["job"], f"{worker.gpu.count} {worker.gpu.model} a node"
+    scaling.put(
+        scaling.part("node"), "accelerators", False, what=f"{gpus}, NCCL", by="CPUs, gloo", why="no GPU is needed here"
+    )
+    asked = job.get("processes_per_node") or worker.gpu.count
+    processes = min(asked, GPU_PROCESSES)
+    scaling.put(
+        job,
+        "processes_per_node",
+        processes,
+        what=f"{asked} processes a node",
+        by=f"{processes} processes a node",
+        why="all nodes share this machine's cores",
+    )
+    if job.get("train") is not None:
+        batch = settings["nodes"] * processes * SMALL_STEPS["micro_batch_size"]
+        small = {"model": SMALL_MODEL, "optimizer": _SMALL_OPTIMIZER, "batch_size": batch, **SMALL_STEPS}
+        scaling.put(
+            job,
+            "train",
+            small,
+            what="the stack's model and steps",
+            by=f"a preset of dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {SMALL_STEPS['steps']} steps",
+            why="a CPU is slower than a GPU",
+        )

@@ -1,0 +1,54 @@
+"""What a rehearsal changes of a stack, it says; what it need not change, it leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from contract.settings import CONFIG_KEY, StackSettings, read_settings
+from rehearsal.scaling import scale
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings_of(stack: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / f"stacks/Pulumi.{stack}.yaml").read_text())["config"][CONFIG_KEY]
+    return found
+
+
+def scaled(stack: str, nodes: int | None = None) -> tuple[StackSettings, list[str]]:
+    settings, changes = scale(settings_of(stack), nodes)
+    return read_settings(settings, ROOT, "x"), [change.what for change in changes]
+
+
+def test_a_gpu_stack_keeps_its_topology() -> None:
+    before, (after, _) = read_settings(settings_of("a100-cluster"), ROOT, "x"), scaled("a100-cluster", 3)
+    assert (after.instance_type, after.efa, after.placement_group, after.fsx, after.network) == (
+        before.instance_type,
+        before.efa,
+        before.placement_group,
+        before.fsx,
+        before.network,
+    )
+
+
+def test_a_gpu_stack_computes_less_and_says_so() -> None:
+    after, changes = scaled("a100-cluster", 3)
+    assert (after.nodes, after.processes_per_node, after.node.accelerators) == (3, 2, False)
+    assert after.job.train is not None
+    assert after.job.train.model.dim == 64
+    assert {"4 nodes", "8 A100 a node, NCCL", "8 processes a node", "the stack's model and steps"} <= set(changes)
+
+
+def test_a_cpu_stack_keeps_its_job() -> None:
+    before, (after, changes) = read_settings(settings_of("local"), ROOT, "x"), scaled("local")
+    assert after.job == before.job
+    assert not any("model" in change or "nodes" in change for change in changes)
+
+
+@pytest.mark.parametrize("stack", ["local", "a100-cluster", "own-job"])
+def test_scaling_does_not_touch_what_it_was_given(stack: str) -> None:
+    raw = settings_of(stack)
+    scale(raw, 5)
+    assert raw == settings_of(stack)
