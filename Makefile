@@ -26,7 +26,7 @@ $(STAMP): $(REQUIREMENTS)
 	@echo "setting up $(VENV) with $$($(PYTHON) -V): uv, then the pinned packages (torch with CUDA is 5 GB; TORCH_INDEX names another source)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter %/,$(TORCH_INDEX))$(wildcard $(TORCH_INDEX)),--find-links,--index) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
 	@touch $@
 
 rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's

@@ -35,6 +35,8 @@ class InputError(ValueError):
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
+CONFIG_KEY = "trainyard:cluster"  # the object in a stack file under which all settings stand
+
 _FIXES = {
     "extra_forbidden": "Remove it, or mend its spelling (the keys are in docs/settings.md)",
     "missing": "Add it (docs/settings.md describes it)",

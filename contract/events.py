@@ -59,7 +59,7 @@ class AgentEvent(_Event):
     kind: Literal["agent"] = "agent"
     run: str = Field(description="Run id.")
     attempt: int = Field(ge=0, description="Attempt the state belongs to; 0 before the first.")
-    state: Literal["ready", "workers_up", "workers_done", "workers_failed"] = Field(description="The state.")
+    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "left"] = Field(description="The state.")
     address: str = Field(description="Private address that peers reach.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")
 

@@ -5,6 +5,7 @@ Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run)
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
@@ -32,6 +33,12 @@ def chunk_prefix(stream: str, instance: str, boot: str, source: str) -> str:
 
 def chunk_key(prefix: str, seq: int) -> str:
     return f"{prefix}{seq:08d}.jsonl"
+
+
+def complete_checkpoints(keys: Iterable[str], prefix: str) -> list[str]:
+    """Names of the checkpoints under `prefix` that bear the commit mark, in order."""
+    marks = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return sorted(name.removesuffix(f"/{COMMIT_MARK}") for name in marks if name.endswith(f"/{COMMIT_MARK}"))
 
 
 @dataclass(frozen=True)

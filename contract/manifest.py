@@ -18,6 +18,7 @@ class Archive(Contract):
 class Head(Contract):
     """The head instance."""
 
+    instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private address.")
     rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
 
@@ -27,6 +28,7 @@ class WorkerGroup(Contract):
 
     name: str = Field(description="Name of the group in the stack, e.g. workers.")
     autoscaling_group: str = Field(description="Name of the Auto Scaling group.")
+    lifecycle_hook: str = Field(description="Name of its termination lifecycle hook, which every leaving node passes.")
     instance_type: str = Field(description="EC2 instance type.")
     nodes: int = Field(gt=0, description="Nodes that a launch starts, all or none.")
     subnets: tuple[str, ...] = Field(min_length=1, description="Subnet ids that the group may use.")
@@ -48,8 +50,8 @@ class NodeSystem(Contract):
 
     system: Literal["configure", "as-is"] = Field(
         "configure",
-        description="configure: the play installs and changes what is missing. as-is: the image is complete, the play "
-        "only verifies it and starts services.",
+        description="configure: the play changes the system and verifies what the image brings (driver, EFA). as-is: "
+        "the image is complete, the play only verifies the Python environment and starts services.",
     )
     accelerators: bool = Field(
         True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."

@@ -26,6 +26,23 @@ class Bucket:
         self.name = name
         self._s3 = client("s3", region)
 
+    def exists(self) -> bool:
+        """Whether the bucket itself is there."""
+        try:
+            self._s3.head_bucket(Bucket=self.name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in {*_ABSENT, "NoSuchBucket"}:
+                return False
+            raise
+        return True
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names right under a prefix that ends in a slash, as a folder's, in order."""
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix, Delimiter="/")
+        for page in pages:
+            for item in page.get("CommonPrefixes", []):
+                yield item["Prefix"].removeprefix(prefix).rstrip("/")
+
     def keys(self, prefix: str) -> Iterator[str]:
         for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
             for item in page.get("Contents", []):

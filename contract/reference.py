@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from contract.settings import CONFIG_KEY, StackSettings
+from contract.base import CONFIG_KEY
+from contract.settings import StackSettings
 
 _INTRO = f"""# Settings of a stack
 

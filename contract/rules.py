@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contract.base import Problem
+from contract.base import CONFIG_KEY, Problem
 
 if TYPE_CHECKING:
     from contract.settings import StackSettings
 
 Rule = Callable[["StackSettings", Path], Iterator[Problem]]
 
-_PREFIX = "trainyard:cluster"
 _RESERVED_BY_AWS = 5
 _FSX_ADDRESSES = 8
 
@@ -21,7 +20,7 @@ _FSX_ADDRESSES = 8
 def efa_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
     if settings.network.efa and not settings.worker_type.efa_interfaces:
         yield Problem(
-            key=f"{_PREFIX}.network.efa",
+            key=f"{CONFIG_KEY}.network.efa",
             value=True,
             why=f"{settings.instance_type} bears no Elastic Fabric Adapter",
             fix="Set it to false, or choose an instance type with EFA such as p4d.24xlarge",
@@ -31,7 +30,7 @@ def efa_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
 def placement_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
     if settings.network.placement_group and not settings.worker_type.cluster_placement:
         yield Problem(
-            key=f"{_PREFIX}.network.placement_group",
+            key=f"{CONFIG_KEY}.network.placement_group",
             value=True,
             why=f"{settings.instance_type} can't be in a cluster placement group",
             fix="Set it to false, or choose another instance type",
@@ -42,7 +41,7 @@ def addresses_suffice(settings: StackSettings, root: Path) -> Iterator[Problem]:
     cidr = settings.network.cidr
     if not 16 <= cidr.prefixlen <= 24:
         yield Problem(
-            key=f"{_PREFIX}.network.cidr",
+            key=f"{CONFIG_KEY}.network.cidr",
             value=str(cidr),
             why="the VPC's range must be from /16 (AWS's largest) to /24 (room for two subnets)",
             fix="Choose a range such as 10.42.0.0/16",
@@ -53,7 +52,7 @@ def addresses_suffice(settings: StackSettings, root: Path) -> Iterator[Problem]:
     needed = settings.nodes + 1 + (_FSX_ADDRESSES if settings.fsx else 0)
     if needed > room:
         yield Problem(
-            key=f"{_PREFIX}.network.cidr",
+            key=f"{CONFIG_KEY}.network.cidr",
             value=str(cidr),
             why=f"too small: its private half has {room} free addresses, the cluster needs {needed}",
             fix="Choose a larger range, such as 10.42.0.0/16",
@@ -65,7 +64,7 @@ def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
     own = job.source is not None or job.command is not None
     if own and job.train is not None:
         yield Problem(
-            key=f"{_PREFIX}.job.train",
+            key=f"{CONFIG_KEY}.job.train",
             value="...",
             why="stands beside source or command, and a job is the built-in trainer's or the user's own",
             fix="Keep train, or keep source and command",
@@ -73,14 +72,14 @@ def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
     elif own and (job.source is None or job.command is None):
         absent = "source" if job.source is None else "command"
         yield Problem(
-            key=f"{_PREFIX}.job.{absent}",
+            key=f"{CONFIG_KEY}.job.{absent}",
             value=None,
             why="the user's own job needs both source and command",
             fix="Add it",
         )
     elif not own and job.train is None:
         yield Problem(
-            key=f"{_PREFIX}.job",
+            key=f"{CONFIG_KEY}.job",
             value=job.name,
             why="says neither what the built-in trainer shall train nor what else to run",
             fix="Add train (it may be {}), or source and command",
@@ -94,14 +93,14 @@ def source_is_there(settings: StackSettings, root: Path) -> Iterator[Problem]:
     folder = root / job.source
     if not folder.is_dir():
         yield Problem(
-            key=f"{_PREFIX}.job.source",
+            key=f"{CONFIG_KEY}.job.source",
             value=job.source,
             why=f"no such folder in {root}",
             fix="Give the job's folder relative to Pulumi.yaml",
         )
     elif job.command and not (folder / job.command[0]).is_file():
         yield Problem(
-            key=f"{_PREFIX}.job.command",
+            key=f"{CONFIG_KEY}.job.command",
             value=job.command[0],
             why=f"no such file in {job.source}",
             fix="Let the first word be a Python script of the source folder",
@@ -116,7 +115,7 @@ def batch_splits(settings: StackSettings, root: Path) -> Iterator[Problem]:
         train.accumulation(settings.world_size)
     except ValueError as error:
         yield Problem(
-            key=f"{_PREFIX}.job.train.batch_size",
+            key=f"{CONFIG_KEY}.job.train.batch_size",
             value=train.batch_size,
             why=f"{error} ({settings.nodes} nodes x {settings.processes_per_node})",
             fix="Choose a multiple, or another micro_batch_size",
@@ -127,7 +126,7 @@ def processes_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
     gpu = settings.worker_type.gpu
     if gpu and settings.processes_per_node > gpu.count:
         yield Problem(
-            key=f"{_PREFIX}.job.processes_per_node",
+            key=f"{CONFIG_KEY}.job.processes_per_node",
             value=settings.processes_per_node,
             why=f"{settings.instance_type} has {gpu.count} GPUs, and a process needs one of its own",
             fix=f"Set it to {gpu.count}, or leave it out",
@@ -138,7 +137,7 @@ def corpus_is_for_trainer(settings: StackSettings, root: Path) -> Iterator[Probl
     train = settings.job.train
     if settings.job.builtin_corpus and train is not None and train.model.vocabulary < 256:
         yield Problem(
-            key=f"{_PREFIX}.job.train.model.vocabulary",
+            key=f"{CONFIG_KEY}.job.train.model.vocabulary",
             value=train.model.vocabulary,
             why="the built-in corpus is bytes, 256 token ids",
             fix="Set it to 256 or more",

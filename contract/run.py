@@ -6,7 +6,7 @@ from pydantic import Field
 
 from contract.base import Contract
 from contract.events import RankFailure
-from contract.manifest import Job
+from contract.manifest import Job, Limits
 
 
 class RunRecord(Contract):
@@ -18,14 +18,28 @@ class RunRecord(Contract):
     nodes: int = Field(gt=0, description="Nodes of the run.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
+    limits: Limits = Field(description="Deadlines of the run.")
+
+
+class LostAttempt(Contract):
+    """An attempt that did not end well, as far as it decides whether to go on."""
+
+    attempt: int = Field(gt=0, description="Number of the attempt.")
+    checkpoints: tuple[str, ...] = Field(description="Complete checkpoints at its end.")
+    culprit: str | None = Field(description="Instance of the rank that failed first; none where no rank said why.")
+    failure: RankFailure | None = Field(description="That rank's failure.")
+    in_vain: int = Field(ge=0, description="Attempts in a row, this one included, that failed and left no checkpoint.")
 
 
 class Control(Contract):
-    """`control.json`: what the controller orders; agents poll it."""
+    """`control.json`: what the controller orders, and what it must still know when it is started again."""
 
-    attempt: int = Field(ge=0, description="Current attempt; 0 while nodes gather.")
-    nodes: tuple[str, ...] = Field(description="Instances of the attempt, rank order.")
-    stop: bool = Field(description="Agents end their workers and start no more.")
+    attempt: int = Field(0, ge=0, description="Current attempt; 0 while nodes gather.")
+    nodes: tuple[str, ...] = Field((), description="Instances of the attempt, rank order.")
+    stop: bool = Field(False, description="Agents end their workers and start no more.")
+    started: bool = Field(False, description="All workers of some attempt were up.")
+    waiting: bool = Field(False, description="The attempt is over; the next one waits for nodes.")
+    lost: LostAttempt | None = Field(None, description="The last attempt that was lost.")
 
 
 class Outcome(Contract):

@@ -7,13 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from contract.base import Contract, InputError, Problem, problems_of
+from contract.base import CONFIG_KEY, Contract, InputError, Problem, problems_of
 from contract.catalog import InstanceType, catalog
 from contract.manifest import NodeSystem
 from contract.rules import problems_across
 from contract.training import TrainerConfig
-
-CONFIG_KEY = "trainyard:cluster"
 
 
 class NetworkSettings(Contract):

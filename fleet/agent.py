@@ -1,10 +1,12 @@
 """The job's agent on a worker: `python -m fleet.agent`, supervised by systemd.
 
 It tells the controller that the node is ready, runs torchrun for each attempt that the controller opens, ships logs and
-metrics to S3 as they grow, and tells how the workers ended. It decides nothing: attempts are the controller's.
+metrics to S3 as they grow, and tells how the workers ended. It decides nothing: attempts are the controller's. When the
+node must leave its group, it saves a checkpoint and completes the lifecycle action.
 """
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,13 +24,17 @@ from contract.layout import CURRENT_RUN, RunLayout, chunk_prefix, split_s3_uri
 from contract.manifest import Archive, Manifest
 from contract.objects import Bucket, client
 from contract.run import Control, RunRecord
+from fleet.bootstrap import metadata
 from fleet.chunks import ChunkWriter, Tail
+from fleet.failures import failures_in, rank_logs
 from fleet.node import BASE, Node, manifest_at_boot, this_node
-from fleet.torchrun import failures_in, job_environment, rank_logs, torchrun_command
+from fleet.torchrun import job_variables, torchrun_command
 
 POLL_SECONDS = 1.0
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
 STOP_SECONDS = 40.0
+# A leaving node's checkpoint: ours is saved when asked for; a user's job may not listen, and gets what a hook gives.
+LEAVE_SECONDS, UNASKED_SECONDS, HEARTBEAT_SECONDS = 600.0, 100.0, 60.0
 
 
 def fetch_source(source: Archive, region: str) -> Path:
@@ -70,6 +77,7 @@ class Attempt:
         self._processes = run.processes_per_node
         self._folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
         self._logs, self._metrics = self._folder / "logs", self._folder / "metrics"
+        self._request = self._folder / "checkpoint-request"
         for folder in (self._logs, self._metrics):
             folder.mkdir(parents=True, exist_ok=True)
         layout, data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
@@ -105,19 +113,20 @@ class Attempt:
             job=job,
             logs=self._logs,
         )
-        environment = job_environment(
+        variables = job_variables(
             manifest=manifest,
             run=run,
             attempt=self.number,
             address=node.address,
             metrics=self._metrics,
+            request=self._request,
             cache=BASE / "cache",
         )
         with (self._folder / "torchrun.log").open("wb") as log:
             return subprocess.Popen(
                 command,
                 cwd=folder,
-                env=os.environ | environment | secrets(run.job.secrets, node.region),
+                env=os.environ | variables | secrets(run.job.secrets, node.region),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -141,6 +150,19 @@ class Attempt:
     def failures(self) -> tuple[RankFailure, ...]:
         report = (self._folder / "torchrun.log").read_text(errors="replace")
         return failures_in(report, self._logs, time.time())
+
+    def save(self, seconds: float, extend: Callable[[], object]) -> bool:
+        """Ask the ranks for a checkpoint and wait for it, extending the node's stay meanwhile; whether it came."""
+        self._request.touch()
+        deadline = extend_at = time.monotonic()
+        deadline += seconds
+        while self._request.exists() and self.ended() is None and time.monotonic() < deadline:
+            if time.monotonic() >= extend_at:
+                extend_at += HEARTBEAT_SECONDS
+                extend()
+            self.pump()
+            time.sleep(0.2)
+        return not self._request.exists()
 
     def stop(self) -> None:
         """End torchrun and, through it, its workers."""
@@ -168,7 +190,8 @@ class Agent:
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: Attempt | None = None
-        self._last = 0
+        self._memory = BASE / "runs" / run.run / "agent.json"
+        self._last, self._told = 0, True
 
     def tell(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         event = {
@@ -181,53 +204,103 @@ class Agent:
         }
         print(f"agent: {state}, attempt {attempt}", flush=True)
         self._events.tell(AgentEvent.model_validate(event))
-        self._events.flush()
-
-    def control(self) -> Control | None:
-        found = self._data.find(self._layout.control)
-        return None if found is None else Control.model_validate_json(found)
+        self._events.hurry()
 
     def serve(self) -> None:
-        """Until the controller says stop, or the unit is stopped."""
+        """Until the node leaves its group, or the unit is stopped. An outage of S3 ends no job."""
+        self._recall()
         self.tell("ready", 0)
         while not self.ending.wait(POLL_SECONDS):
-            control = self.control()
-            if control is not None and control.stop:
-                break
-            if self._attempt is not None:
-                self._watch(self._attempt, control)
-            elif control is not None and control.attempt > self._last and self.node.instance in control.nodes:
-                self._open(control.attempt)
-        if self._attempt is not None:
-            self._attempt.stop()
-            self._attempt.close()
+            try:
+                if leaving():
+                    self._leave()
+                    return
+                self._step()
+            except Exception as error:
+                print(f"agent: {type(error).__name__}: {error}", flush=True)
+        self._end_attempt()
         self._events.close()
 
+    def _step(self) -> None:
+        found = self._data.find(self._layout.control)
+        control = Control() if found is None else Control.model_validate_json(found)
+        if control.stop:
+            self._end_attempt()
+        elif self._attempt is not None:
+            self._watch(self._attempt, superseded=control.attempt > self._attempt.number)
+        elif control.attempt > self._last and self.node.instance in control.nodes:
+            self._open(control.attempt)
+
+    def _recall(self) -> None:
+        """What an earlier agent of this node began, and whether it said how that ended."""
+        if self._memory.exists():
+            self._last, self._told = json.loads(self._memory.read_text())
+        if not self._told:
+            self._ended("workers_failed", self._last)
+
+    def _remember(self, attempt: int, told: bool) -> None:
+        self._last, self._told = attempt, told
+        self._memory.parent.mkdir(parents=True, exist_ok=True)
+        self._memory.write_text(json.dumps([attempt, told]))
+
+    def _ended(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+        self.tell(state, attempt, failures)
+        self._remember(attempt, told=True)
+
     def _open(self, number: int) -> None:
-        self._last = number
+        self._remember(number, told=False)
         try:
             self._attempt = Attempt(self.node, self.manifest, self.run, number)
         except Exception as error:  # told like a rank's failure: the user must see it
-            now, text = time.time(), f"{type(error).__name__}: {error}"
-            failure = RankFailure(rank=0, time=now, exitcode=1, message=text[:400], traceback=text)
-            self.tell("workers_failed", number, (failure,))
+            text = f"{type(error).__name__}: {error}"
+            failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
+            self._ended("workers_failed", number, (failure,))
 
-    def _watch(self, attempt: Attempt, control: Control | None) -> None:
+    def _watch(self, attempt: Attempt, superseded: bool) -> None:
         attempt.pump()
         if not attempt.told_up and attempt.workers_up():
             attempt.told_up = True
             self.tell("workers_up", attempt.number)
         code = attempt.ended()
-        superseded = control is not None and control.attempt > attempt.number
         if code is None and not superseded:
             return
-        attempt.stop()
-        attempt.close()
-        self._attempt = None
+        self._end_attempt()
         if code == 0:
-            self.tell("workers_done", attempt.number)
+            self._ended("workers_done", attempt.number)
         elif code is not None:
-            self.tell("workers_failed", attempt.number, attempt.failures())
+            self._ended("workers_failed", attempt.number, attempt.failures())
+
+    def _end_attempt(self) -> None:
+        """After this nothing of the attempt runs, and all that it said is in S3."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.stop()
+            attempt.close()
+
+    def _leave(self) -> None:
+        """The one way out of a group: a checkpoint, the workers' end, the last words, the completed action."""
+        group = self.manifest.groups[0]
+        action = {
+            "AutoScalingGroupName": group.autoscaling_group,
+            "LifecycleHookName": group.lifecycle_hook,
+            "InstanceId": self.node.instance,
+        }
+        autoscaling = client("autoscaling", self.node.region)
+        if self._attempt is not None and self._attempt.told_up:
+            patience = LEAVE_SECONDS if self.run.job.train else UNASKED_SECONDS
+            self._attempt.save(patience, lambda: autoscaling.record_lifecycle_action_heartbeat(**action))
+        self._end_attempt()
+        self.tell("left", self._last)
+        self._events.close()
+        autoscaling.complete_lifecycle_action(**action, LifecycleActionResult="CONTINUE")
+
+
+def leaving() -> bool:
+    """Whether Auto Scaling wants this node to go: its target state in the metadata service."""
+    try:
+        return metadata("meta-data/autoscaling/target-lifecycle-state").strip() == "Terminated"
+    except OSError:  # no group's instance, or not in service yet
+        return False
 
 
 def main() -> int:

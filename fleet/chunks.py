@@ -1,6 +1,7 @@
 """Streams to S3 as numbered chunks: S3 has no append, and what a node said must outlive it."""
 
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,13 +12,14 @@ from contract.objects import Bucket
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
+CLOSE_SECONDS = 120.0  # an outage of S3 that a writer outlives at its end
 
 
 class ChunkWriter:
     """Collects lines and puts them to S3 every two seconds, in order, as `<prefix><seq>.jsonl`.
 
     A later writer under the same prefix goes on with the next number. A failed put is tried again with the next flush;
-    `close` flushes what is left and raises when that fails.
+    `close` flushes what is left, trying for two minutes.
     """
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
@@ -50,17 +52,28 @@ class ChunkWriter:
                 raise
             self._seq += 1
 
+    def hurry(self) -> None:
+        """Flush now where S3 answers; where it does not, the lines stay and a later flush takes them."""
+        try:
+            self.flush()
+        except Exception as error:
+            print(f"chunks: {self._prefix}: {error}", flush=True)
+
     def _run(self) -> None:
         while not self._ending.wait(FLUSH_SECONDS):
-            try:
-                self.flush()
-            except Exception as error:  # S3 may be away for a while: the lines stay, the next flush takes them
-                print(f"chunks: {self._prefix}: {error}", flush=True)
+            self.hurry()
 
     def close(self) -> None:
         self._ending.set()
         self._thread.join()
-        self.flush()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while True:
+            try:
+                return self.flush()
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(FLUSH_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +82,11 @@ class ChunkWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def line_end(piece: bytes) -> int:
+    """Bytes up to and with the last end of a line."""
+    return max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
 
 
 class Tail:
@@ -85,7 +103,8 @@ class Tail:
         with self._file.open("rb") as stream:
             stream.seek(self._offset)
             while piece := stream.read(CHUNK_BYTES):
-                end = len(piece) if last else piece.rfind(b"\n") + 1
+                # A progress bar ends its lines with a carriage return; a whole piece without any end goes as it is.
+                end = len(piece) if last or len(piece) == CHUNK_BYTES else line_end(piece)
                 for line in piece[:end].splitlines():
                     self._writer.add(line)
                 self._offset += end

@@ -13,39 +13,38 @@ import time
 from pydantic import ValidationError
 
 from contract.events import NODE_EVENT, AgentEvent, ServiceEvent
-from contract.layout import COMMIT_MARK, CURRENT_RUN, RunLayout
+from contract.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from contract.manifest import Manifest
 from contract.metrics import Results
 from contract.objects import Bucket
-from contract.run import Control, Outcome, RunRecord
+from contract.run import Control, LostAttempt, Outcome, RunRecord
 from contract.streams import Cursor
 from fleet.events import events_writer
 from fleet.groups import Groups
 from fleet.node import Node, manifest_at_boot, this_node
-from fleet.verdict import Failure, Fleet, complete_checkpoints, failed_for_good, root_cause
+from fleet.verdict import Fleet, account_for, failed_for_good, root_cause
 
 POLL_SECONDS = 1.0
 MEMBERS_SECONDS = 5.0
 # The lease moves forward four times in its length, so that one missed call ends nothing.
 RENEWALS_PER_LEASE = 4
+# torchrun ends its workers in at most 30 s once one has failed.
+REPORTS_SECONDS = 45.0
 
 
 class Supervision:
     """One run from its record to its outcome."""
 
     def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
-        self.manifest, self.run, self.layout = manifest, run, RunLayout(run.run)
+        self.run, self.layout = run, RunLayout(run.run)
         self.data = Bucket(manifest.data_bucket, node.region)
         self.groups = Groups(manifest.groups, node.region)
         self.fleet = Fleet()
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
-        self._members_at = self._renewed_at = 0.0
-        self._started = False
-        self._failure: Failure | None = None
-        self._waiting = False  # the last attempt is over, the next one waits for nodes
+        self._members_at = self._renewed_at = self._failed_at = 0.0
         found = self.data.find(self.layout.control)
-        self.control = Control(attempt=0, nodes=(), stop=False) if found is None else Control.model_validate_json(found)
+        self.control = Control() if found is None else Control.model_validate_json(found)
 
     def step(self) -> Outcome | None:
         """One look at everything; the outcome when the run is over."""
@@ -53,59 +52,65 @@ class Supervision:
             event = NODE_EVENT.validate_json(line)
             if isinstance(event, AgentEvent):
                 self.fleet.hear(event)
-        now = time.time()
+        now, limits = time.time(), self.run.limits
         if now - self._members_at >= MEMBERS_SECONDS:
             self._members, self._members_at = self.groups.members(), now
-        self._started = self._started or self._in_all("workers_up") or self._in_all("workers_done")
-        limits = self.manifest.limits
+        if not self.control.started and (self._in_all("workers_up") or self._in_all("workers_done")):
+            self._order(started=True)
         if now > self.run.deadline:
             return self.outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
-        if not self._started and now > self.run.created + limits.bring_up_minutes * 60:
+        if not self.control.started and now > self.run.created + limits.bring_up_minutes * 60:
             return self.outcome("failed", f"the job had not started within {limits.bring_up_minutes:g} minutes")
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
             self.groups.renew_lease(min(now + limits.lease_minutes * 60, self.run.deadline))
             self._renewed_at = now
-        return self._judge()
+        return self._judge(now)
+
+    def _order(self, **changes: object) -> None:
+        """Change what is ordered: agents see it at their next look, and a controller started again goes on from it."""
+        self.control = self.control.model_copy(update=changes)
+        self.data.write(self.layout.control, self.control.model_dump_json().encode())
 
     def _in_all(self, state: str) -> bool:
         nodes = self.control.nodes
         return bool(nodes) and self.fleet.all_in(state, self.control.attempt, nodes)
 
-    def _judge(self) -> Outcome | None:
-        attempt = self.control.attempt
-        if attempt == 0 or self._waiting:
+    def _judge(self, now: float) -> Outcome | None:
+        attempt, nodes = self.control.attempt, self.control.nodes
+        if attempt == 0 or self.control.waiting:
             self._open_next()
             return None
         if self._in_all("workers_done"):
             return self._verified()
-        lost = self.fleet.lost(attempt, self.control.nodes, self._members)
-        if lost is None:
+        gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
+        if not gone and not failed:
             return None
-        print(f"attempt {attempt} is lost: {lost}", flush=True)
-        failure = Failure(attempt, self._checkpoints(), root_cause(self.fleet.failures.get(attempt, ())))
-        if failed_for_good(self._failure, failure):
-            assert failure.cause is not None
-            node, cause = failure.cause
-            return self.outcome(
-                "failed", f"rank {cause.rank} on {node} failed twice the same way: {cause.message}", node, failure
-            )
-        self._failure, self._waiting = failure, True
-        return None
+        self._failed_at = self._failed_at or now
+        if not gone and self.fleet.silent(attempt, nodes) and now - self._failed_at < REPORTS_SECONDS:
+            return None  # the first to speak may be the echo of one that has not spoken yet
+        return self._lose(attempt, gone)
+
+    def _lose(self, attempt: int, gone: str | None) -> Outcome | None:
+        cause = root_cause(self.fleet.failures.get(attempt, ()))
+        earlier = self.control.lost
+        lost = account_for(earlier, attempt, self._checkpoints(), cause, blameless=gone is not None)
+        why = f"{gone} left the group" if gone else f"workers failed, {cause[1].message if cause else 'none said why'}"
+        print(f"attempt {attempt} is lost: {why}", flush=True)
+        self._failed_at = 0.0
+        reason = failed_for_good(earlier, lost)
+        self._order(waiting=True, lost=lost)
+        return None if reason is None else self.outcome("failed", reason, lost)
 
     def _open_next(self) -> None:
         nodes = self.fleet.candidates(self._members, self.run.nodes)
-        if nodes is None:
-            return
-        self.control = Control(attempt=self.control.attempt + 1, nodes=nodes, stop=False)
-        self.data.write(self.layout.control, self.control.model_dump_json().encode())
-        self._waiting = False
-        print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
+        if nodes is not None:
+            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting=False)
+            print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
 
-    def _checkpoints(self) -> frozenset[str]:
+    def _checkpoints(self) -> list[str]:
         keys = list(self.data.keys(self.layout.checkpoints))
-        if self.run.job.train is None:  # a user's job has marks of its own: any new object is progress
-            return frozenset(keys)
-        return complete_checkpoints(keys, self.layout.checkpoints, COMMIT_MARK)
+        # A user's job has marks of its own: any new object is progress.
+        return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)
 
     def _verified(self) -> Outcome:
         """Every agent is done: look at what the job left before the nodes go."""
@@ -122,15 +127,15 @@ class Supervision:
             return self.outcome("failed", "every rank ended with exit code 0, but no complete checkpoint is in S3")
         return self.outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
 
-    def outcome(self, state: str, reason: str, culprit: str | None = None, failure: Failure | None = None) -> Outcome:
+    def outcome(self, state: str, reason: str, lost: LostAttempt | None = None) -> Outcome:
         return Outcome.model_validate(
             {
                 "state": state,
                 "reason": reason,
                 "attempts": self.control.attempt,
                 "ended": time.time(),
-                "culprit": culprit,
-                "failure": failure.cause[1] if failure and failure.cause else None,
+                "culprit": lost.culprit if lost else None,
+                "failure": lost.failure if lost else None,
             }
         )
 
@@ -139,8 +144,7 @@ class Supervision:
         if outcome is not None:
             self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
             print(f"run {self.run.run} {outcome.state}: {outcome.reason}", flush=True)
-        stop = self.control.model_copy(update={"stop": True})
-        self.data.write(self.layout.control, stop.model_dump_json().encode())
+        self._order(stop=True)
         self.groups.end()
 
 

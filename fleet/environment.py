@@ -16,7 +16,7 @@ BUNDLE = Path(__file__).resolve().parent.parent
 BASE = Path(os.environ.get("TRAINYARD_ROOT", "/")) / "opt/trainyard"
 OLDEST = (3, 11)
 MARK = "made-from"  # written last: what it was made from
-NEEDED = "import ansible_runner, boto3, pydantic"
+NEEDED = "import ansible, ansible_runner, boto3, jsonschema, pydantic"
 
 
 def usable(python: Path) -> bool:

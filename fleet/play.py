@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +56,6 @@ def failure_message(result: dict[str, Any]) -> str:
 
 def main() -> int:
     node, manifest = this_node(), manifest_at_boot()
-    bundle = Path(node.bundle)
     playbook = "head.yml" if node.role == "head" else "node.yml"
     changed, failed = 0, ""
     began = time.monotonic()
@@ -71,46 +71,52 @@ def main() -> int:
                 writer.tell(told)
             return True
 
-        writer.tell(PlayEvent.model_validate({**node.stamp(time.time()), "status": "started"}))
+        def ended(status: str, message: str) -> None:
+            told = {"status": status, "seconds": time.monotonic() - began, "changed": changed, "message": message}
+            writer.tell(PlayEvent.model_validate({**node.stamp(time.time()), **told}))
+
+        ended("started", "")
         writer.flush()
-        private = BASE / "play"
-        private.mkdir(exist_ok=True)
-        runner = ansible_runner.run(
-            private_data_dir=str(private),
-            project_dir=str(bundle / "playbooks"),
-            playbook=playbook,
-            inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
-            extravars={
-                "manifest": manifest.model_dump(mode="json"),
-                "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
-                "node": node.model_dump(mode="json"),
-                # Empty on a machine: its root is the system's. A node that is a folder has its own.
-                "root": "" if str(ROOT) == "/" else str(ROOT),
-                "play_python": sys.executable,
-            },
-            envvars={
-                "ANSIBLE_CONFIG": str(bundle / "playbooks/ansible.cfg"),
-                # ansible-playbook is looked up there, and no virtual environment is active.
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            },
-            event_handler=handle,
-            quiet=True,
-            rotate_artifacts=5,
-        )
-        status = "ok" if runner.rc == 0 else "failed"
-        writer.tell(
-            PlayEvent.model_validate(
-                {
-                    **node.stamp(time.time()),
-                    "status": status,
-                    "seconds": time.monotonic() - began,
-                    "changed": changed,
-                    "message": "" if runner.rc == 0 else failed or f"ansible-runner ended with {runner.rc}",
-                }
-            )
-        )
-    print(f"play {playbook}: {status}, {changed} changed, {time.monotonic() - began:.1f} s {failed}", flush=True)
-    return 0 if runner.rc == 0 else 1
+        try:
+            code = run_playbook(node, manifest, playbook, handle)
+        except Exception as error:  # also what keeps the play from starting is said in S3
+            ended("failed", f"{type(error).__name__}: {error}")
+            raise
+        good = code == 0
+        ended("ok" if good else "failed", "" if good else failed or f"ansible-runner ended with {code}")
+    seconds = time.monotonic() - began
+    print(f"play {playbook}: {'ok' if good else 'failed'}, {changed} changed, {seconds:.1f} s {failed}", flush=True)
+    return 0 if good else 1
+
+
+def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable[[dict[str, Any]], bool]) -> int:
+    """Run one playbook of the bundle on this machine; ansible-runner's exit code."""
+    bundle, private = Path(node.bundle), BASE / "play"
+    private.mkdir(exist_ok=True)
+    runner = ansible_runner.run(
+        private_data_dir=str(private),
+        project_dir=str(bundle / "playbooks"),
+        playbook=playbook,
+        inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
+        extravars={
+            "manifest": manifest.model_dump(mode="json"),
+            "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
+            "node": node.model_dump(mode="json"),
+            # Empty on a machine: its root is the system's. A node that is a folder has its own.
+            "root": "" if str(ROOT) == "/" else str(ROOT),
+            "play_python": sys.executable,
+        },
+        envvars={
+            "ANSIBLE_CONFIG": str(bundle / "playbooks/ansible.cfg"),
+            # ansible-playbook is looked up there, and no virtual environment is active.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        event_handler=handle,
+        quiet=True,
+        rotate_artifacts=5,
+    )
+    code: int = runner.rc
+    return code
 
 
 def interpreter(manifest: Manifest) -> str:

@@ -1,10 +1,13 @@
 """What the controller concludes from what agents said: pure, so that each conclusion has a test."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contract.events import AgentEvent, RankFailure
+from contract.run import LostAttempt
+
+VAIN_ATTEMPTS = 4
 
 # What a rank says that failed only because a peer went away.
 _PEER = re.compile(
@@ -40,43 +43,69 @@ class Fleet:
             for node in nodes
         )
 
-    def lost(self, attempt: int, nodes: Iterable[str], members: Iterable[str]) -> str | None:
-        """Why the attempt can't end well: a node left the group, or its workers failed. None while it may."""
+    def gone(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
+        """The first node of the attempt that is no member of the group any more."""
         present = set(members)
-        for node in nodes:
-            if node not in present:
-                return f"{node} left the group"
-            event = self.latest.get(node)
-            if event is not None and event.attempt == attempt and event.state == "workers_failed":
-                return f"workers failed on {node}"
-        return None
+        return next((node for node in nodes if node not in present), None)
+
+    def failed(self, attempt: int, nodes: Iterable[str]) -> list[str]:
+        """Nodes of the attempt whose workers failed in it."""
+        return [node for node in nodes if self._state(node, attempt) == "workers_failed"]
+
+    def silent(self, attempt: int, nodes: Iterable[str]) -> list[str]:
+        """Nodes of the attempt that have not said yet how their workers ended in it."""
+        return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
+
+    def _state(self, node: str, attempt: int) -> str | None:
+        event = self.latest.get(node)
+        return event.state if event is not None and event.attempt == attempt else None
 
 
 def root_cause(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
-    """The first failure that is not the echo of another one: not torchrun's own SIGTERM, not a peer gone away."""
-    own = [(node, one) for node, one in failures if one.exitcode != -15]
-    return min(own, key=lambda item: (bool(_PEER.search(item[1].message)), item[1].time, item[1].rank), default=None)
+    """The first failure that is not the echo of another one: not torchrun's own SIGTERM, not a peer gone away.
+
+    None where there are echoes only: they say nothing of why, and their words (addresses, ports) differ each time.
+    """
+    own = [(node, one) for node, one in failures if one.exitcode != -15 and not _PEER.search(one.message)]
+    return min(own, key=lambda item: (item[1].time, item[1].rank), default=None)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One attempt's end, as far as it decides whether to go on."""
-
-    attempt: int
-    checkpoints: frozenset[str]
-    cause: tuple[str, RankFailure] | None
+def same_way(before: RankFailure, after: RankFailure) -> bool:
+    """Whether a rank failed as it did before: same rank, same end, same kind of exception (its words may vary)."""
+    kinds = (before.message.split(":")[0], after.message.split(":")[0])
+    return (before.rank, before.exitcode, kinds[0]) == (after.rank, after.exitcode, kinds[1])
 
 
-def failed_for_good(earlier: Failure | None, now: Failure) -> bool:
-    """The same rank failed the same way twice with no new checkpoint between."""
-    if earlier is None or earlier.cause is None or now.cause is None:
-        return False
-    before, after = earlier.cause[1], now.cause[1]
-    same = (before.rank, before.exitcode, before.message) == (after.rank, after.exitcode, after.message)
-    return same and now.checkpoints <= earlier.checkpoints
+def account_for(
+    earlier: LostAttempt | None,
+    attempt: int,
+    checkpoints: Iterable[str],
+    cause: tuple[str, RankFailure] | None,
+    blameless: bool,
+) -> LostAttempt:
+    """A lost attempt beside the one before. `blameless`: a node left, which says nothing against the job."""
+    now = tuple(sorted(checkpoints))
+    if blameless:
+        vain = 0
+    elif earlier is None or not set(now) <= set(earlier.checkpoints):
+        vain = 1
+    else:
+        vain = earlier.in_vain + 1
+    return LostAttempt(
+        attempt=attempt,
+        checkpoints=now,
+        culprit=cause[0] if cause else None,
+        failure=cause[1] if cause else None,
+        in_vain=vain,
+    )
 
 
-def complete_checkpoints(keys: Iterable[str], prefix: str, mark: str) -> frozenset[str]:
-    """Names of the checkpoints under `prefix` that bear the commit mark, whatever made them."""
-    found: Mapping[str, str] = {key: key.removeprefix(prefix) for key in keys}
-    return frozenset(name.rsplit("/", 1)[0] for name in found.values() if name.rsplit("/", 1)[-1] == mark)
+def failed_for_good(earlier: LostAttempt | None, now: LostAttempt) -> str | None:
+    """Why the run has failed for good; None while another attempt has sense."""
+    before, after = earlier.failure if earlier else None, now.failure
+    if now.in_vain >= 2 and before is not None and after is not None and same_way(before, after):
+        return f"rank {after.rank} on {now.culprit} failed twice the same way: {after.message}"
+    if now.in_vain >= VAIN_ATTEMPTS:
+        last = f"last: rank {after.rank}: {after.message}" if after else "no rank said why"
+        return f"{now.in_vain} attempts in a row failed and left no new checkpoint; {last}"
+    return None

@@ -137,7 +137,7 @@ def main(root: Path) -> None:
                 "bundle": {"uri": archives.uris["bundle"], "sha256": bundle.sha256},
                 "data_bucket": data.name,
                 "staging_bucket": staging.name,
-                "head": {"address": head.address, "rendezvous_port": RENDEZVOUS_PORT},
+                "head": {"instance": head.instance_id, "address": head.address, "rendezvous_port": RENDEZVOUS_PORT},
                 "groups": [group_entry(settings, workers, network)],
                 "fsx": {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name} if filesystem else None,
                 "node": settings.node.model_dump(mode="json"),
@@ -160,7 +160,7 @@ def main(root: Path) -> None:
     built = [network, security, data, staging, archives, identity, filesystem, placement, head, workers, manifest]
     launch = Launch(
         "launch",
-        LaunchArgs(scope=scope, manifest=manifest.text),
+        LaunchArgs(scope=scope, manifest=manifest.text, bucket=staging.name),
         pulumi.ResourceOptions(depends_on=[component for component in built if component is not None]),
     )
 
@@ -178,6 +178,7 @@ def group_entry(settings: StackSettings, workers: WorkerGroup, network: Network)
     return {
         "name": "workers",
         "autoscaling_group": workers.autoscaling_group,
+        "lifecycle_hook": workers.lifecycle_hook,
         "instance_type": settings.instance_type,
         "nodes": settings.nodes,
         "subnets": [network.private_subnet_id],

@@ -7,8 +7,8 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from contract import layout
-from infra.scope import STACK_TAG, Scope
+from contract import layout, tags
+from infra.scope import Scope
 
 Statement = dict[str, Any]
 
@@ -93,18 +93,15 @@ def _head(args: IdentityArgs) -> list[Statement]:
             [
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:PutScheduledUpdateGroupAction",
-                "autoscaling:DeleteScheduledAction",
-                "autoscaling:TerminateInstanceInAutoScalingGroup",
             ],
             ["*"],
-            Condition={"StringEquals": {f"aws:ResourceTag/{STACK_TAG}": args.scope.stack}},
+            Condition={"StringEquals": {f"aws:ResourceTag/{tags.STACK}": args.scope.stack}},
         ),
-        # AWS knows no narrower resource for these two.
-        _allow("Look", ["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"], ["*"]),
+        # AWS knows no narrower resource for it.
+        _allow("Look", ["autoscaling:DescribeAutoScalingGroups"], ["*"]),
         _list(args),
         _allow("ReadStaging", ["s3:GetObject"], _below(args.staging_bucket_arn, "*")),
         _allow("WriteOwnEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, "head/*")),
-        _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),
         _allow("Runs", ["s3:GetObject", "s3:PutObject"], _below(args.data_bucket_arn, "runs/*")),
     ]
 
@@ -116,6 +113,12 @@ def _workers(args: IdentityArgs) -> list[Statement]:
         _list(args),
         _allow("ReadStaging", ["s3:GetObject"], boots_from),
         _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),
+        _allow(
+            "Leave",
+            ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"],
+            ["*"],
+            Condition={"StringEquals": {f"aws:ResourceTag/{tags.STACK}": args.scope.stack}},
+        ),
         # Delete: a checkpoint is committed by a rename, which in S3 is copy and delete. Versions keep what was deleted.
         _allow(
             "Runs",

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_command import local
 
+from infra.manifest import manifest_uri
 from infra.scope import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
-    """`manifest`: the manifest's text; another one means another launch."""
+    """`manifest`: the manifest's text, another one means another launch; `bucket`: where it lies."""
 
     scope: Scope
     manifest: pulumi.Input[str]
+    bucket: pulumi.Input[str]
 
 
 class Launch(pulumi.ComponentResource):
@@ -29,19 +31,21 @@ class Launch(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: LaunchArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Launch", name, None, opts)
-        stack = shlex.quote(args.scope.stack)
-        start = f"./trainyard/launcher launch --stack {stack}"
-        digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
+        # By the manifest's own URI: AWS's index of tags may not know a bucket yet that was made a minute ago.
+        target = pulumi.Output.from_input(args.bucket).apply(
+            lambda bucket: shlex.join(["--stack", args.scope.stack, "--manifest", manifest_uri(bucket)])
+        )
         # The command inherits the shell's environment, not the provider's configuration.
         named = pulumi.Config("aws").get("profile")
-        profile = {"AWS_PROFILE": named} if named else {}
+        environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": named} if named else {})}
+        digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
         command = local.Command(
             "launch",
-            create=start,
-            update=start,
-            delete=f"./trainyard/launcher stop --stack {stack}",
+            create=pulumi.Output.concat("./trainyard/launcher launch ", target),
+            update=":",  # what is worth a launch is among the triggers; another operator's profile is not
+            delete=pulumi.Output.concat("./trainyard/launcher stop ", target),
             dir="..",
-            environment={"AWS_REGION": args.scope.region, **profile},
+            environment=environment,
             triggers=[digest],
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail
             opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),

@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 
 import pulumi_aws as aws
 
-from contract.base import InputError, Problem
-from contract.settings import CONFIG_KEY, StackSettings
-
-STACK_TAG = "trainyard:stack"
-ROLE_TAG = "trainyard:role"
+from contract import tags
+from contract.base import CONFIG_KEY, InputError, Problem
+from contract.settings import StackSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class Scope:
 
     def own_tags(self, role: str) -> dict[str, str]:
         """The three tags that Trainyard itself goes by."""
-        return {"Name": f"{self.project}-{self.stack}-{role}", STACK_TAG: self.stack, ROLE_TAG: role}
+        return {"Name": f"{self.project}-{self.stack}-{role}", tags.STACK: self.stack, tags.ROLE: role}
 
     def tags(self, role: str) -> dict[str, str]:
         """All tags of a resource in this role. The user's never replace ours: a stack is found by them."""

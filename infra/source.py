@@ -6,8 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from contract.base import InputError, Problem
-from contract.settings import CONFIG_KEY
+from contract.base import CONFIG_KEY, InputError, Problem
 from infra.archive import Entry, Packed, pack
 
 IGNORE_FILE = ".trainyardignore"

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from contract import tags
 from contract.base import InputError, Problem
-from infra.scope import ROLE_TAG, STACK_TAG, Scope
-
-DATA_ROLE = "data-bucket"
-STAGING_ROLE = "staging-bucket"
+from infra.scope import Scope
 
 Rule = aws.s3.BucketLifecycleConfigurationRuleArgs
 
@@ -35,7 +33,7 @@ class DataBucket(pulumi.ComponentResource):
         keep = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             "trainyard-data",
-            tags=args.scope.tags(DATA_ROLE),
+            tags=args.scope.tags(tags.DATA_BUCKET),
             # An imported bucket has no name of the engine's making: without the exception it would be named anew, and
             # the engine refuses to replace what it has just imported.
             opts=pulumi.ResourceOptions.merge(
@@ -57,7 +55,9 @@ class StagingBucket(pulumi.ComponentResource):
     def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StagingBucket", name, None, opts)
         own = pulumi.ResourceOptions(parent=self)
-        bucket = aws.s3.Bucket("trainyard-staging", force_destroy=True, tags=args.scope.tags(STAGING_ROLE), opts=own)
+        bucket = aws.s3.Bucket(
+            "trainyard-staging", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=own
+        )
         _settle(
             "staging", bucket, [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))], versioned=False, opts=own
         )
@@ -109,8 +109,8 @@ def _retained(scope: Scope) -> str | None:
     found = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["s3:bucket"],
         tag_filters=[
-            {"key": STACK_TAG, "values": [scope.stack]},
-            {"key": ROLE_TAG, "values": [DATA_ROLE]},
+            {"key": tags.STACK, "values": [scope.stack]},
+            {"key": tags.ROLE, "values": [tags.DATA_BUCKET]},
         ],
     )
     names = sorted(entry.resource_arn.rpartition(":")[2] for entry in found.resource_tag_mapping_lists)
@@ -118,7 +118,7 @@ def _retained(scope: Scope) -> str | None:
         raise InputError(
             [
                 Problem(
-                    key=f"{STACK_TAG}={scope.stack}, {ROLE_TAG}={DATA_ROLE}",
+                    key=f"{tags.STACK}={scope.stack}, {tags.ROLE}={tags.DATA_BUCKET}",
                     value=names,
                     why="more than one bucket bears the tags of this stack's data bucket",
                     fix=f"Remove the tags from all but one of them in {scope.region}",

@@ -20,6 +20,8 @@ Type=oneshot
 RemainAfterExit=yes
 Restart=on-failure
 RestartSec=10
+StandardOutput=journal+console
+StandardError=journal+console
 ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {role} --manifest {manifest_uri} --region {region}
 
 [Install]

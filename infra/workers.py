@@ -11,6 +11,8 @@ from contract.catalog import InstanceType
 from infra.image import ROOT_DEVICE
 from infra.scope import Scope
 
+_HEARTBEAT_SECONDS = 120  # a spot notice gives two minutes, and no exit shall take less care than that
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroupArgs:
@@ -34,6 +36,7 @@ class WorkerGroup(pulumi.ComponentResource):
     """Pulumi never manages the desired capacity: launch, lease and controller do."""
 
     autoscaling_group: pulumi.Output[str]
+    lifecycle_hook: pulumi.Output[str]
 
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
@@ -103,5 +106,16 @@ class WorkerGroup(pulumi.ComponentResource):
             ],
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
         )
+        # The way out of every node: it sees its target state, saves a checkpoint, completes the action. A node that
+        # can't goes on by itself after the heartbeat.
+        hook = aws.autoscaling.LifecycleHook(
+            f"{name}-leave",
+            autoscaling_group_name=group.name,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+            heartbeat_timeout=_HEARTBEAT_SECONDS,
+            default_result="CONTINUE",
+            opts=pulumi.ResourceOptions(parent=self),
+        )
         self.autoscaling_group = group.name
+        self.lifecycle_hook = hook.name
         self.register_outputs({"autoscaling_group": self.autoscaling_group})

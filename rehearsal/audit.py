@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from contract.layout import RunLayout
 from contract.metrics import MetricLine, Results
@@ -47,7 +49,10 @@ def check_results(data: Bucket, run: str, losses: Losses | None) -> list[str]:
         return [f"results.json of run {run} is not in S3"]
     if losses is None:
         return [f"run {run} left no metric line in S3"]
-    results = Results.model_validate_json(content)
+    try:
+        results = Results.model_validate_json(content)
+    except ValidationError as error:
+        return [f"results.json of run {run} is not what it should be: {error}"]
     # A run that resumed another one carries the first loss of that one's first step.
     first = results.first_loss if losses.began == 1 else losses.first
     told, seen = (first, results.last_loss, results.steps), (losses.first, losses.last, losses.steps)
@@ -60,6 +65,12 @@ def check_checkpoints(uris: Iterable[str], environment: Mapping[str, str]) -> li
     """Load each checkpoint in a fresh process."""
 
     def load(uri: str) -> list[str]:
+        try:
+            return verdict(uri)
+        except (subprocess.TimeoutExpired, ValueError, LookupError) as error:
+            return [f"checkpoint {uri} does not load: {type(error).__name__}: {error}"]
+
+    def verdict(uri: str) -> list[str]:
         done = subprocess.run(
             [sys.executable, "-m", "trainer.check", uri],
             cwd=_ROOT,
@@ -104,10 +115,3 @@ def check_journal(made: Mapping[str, str], journal: Iterable[JournalEntry], adap
         if urn not in served
     ]
     return problems
-
-
-def still_running(instances: Callable[[], Iterable[str]], processes: int) -> list[str]:
-    """Nothing of the cluster runs any more."""
-    left = list(instances())
-    problems = [f"instances still run: {', '.join(left)}"] if left else []
-    return [*problems, f"{processes} processes of nodes still run"] if processes else problems

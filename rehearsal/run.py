@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 
-from contract.base import InputError, Problem
+from contract.base import CONFIG_KEY, InputError, Problem
 from contract.layout import RunLayout
 from contract.objects import Bucket
 from contract.report import LostResource, NotRehearsed, Report, Scaled
 from contract.run import LaunchResult
-from contract.settings import CONFIG_KEY, StackSettings, read_settings
+from contract.settings import StackSettings, read_settings
 from rehearsal import audit
+from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment, Event
 from rehearsal.adapter.mocks import UpFailed, up
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
@@ -39,6 +40,10 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTCOME_SECONDS = 1800.0
 NODES_GONE_SECONDS = 120.0
 RESULTS_SECONDS = 300
+NOT_EMULATED = [
+    NotRehearsed(what="the rights of roles (IAM)", why="the emulated AWS grants every call"),
+    NotRehearsed(what="AWS's delays, quotas and throttling", why="the emulated AWS answers at once"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +110,8 @@ def rehearse(options: Options, show: Show) -> Report:
         aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
         stack.enter_context(environment(aws.environment()))
         Rehearsal(options, config, settings, aws, show, clock, found).go()
-    running = len(marked(options.folder))
-    found.errors += audit.still_running(list, running)
+    if left := marked(options.folder):
+        found.errors.append(f"processes of nodes still run: {[process.pid for process in left]}")
     return Report(
         ok=not found.errors,
         errors=tuple(found.errors),
@@ -168,7 +173,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(values)
-    os.environ["VIRTUAL_ENV"] = sys.prefix  # the launcher takes the Python that runs the rehearsal
+    os.environ["VIRTUAL_ENV"] = sys.prefix  # what the launcher takes where the tree has no environment of its own
     try:
         yield
     finally:
@@ -198,38 +203,53 @@ class Rehearsal:
         self.kept: set[str] = set()
 
     def go(self) -> None:
+        """Whatever breaks on the way ends as an error of the report, never as a report that is not there."""
         before = self.aws.dump()
-        stack = self.options.stack
-        with Hypervisor(self.aws, self.backend, stack, lambda text: self.show.line("nodes", text)) as hypervisor:
+        account = Adapter(self.aws.region)
+
+        def broken(text: str) -> None:
+            self.show.line("nodes", text)
+            account.stop()  # a launch would wait for nodes that nobody boots
+
+        with Hypervisor(self.aws, self.backend, self.options.stack, broken) as hypervisor:
             try:
-                self.bring_up()
+                self.bring_up(account)
                 self.train(hypervisor)
                 self.bring_home()
-            except (UpFailed, FollowError, RuntimeError) as error:
+            except UpFailed as error:
+                self.deployment = error.deployment
                 # What the launch wrote was shown as it came: its last word is the error.
                 told = str(error)
-                self.fail(told[max(0, told.rfind("trainyard: ")) :])
-                if isinstance(error, UpFailed):
-                    self.deployment = error.deployment
-                    if tails := log_tails(self.folder):
-                        (self.folder / "node-logs.txt").write_text(tails)
-                        self.show.line("logs", f"of the nodes: {self.folder / 'node-logs.txt'}")
+                self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
+                self.keep_node_logs()
+            except Exception as error:
+                known = isinstance(error, FollowError | RuntimeError)
+                self.fail(str(error) if known else f"{type(error).__name__}: {error}")
+                self.keep_node_logs()
             finally:
                 self.take_down(hypervisor)
-        self.examine(before)
+        try:
+            self.examine(before)
+        except Exception as error:
+            self.fail(f"the account can't be looked at: {type(error).__name__}: {error}")
+
+    def keep_node_logs(self) -> None:
+        if tails := log_tails(self.folder):
+            (self.folder / "node-logs.txt").write_text(tails)
+            self.show.line("logs", f"of the nodes: {self.folder / 'node-logs.txt'}")
 
     def fail(self, message: str) -> None:
         self.found.errors.append(message)
         self.show.line("failed", message)
 
-    def bring_up(self) -> None:
+    def bring_up(self, account: Adapter) -> None:
         """Preview, then resources and launch, as `pulumi up` does."""
         self.clock.enter("preview")
-        planned = up(self.config, self.options.stack, self.options.root, preview=True)
+        planned = up(self.config, self.options.stack, self.options.root, preview=True, account=account)
         count = sum(resource.custom for resource in planned.resources.values())
         self.show.line("preview", f"{count} resources to make")
         self.clock.enter("resources")
-        self.deployment = up(self.config, self.options.stack, self.options.root, on_event=self.tell)
+        self.deployment = up(self.config, self.options.stack, self.options.root, account=account, on_event=self.tell)
         launched = LaunchResult.model_validate_json(self.deployment.exports["launch"].splitlines()[-1])
         self.clock.split(launched.phases)
         self.found.run, self.found.nodes = launched.run, len(launched.nodes)
@@ -284,8 +304,11 @@ class Rehearsal:
         )
         if self.settings.job.train is not None and not self.found.errors:
             self.found.losses = audit.read_losses(data, run)
-            self.found.errors += audit.check_results(data, run, self.found.losses)
-            self.found.errors += audit.check_checkpoints(self.found.checkpoints, {"AWS_REGION": self.aws.region})
+            for problem in [
+                *audit.check_results(data, run, self.found.losses),
+                *audit.check_checkpoints(self.found.checkpoints, {"AWS_REGION": self.aws.region}),
+            ]:
+                self.fail(problem)
 
     def fetch_results(self, run: str) -> dict[str, Any]:
         folder = self.folder / "results"
@@ -337,7 +360,7 @@ class Rehearsal:
     def note_limits(self, deployment: Deployment) -> None:
         """What stood in for something, from what happened on the nodes."""
         self.found.scaled += self.backend.scaled()
-        self.found.not_rehearsed += self.backend.not_rehearsed()
+        self.found.not_rehearsed += self.backend.not_rehearsed() + NOT_EMULATED
         buckets = [deployment.exports.get(name) for name in ("data_bucket", "staging_bucket")]
         if all(buckets):
             data, staging = (Bucket(str(name), self.aws.region) for name in buckets)
@@ -347,7 +370,11 @@ class Rehearsal:
         """The account after destroy against the account before."""
         self.clock.enter("audit")
         running = [one.id for one in mine(self.aws.instances(), self.options.stack) if one.state != "terminated"]
-        self.found.errors += audit.still_running(lambda: running, 0)
+        if running:
+            self.fail(f"instances still run: {', '.join(running)}")
         self.found.leaked = tuple(audit.leaked(before, self.aws.dump(), self.kept))
-        self.found.errors += [f"leaked: {one.service} {one.kind} {one.id}" for one in self.found.leaked]
-        self.found.errors += audit.check_journal(self.made, self.aws.journal(), ADAPTER_KEY)
+        for problem in [
+            *(f"leaked: {one.service} {one.kind} {one.id}" for one in self.found.leaked),
+            *audit.check_journal(self.made, self.aws.journal(), ADAPTER_KEY),
+        ]:
+            self.fail(problem)

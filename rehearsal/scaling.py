@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.catalog import catalog
 from contract.report import Scaled
+from contract.training import TrainerConfig
 
 BRING_UP_MINUTES = 5.0
 GPU_PROCESSES = 2
@@ -65,7 +66,24 @@ def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[
         why="nothing is installed",
     )
     _without_gpus(scaling)
+    if nodes is not None:
+        _whole_batches(scaling)
     return settings, scaling.changes
+
+
+def _whole_batches(scaling: Scaling) -> None:
+    """Another number of nodes may not share the stack's batch: the next larger one that they do."""
+    settings, job = scaling.settings, scaling.settings["job"]
+    train = job.get("train")
+    if train is None:
+        return
+    config = TrainerConfig.model_validate(train)
+    share = config.micro_batch_size * settings["nodes"] * (job.get("processes_per_node") or 1)
+    whole = -(-config.batch_size // share) * share
+    if whole == config.batch_size:
+        return
+    what, by = f"a batch of {config.batch_size} sequences", f"one of {whole}"
+    scaling.put(train, "batch_size", whole, what=what, by=by, why=f"it must split over {settings['nodes']} nodes")
 
 
 def _without_gpus(scaling: Scaling) -> None:

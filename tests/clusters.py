@@ -55,9 +55,9 @@ class Cluster:
             )
             self._say(self.staging, HEAD_EVENTS, "i-head", event)
 
-    def head_fails(self, message: str) -> None:
-        event = PlayEvent.model_validate({**stamp("i-head", "head"), "status": "failed", "message": message})
-        self._say(self.staging, HEAD_EVENTS, "i-head", event)
+    def head_fails(self, message: str, head: str = "i-head") -> None:
+        event = PlayEvent.model_validate({**stamp(head, "head"), "status": "failed", "message": message})
+        self._say(self.staging, HEAD_EVENTS, head, event)
 
     def agent(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
         event = AgentEvent.model_validate(
@@ -90,6 +90,7 @@ class Cluster:
             nodes=group.nodes,
             processes_per_node=group.processes_per_node,
             job=self.manifest.job,
+            limits=self.manifest.limits,
         )
 
     def launch(self, nodes: int) -> list[str]:

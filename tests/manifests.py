@@ -12,11 +12,12 @@ MANIFEST = Manifest(
     bundle=Archive(uri="s3://staging/bundle/x.tar.gz", sha256="0" * 64),
     data_bucket="data",
     staging_bucket="staging",
-    head=Head(address="127.77.9.2", rendezvous_port=29400),
+    head=Head(instance="i-head", address="127.77.9.2", rendezvous_port=29400),
     groups=(
         WorkerGroup(
             name="workers",
             autoscaling_group="workers-1",
+            lifecycle_hook="leave-1",
             instance_type="c7i.xlarge",
             nodes=2,
             subnets=("subnet-1",),

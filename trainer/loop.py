@@ -83,7 +83,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             for parameters_group in optimizer.param_groups:
                 parameters_group["lr"] = rate
 
-            summed = torch.zeros((), device=device)
+            # Beside the loss travels whether any node asks for a checkpoint now: all ranks hear it at the same step.
+            summed = torch.tensor([0.0, float(environment.checkpoint_request.exists())], device=device)
             shares = share(progress.consumed, rank, world_size, config.micro_batch_size, config.batch_size)
             for number, positions in enumerate(shares, start=1):
                 # Gradients meet on the last micro-batch only.
@@ -91,12 +92,12 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     with autocast:
                         loss = model(*data.batch(positions, device)) / accumulation
                     loss.backward()
-                summed += loss.detach()
+                summed[0] += loss.detach()
 
             dist.all_reduce(summed)  # beside the mean gradient, which is DDP's, the mean loss
             # Every rank holds the whole mean gradient: its own norm is the global one.
             norm = nn.utils.clip_grad_norm_(bare.parameters(), config.optimizer.clip_norm)
-            mean_loss, gradient_norm = torch.stack([summed / world_size, norm]).tolist()
+            mean_loss, asked, gradient_norm = torch.cat([summed / world_size, norm.unsqueeze(0)]).tolist()
             require_finite(step, mean_loss, gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -128,8 +129,9 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                         step_seconds=seconds,
                     )
                 )
-            if last or step % config.checkpoint_every == 0:
+            if last or asked or step % config.checkpoint_every == 0:
                 uri = checkpoints.save(state)
+                environment.checkpoint_request.unlink(missing_ok=True)  # the asker's sign that it is saved
                 if metrics:
                     print(f"saved {uri}", flush=True)
                     if not last:

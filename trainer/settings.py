@@ -30,6 +30,7 @@ class Environment:
     run: str
     attempt: int
     metrics_dir: Path
+    checkpoint_request: Path  # while this file is there, its node asks for a checkpoint at the next step
     cache_dir: Path  # token shards, shared by all processes of a node
     rank: int
     local_rank: int
@@ -52,6 +53,7 @@ class Environment:
                 return otherwise
             return int(text)
 
+        metrics = Path(variables.get("METRICS_DIR", "metrics"))
         cache = Path(tempfile.gettempdir()) / f"trainyard-cache-{os.getuid()}"
         found = cls(
             data_uri=variables.get("DATA_URI", ""),
@@ -60,7 +62,8 @@ class Environment:
             resume_uri=variables.get("RESUME_URI") or None,
             run=variables.get("TRAINYARD_RUN", "alone"),
             attempt=number("TRAINYARD_ATTEMPT", 1),
-            metrics_dir=Path(variables.get("METRICS_DIR", "metrics")),
+            metrics_dir=metrics,
+            checkpoint_request=Path(variables.get("CHECKPOINT_REQUEST") or metrics / "checkpoint-request"),
             cache_dir=Path(variables.get("TRAINYARD_CACHE") or cache),
             rank=number("RANK", 0),
             local_rank=number("LOCAL_RANK", 0),

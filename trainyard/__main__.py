@@ -20,6 +20,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pret
 
 Stack = Annotated[str, typer.Option("--stack", "-s", help="Pulumi stack, e.g. a100-cluster.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run id; none: the newest.")]
+ManifestUri = Annotated[
+    str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest; none: found by the stack's tags.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -42,17 +45,17 @@ def _fail(message: str, status: int) -> None:
 
 
 @app.command()
-def launch(stack: Stack) -> None:
+def launch(stack: Stack, manifest: ManifestUri = None) -> None:
     """Start the stack's job: all nodes or none. Returns when it has started; the last line on stdout is JSON."""
     with _told(), display() as show:
-        print(Launch(Cluster.of(stack), show).go().model_dump_json())
+        print(Launch(Cluster.of(stack, manifest), show).go().model_dump_json())
 
 
 @app.command()
-def stop(stack: Stack, as_json: Json = False) -> None:
+def stop(stack: Stack, manifest: ManifestUri = None, as_json: Json = False) -> None:
     """End the stack's run and its worker nodes."""
     with _told():
-        ended = runs.stop(Cluster.of(stack))
+        ended = runs.stop(Cluster.of(stack, manifest))
         print(json.dumps({"ended": ended}) if as_json else f"{len(ended)} nodes ended")
 
 

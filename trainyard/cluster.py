@@ -8,13 +8,12 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract import tags
 from contract.base import InputError, Problem
-from contract.layout import CURRENT_RUN, MANIFEST, RunLayout
+from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from contract.manifest import Manifest
 from contract.objects import Bucket, client
 from contract.run import Control, Outcome, RunRecord
-
-STACK_TAG, ROLE_TAG = "trainyard:stack", "trainyard:role"
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,10 @@ class Cluster:
 
     stack: str
     region: str
+    manifest_uri: str | None = None  # where the caller knows it: AWS's index of tags lags behind
 
     @classmethod
-    def of(cls, stack: str) -> "Cluster":
+    def of(cls, stack: str, manifest_uri: str | None = None) -> "Cluster":
         """Raises InputError where no region is set."""
         # botocore reads AWS_DEFAULT_REGION only; Pulumi and the other SDKs say AWS_REGION.
         region = os.environ.get("AWS_REGION") or boto3.session.Session().region_name
@@ -33,17 +33,18 @@ class Cluster:
             raise InputError(
                 [Problem(key="AWS_REGION", value=None, why="no region is set", fix="Set it to the stack's aws:region")]
             )
-        return cls(stack, region)
+        return cls(stack, region, manifest_uri)
 
     def _bucket(self, role: str) -> Bucket | None:
-        filters = [{"Key": STACK_TAG, "Values": [self.stack]}, {"Key": ROLE_TAG, "Values": [role]}]
+        filters = [{"Key": tags.STACK, "Values": [self.stack]}, {"Key": tags.ROLE, "Values": [role]}]
         try:
             answer = client("resourcegroupstaggingapi", self.region).get_resources(
                 TagFilters=filters, ResourceTypeFilters=["s3"]
             )
         except (BotoCoreError, ClientError) as error:
             raise RuntimeError(f"can't ask AWS for the buckets of stack {self.stack}: {error}") from error
-        names = [item["ResourceARN"].rsplit(":", 1)[-1] for item in answer["ResourceTagMappingList"]]
+        listed = [item["ResourceARN"].rsplit(":", 1)[-1] for item in answer["ResourceTagMappingList"]]
+        names = [name for name in listed if Bucket(name, self.region).exists()]  # the index may list deleted ones
         if len(names) > 1:
             raise RuntimeError(f"stack {self.stack} has several buckets of role {role}: {', '.join(sorted(names))}")
         return Bucket(names[0], self.region) if names else None
@@ -51,12 +52,17 @@ class Cluster:
     @cached_property
     def staging(self) -> Bucket | None:
         """The bucket that goes with the cluster; None when the stack is not up."""
-        return self._bucket("staging-bucket")
+        if self.manifest_uri is not None:
+            named = Bucket(split_s3_uri(self.manifest_uri)[0], self.region)
+            return named if named.exists() else None
+        return self._bucket(tags.STAGING_BUCKET)
 
     @cached_property
     def data(self) -> Bucket:
         """The bucket that outlives the cluster. Raises InputError when the stack never was up."""
-        found = self._bucket("data-bucket")
+        if self.manifest_uri is not None:
+            return Bucket(self.manifest.data_bucket, self.region)
+        found = self._bucket(tags.DATA_BUCKET)
         if found is None:
             raise InputError(
                 [
@@ -94,8 +100,8 @@ class Cluster:
 
     def newest_run(self) -> RunRecord | None:
         """The newest run in the data bucket, also after destroy."""
-        runs = sorted(key for key in self.data.keys("runs/") if key.count("/") == 2 and key.endswith("/run.json"))
-        return RunRecord.model_validate_json(self.data.read(runs[-1])) if runs else None
+        newest = max(self.data.folders("runs/"), default=None)  # run ids sort by time
+        return None if newest is None else RunRecord.model_validate_json(self.data.read(RunLayout(newest).record))
 
     def outcome(self, run: str) -> Outcome | None:
         found = self.data.find(RunLayout(run).outcome)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from contract.base import InputError, Problem
+from contract.base import CONFIG_KEY, InputError, Problem
 from contract.dataset import INDEX, DatasetIndex, Shard
 from contract.layout import dataset_prefix
 from contract.objects import Bucket
@@ -50,7 +50,7 @@ def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path 
         raise InputError(
             [
                 Problem(
-                    key="trainyard:cluster.job.builtin_corpus",
+                    key=f"{CONFIG_KEY}.job.builtin_corpus",
                     value=True,
                     why=f"this Python has no library sources in {folder}",
                     fix="Run with a Python that has them, or upload a dataset of your own",

@@ -12,11 +12,14 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from contract.dataset import INDEX
 from contract.events import NODE_EVENT, AgentEvent, PlayEvent, ServiceEvent, TaskEvent
 from contract.layout import CURRENT_RUN, HEAD_EVENTS, RunLayout, split_s3_uri
 from contract.lease import put_lease
 from contract.manifest import Manifest, WorkerGroup
+from contract.objects import client
 from contract.run import LaunchResult, Outcome, RunRecord
 from contract.streams import Cursor
 from trainyard import corpus
@@ -26,6 +29,9 @@ from trainyard.progress import Display
 POLL_SECONDS = 1.0
 # LaunchInstances takes at most 100 instances a call.
 INSTANCES_PER_CALL = 100
+# A play that failed is started again by its unit: an index or a mirror may have been away for a moment.
+HOPELESS_PLAYS = 2
+SILENT, SILENT_SECONDS, CONSOLE_LINES = "no sign yet", 15 * 60.0, 20
 
 
 class LaunchError(RuntimeError):
@@ -56,6 +62,7 @@ class Launch:
             nodes=self.group.nodes,
             processes_per_node=self.group.processes_per_node,
             job=self.manifest.job,
+            limits=limits,
         )
         self.layout = RunLayout(self.record.run)
 
@@ -107,7 +114,9 @@ class Launch:
         run = self.cluster.current_run()
         if run is None:
             return
-        if self.cluster.outcome(run.run) is None and self._members():
+        # A launch that still waits for capacity has a run and no nodes yet.
+        young = time.time() < run.created + run.limits.bring_up_minutes * 60
+        if self.cluster.outcome(run.run) is None and (young or self._members()):
             raise LaunchError(
                 f"run {run.run} is still on the cluster; wait for it, or end it: trainyard stop --stack "
                 f"{self.cluster.stack}"
@@ -136,24 +145,27 @@ class Launch:
             raise LaunchError(f"job.resume = {job.resume!r}: that run left no checkpoint in s3://{data.name}")
 
     def _wait_for_head(self) -> None:
-        """Store and controller are up, of the head that the manifest names."""
+        """Store and controller are up, in the newest boot of the head that the manifest names."""
         assert self.cluster.staging is not None
-        cursor = Cursor(self.cluster.staging, HEAD_EVENTS)
-        services: set[str] = set()
-        address = self.manifest.head.address
+        head = self.manifest.head
+        cursor = Cursor(self.cluster.staging, f"{HEAD_EVENTS}{head.instance}/")
+        services: dict[str, set[str]] = {}
+        plays = Plays()
 
         def ready() -> bool:
             for _, line in cursor.lines():
                 event = NODE_EVENT.validate_json(line)
                 self._tell(event)
-                if isinstance(event, PlayEvent) and event.status == "failed":
-                    raise LaunchError(f"the head {event.instance} could not be configured: {event.message}")
-                if isinstance(event, ServiceEvent) and event.address.split(":")[0] == address:
-                    services.add(event.service)
-            return services == {"rendezvous", "controller"}
+                if isinstance(event, ServiceEvent):
+                    services.setdefault(event.boot, set()).add(event.service)
+                plays.hear(event)
+            newest = max([*services, *plays.boots], default="")
+            if plays.failed(head.instance, newest):
+                raise LaunchError(f"the head {head.instance} could not be configured: {plays.message}")
+            return services.get(newest) == {"rendezvous", "controller"}
 
         self._until("the head's rendezvous store and controller", ready)
-        self.show.line("head", f"{address} ready")
+        self.show.line("head", f"{head.address} ready")
 
     def _open_run(self) -> None:
         """From here on the run exists: its record, and the lease that ends it whoever dies."""
@@ -189,19 +201,27 @@ class Launch:
         """Every agent reports its workers up; of the built-in trainer also the first metric line is there."""
         cursor = Cursor(self.cluster.data, self.layout.events)
         up: dict[int, set[str]] = {}
-        last: dict[str, str] = dict.fromkeys(self.launched, "no sign yet")
+        last: dict[str, str] = dict.fromkeys(self.launched, SILENT)
+        plays = Plays()
+        silent_until = time.time() + min(SILENT_SECONDS, self.manifest.limits.bring_up_minutes * 60)
 
         def started() -> bool:
             for _, line in cursor.lines():
                 event = NODE_EVENT.validate_json(line)
                 last[event.instance] = self._tell(event) or last.get(event.instance, "")
-                if isinstance(event, PlayEvent) and event.status == "failed":
-                    raise LaunchError(f"node {event.instance} could not be configured: {event.message}")
+                plays.hear(event)
+                if plays.failed(event.instance, event.boot):
+                    raise LaunchError(f"node {event.instance} could not be configured: {plays.message}")
                 if isinstance(event, AgentEvent) and event.state in {"workers_up", "workers_done"}:
                     up.setdefault(event.attempt, set()).add(event.instance)
             outcome = self.cluster.outcome(self.record.run)
             if outcome is not None:
                 return self._ended(outcome)
+            silent = [node for node, text in last.items() if text == SILENT]
+            if silent and time.time() > silent_until:
+                minutes = round(SILENT_SECONDS / 60)
+                console = self._console(silent[0])
+                raise LaunchError(f"no sign of {', '.join(silent)} within {minutes} minutes of its launch{console}")
             if not any(len(nodes) == self.group.nodes for nodes in up.values()):
                 return False
             return self._metrics_are_there()
@@ -250,17 +270,62 @@ class Launch:
                 return ""
         return text
 
+    def _console(self, node: str) -> str:
+        """The end of a node's console: what failed before it could write to S3 stands there."""
+        try:
+            answer = client("ec2", self.cluster.region).get_console_output(InstanceId=node)
+        except ClientError as error:
+            return f" (its console can't be read: {error})"
+        lines = answer.get("Output", "").rstrip().splitlines()[-CONSOLE_LINES:]
+        return "".join(f"\n  {line}" for line in [f"the console of {node} ends:", *lines]) if lines else ""
+
     def _take_back(self, reason: str) -> None:
-        """Only what this launch added goes; then its run is over."""
+        """Only what this launch added goes; then its run is over. One that has gone meanwhile hinders no other."""
         for name in self.launched:
-            self.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
-                InstanceId=name, ShouldDecrementDesiredCapacity=True
-            )
+            for call, more in (
+                ("terminate_instance_in_auto_scaling_group", {"ShouldDecrementDesiredCapacity": True}),
+                # Nothing is to be saved on it: the hook need not hold it.
+                (
+                    "complete_lifecycle_action",
+                    {
+                        "AutoScalingGroupName": self.group.autoscaling_group,
+                        "LifecycleHookName": self.group.lifecycle_hook,
+                        "LifecycleActionResult": "CONTINUE",
+                    },
+                ),
+            ):
+                try:
+                    getattr(self.cluster.autoscaling, call)(InstanceId=name, **more)
+                except (BotoCoreError, ClientError) as error:
+                    self.show.detail(name, str(error))
         if self.launched:
             self.show.line("nodes", f"taken back: {', '.join(self.launched)}")
         if self.cluster.data.find(self.layout.record) is not None and self.cluster.outcome(self.record.run) is None:
             outcome = Outcome(state="failed", reason=f"launch: {reason}", attempts=0, ended=time.time())
             self.cluster.data.write(self.layout.outcome, outcome.model_dump_json().encode())
+
+
+class Plays:
+    """Which nodes' plays have failed. A unit starts a failed play again, so one failure is not the end."""
+
+    def __init__(self) -> None:
+        self.boots: set[str] = set()
+        self.message = ""
+        self._count: dict[tuple[str, str], int] = {}
+
+    def hear(self, event: Any) -> None:
+        if not isinstance(event, PlayEvent):
+            return
+        self.boots.add(event.boot)
+        if event.status == "failed":
+            self._count[event.instance, event.boot] = self._count.get((event.instance, event.boot), 0) + 1
+            self.message = event.message
+        elif event.status == "ok":
+            self._count[event.instance, event.boot] = 0
+
+    def failed(self, instance: str, boot: str) -> bool:
+        """Whether the play of this boot failed as often as makes it hopeless."""
+        return self._count.get((instance, boot), 0) >= HOPELESS_PLAYS
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from contract import layout
 from contract.base import Contract, InputError, Problem
-from contract.layout import COMMIT_MARK, RunLayout
+from contract.layout import RunLayout
 from contract.metrics import MetricLine
 from contract.run import Control, Outcome, RunRecord
 from contract.streams import Cursor, metric_lines
@@ -65,9 +66,9 @@ def status(cluster: Cluster, run: str | None) -> RunStatus:
 
 def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, str]]:
     """(writer, line) of the logs of every node whose source matches the regular expression `source`."""
-    layout = RunLayout(find_run(cluster, run).run)
-    for key, line in Cursor(cluster.data, layout.logs).lines():
-        writer = key.removeprefix(layout.logs).rsplit("-", 1)[0]
+    prefix = RunLayout(find_run(cluster, run).run).logs
+    for key, line in Cursor(cluster.data, prefix).lines():
+        writer = key.removeprefix(prefix).rsplit("-", 1)[0]
         if re.search(source, writer):
             yield writer, line.decode(errors="replace")
 
@@ -75,22 +76,22 @@ def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, 
 def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
     """URIs of a run's checkpoints that bear the commit mark, oldest first."""
     prefix = RunLayout(run).checkpoints
-    marks = sorted(key for key in cluster.data.keys(prefix) if key.endswith(f"/{COMMIT_MARK}"))
-    return tuple(f"s3://{cluster.data.name}/{key.removesuffix(COMMIT_MARK)}" for key in marks)
+    names = layout.complete_checkpoints(cluster.data.keys(prefix), prefix)
+    return tuple(f"s3://{cluster.data.name}/{prefix}{name}/" for name in names)
 
 
 def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
     """Bring a run's results home, below `folder`."""
     record = find_run(cluster, run)
-    layout = RunLayout(record.run)
+    prefix = RunLayout(record.run).results
     files = []
-    for key in cluster.data.keys(layout.results):
-        name = key.removeprefix(layout.results)
+    for key in cluster.data.keys(prefix):
+        name = key.removeprefix(prefix)
         cluster.data.download(key, folder / name)
         files.append(name)
     return FetchedResults(
         run=record.run,
-        results_uri=f"s3://{cluster.data.name}/{layout.results}",
+        results_uri=f"s3://{cluster.data.name}/{prefix}",
         folder=str(folder),
         files=tuple(files),
         checkpoints=complete_checkpoints(cluster, record.run),
@@ -102,13 +103,13 @@ def stop(cluster: Cluster) -> list[str]:
 
     Raises TimeoutError when nodes are still there after a quarter of an hour.
     """
+    if cluster.staging is None or cluster.staging.find(layout.MANIFEST) is None:
+        return []  # it never came as far as nodes, or went before
     run = cluster.current_run()
     if run is not None and cluster.outcome(run.run) is None:
         attempts = control.attempt if (control := cluster.control(run.run)) else 0
         outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended=time.time())
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    if cluster.staging is None:
-        return []
     names = [group.autoscaling_group for group in cluster.manifest.groups]
     ended: list[str] = []
     deadline = time.monotonic() + STOP_SECONDS

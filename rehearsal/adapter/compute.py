@@ -203,4 +203,27 @@ class AutoScalingGroup(Handler):
         return found[0] if found else None
 
 
-HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate(), AutoScalingGroup())
+class LifecycleHook(Handler):
+    type = "aws:autoscaling/lifecycleHook:LifecycleHook"
+    keys = known("autoscalingGroupName", "lifecycleTransition", "heartbeatTimeout", "defaultResult")
+
+    def create(self, call: Call) -> Made:
+        name = call.autoname()
+        call.aws.client("autoscaling").put_lifecycle_hook(
+            LifecycleHookName=name,
+            **call.only(
+                autoscalingGroupName="AutoScalingGroupName",
+                lifecycleTransition="LifecycleTransition",
+                heartbeatTimeout="HeartbeatTimeout",
+                defaultResult="DefaultResult",
+            ),
+        )
+        return name, {"name": name}
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("autoscaling").delete_lifecycle_hook(
+            LifecycleHookName=call.id, AutoScalingGroupName=call.inputs["autoscalingGroupName"]
+        )
+
+
+HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate(), AutoScalingGroup(), LifecycleHook())

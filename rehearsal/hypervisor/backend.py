@@ -21,8 +21,6 @@ class NodeSpec:
 class Backend(Protocol):
     """Machines by instance id. Every call returns soon; `stop` and `kill` may be repeated."""
 
-    name: str
-
     def boot(self, spec: NodeSpec) -> None:
         """Power a machine on with its user-data."""
 

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import boto3
 
+from contract import tags
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.truth import InstanceTruth
 from rehearsal.hypervisor.backend import Backend, NodeSpec
@@ -25,7 +25,7 @@ ACCESS_KEY = "AKIAREHEARSALHYPERVIS"
 
 def mine(instances: Iterable[InstanceTruth], stack: str) -> list[InstanceTruth]:
     """Those that no other stack claims: an account may serve several rehearsals, each with a hypervisor."""
-    return [one for one in instances if one.tags.get("trainyard:stack", stack) == stack]
+    return [one for one in instances if one.tags.get(tags.STACK, stack) == stack]
 
 
 @dataclass
@@ -54,10 +54,6 @@ class Hypervisor:
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated account knows no secrets)
         )
-
-    def booted(self) -> list[InstanceTruth]:
-        """Every instance that was booted."""
-        return [machine.truth for machine in self._machines.values()]
 
     def running(self) -> list[str]:
         """Instances whose machine is on."""
@@ -144,11 +140,6 @@ class Hypervisor:
         for machine in self._machines.values():
             if not machine.gone:
                 self._remove(machine)
-
-
-def node_logs(folder: Path, instance: str) -> list[Path]:
-    """The logs that a node which is a folder has kept."""
-    return sorted((folder / "nodes" / instance / "var/log").glob("*.log"))
 
 
 def _text(user_data: str) -> str:

@@ -1,7 +1,6 @@
 """The `process` back-end: a node is a folder, a tree of processes and its own loopback address. Linux, without root."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -22,8 +21,6 @@ _WHY_PROCESS = "the process back-end needs no root and no virtual machine"
 
 class ProcessBackend:
     """Nodes as processes under `folder`/nodes; every one bears the folder in its environment."""
-
-    name = "process"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,10 +95,14 @@ class ProcessBackend:
             Scaled(what="EC2 instances", by="folders with process trees on loopback addresses", why=_WHY_PROCESS),
             Scaled(what="cloud-init", by="its write_files and runcmd, run by the back-end", why=_WHY_PROCESS),
             Scaled(what="systemd", by="a supervisor that runs the same unit files", why=_WHY_PROCESS),
+            Scaled(
+                what="the image's /usr/bin/python3", by="the Python that runs the rehearsal", why="a node has no image"
+            ),
+            Scaled(what="a network between nodes", by="the loopback interface", why=_WHY_PROCESS),
             Scaled(what="TLS of AWS's endpoints", by="plain HTTP on the loopback", why="the emulated AWS is local"),
             Scaled(
                 what="the metadata service at 169.254.169.254",
-                by="one on a high port of each node's address; credentials of the job by the container provider",
+                by="one on a high port of each node's address; after boot, credentials by the container provider",
                 why="a link-local address needs root",
             ),
         ]
@@ -128,8 +129,3 @@ def sweep(folder: Path) -> int:
     if nodes.exists():
         shutil.rmtree(nodes)
     return ended
-
-
-def usable() -> str | None:
-    """Why this back-end can't run here; None when it can."""
-    return None if sys.platform == "linux" and os.path.isdir("/proc/self") else "the rehearsal needs Linux"  # noqa: PTH112

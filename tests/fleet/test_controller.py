@@ -208,3 +208,38 @@ def test_the_end_stops_agents_and_bill(run: Run) -> None:
     assert control.stop
     assert run.cluster.described()["DesiredCapacity"] == 0
     assert run.cluster.data.find(run.layout.outcome) is not None
+
+
+def test_the_first_report_of_a_failure_is_not_taken_for_the_whole(run: Run) -> None:
+    run.step("ready", 0)
+    echo = FAILURE.model_copy(update={"rank": 0, "message": "RuntimeError: Connection reset by peer"})
+    run.cluster.agent(run.record.run, run.nodes[0], "workers_failed", 1, (echo,))
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert not control.waiting
+    run.cluster.agent(run.record.run, run.nodes[1], "workers_failed", 1, (FAILURE,))
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert control.lost is not None
+    assert control.lost.failure == FAILURE
+
+
+def test_a_controller_started_again_remembers_the_failure(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.supervision.step()
+    run.supervise()
+    outcome = run.step("workers_failed", 2, (FAILURE,))
+    assert outcome is not None
+    assert outcome.state == "failed"
+
+
+def test_a_started_job_has_no_bring_up_deadline(account: EmulatedAws) -> None:
+    run = Run(build(REGION))
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.record = run.record.model_copy(update={"created": run.record.created - 3000})
+    run.supervise()
+    assert run.supervision.step() is None

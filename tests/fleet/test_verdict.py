@@ -1,7 +1,9 @@
 """What the controller concludes."""
 
 from contract.events import AgentEvent, RankFailure
-from fleet.verdict import Failure, Fleet, complete_checkpoints, failed_for_good, root_cause
+from contract.layout import complete_checkpoints
+from contract.run import LostAttempt
+from fleet.verdict import VAIN_ATTEMPTS, Fleet, account_for, failed_for_good, root_cause
 
 
 def failure(rank: int, message: str = "ValueError: bad", time: float = 1.0, exitcode: int = 1) -> RankFailure:
@@ -33,22 +35,52 @@ def test_torchruns_own_sigterm_is_not_the_cause() -> None:
     assert root_cause([("i-1", failure(0, "ended by signal 15", exitcode=-15))]) is None
 
 
+def test_echoes_alone_say_nothing() -> None:
+    assert root_cause([("i-1", failure(0, "RuntimeError: Connection reset by peer [10.0.0.1]:41022"))]) is None
+
+
+def lost(*causes: RankFailure | None, checkpoints: tuple[tuple[str, ...], ...] = ()) -> list[LostAttempt]:
+    """Attempts that failed one after the other, with what was saved at the end of each."""
+    made: list[LostAttempt] = []
+    for number, cause in enumerate(causes, start=1):
+        saved = checkpoints[number - 1] if checkpoints else ()
+        named = ("i-1", cause) if cause else None
+        made.append(account_for(made[-1] if made else None, number, saved, named, blameless=False))
+    return made
+
+
+def verdict(attempts: list[LostAttempt]) -> str | None:
+    return failed_for_good(attempts[-2] if len(attempts) > 1 else None, attempts[-1])
+
+
 def test_the_same_failure_twice_is_for_good() -> None:
-    one, two = (Failure(number, frozenset({"step-1"}), ("i-1", failure(2))) for number in (1, 2))
-    assert failed_for_good(one, two)
+    assert verdict(lost(failure(2))) is None
+    assert verdict(lost(failure(2), failure(2))) == "rank 2 on i-1 failed twice the same way: ValueError: bad"
+
+
+def test_other_numbers_in_the_message_are_the_same_failure() -> None:
+    assert verdict(lost(failure(2, "KeyError: 17"), failure(2, "KeyError: 93"))) is not None
 
 
 def test_a_new_checkpoint_between_is_progress() -> None:
-    before = Failure(1, frozenset({"step-1"}), ("i-1", failure(2)))
-    after = Failure(2, frozenset({"step-1", "step-2"}), ("i-1", failure(2)))
-    assert not failed_for_good(before, after)
+    assert verdict(lost(failure(2), failure(2), checkpoints=(("1",), ("1", "2")))) is None
 
 
-def test_another_rank_or_message_is_another_failure() -> None:
-    before = Failure(1, frozenset(), ("i-1", failure(2)))
-    assert not failed_for_good(before, Failure(2, frozenset(), ("i-1", failure(1))))
-    assert not failed_for_good(before, Failure(2, frozenset(), ("i-1", failure(2, "OSError: disk"))))
-    assert not failed_for_good(None, before)
+def test_another_rank_or_kind_is_another_failure() -> None:
+    assert verdict(lost(failure(2), failure(1))) is None
+    assert verdict(lost(failure(2), failure(2, "OSError: disk"))) is None
+
+
+def test_failing_in_vain_ends_whatever_the_reasons() -> None:
+    several = [failure(2), None, failure(1), None][:VAIN_ATTEMPTS]
+    assert verdict(lost(*several[:-1])) is None
+    assert verdict(lost(*several)) == "4 attempts in a row failed and left no new checkpoint; no rank said why"
+
+
+def test_a_node_that_left_says_nothing_against_the_job() -> None:
+    (first,) = lost(failure(2))
+    second = account_for(first, 2, (), ("i-1", failure(2)), blameless=True)
+    assert (second.in_vain, failed_for_good(first, second)) == (0, None)
 
 
 def test_an_attempt_opens_with_all_nodes_or_not() -> None:
@@ -60,14 +92,19 @@ def test_an_attempt_opens_with_all_nodes_or_not() -> None:
     assert fleet.candidates(["i-1"], 2) is None
 
 
-def test_an_attempt_is_lost_with_a_node_or_its_workers() -> None:
+def test_a_node_outside_the_group_is_gone() -> None:
     fleet = Fleet()
     fleet.hear(event("i-1", "workers_up"))
-    assert fleet.lost(1, ["i-1"], ["i-1"]) is None
-    assert fleet.lost(1, ["i-1"], []) == "i-1 left the group"
-    fleet.hear(event("i-1", "workers_failed", time=2.0))
-    assert fleet.lost(1, ["i-1"], ["i-1"]) == "workers failed on i-1"
-    assert fleet.lost(2, ["i-1"], ["i-1"]) is None
+    assert fleet.gone(["i-1"], ["i-1"]) is None
+    assert fleet.gone(["i-1"], []) == "i-1"
+
+
+def test_failed_and_silent_nodes_are_those_of_this_attempt() -> None:
+    fleet = Fleet()
+    fleet.hear(event("i-1", "workers_failed", 1))
+    fleet.hear(event("i-2", "workers_up", 1))
+    assert (fleet.failed(1, ["i-1", "i-2"]), fleet.silent(1, ["i-1", "i-2"])) == (["i-1"], ["i-2"])
+    assert (fleet.failed(2, ["i-1"]), fleet.silent(2, ["i-1"])) == ([], ["i-1"])
 
 
 def test_done_needs_every_node_of_this_attempt() -> None:
@@ -81,4 +118,4 @@ def test_done_needs_every_node_of_this_attempt() -> None:
 
 def test_a_checkpoint_without_its_mark_does_not_count() -> None:
     keys = ["c/step-1/.metadata", "c/step-1/__0_0.distcp", "c/step-2/__0_0.distcp"]
-    assert complete_checkpoints(keys, "c/", ".metadata") == frozenset({"step-1"})
+    assert complete_checkpoints(keys, "c/") == ["step-1"]

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Ended:
 
     status: int
     told: str
+    seconds: float
     report: dict[str, Any]
 
 
@@ -71,11 +73,12 @@ def rehearse(tree: Path, shared: dict[str, str]) -> Rehearse:
         write_stack(tree, stack, **changes)
         command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"]
         environment = clean_environment() | shared
+        began = time.monotonic()
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
         )
         report = json.loads(done.stdout) if done.stdout.strip() else {}
-        return Ended(done.returncode, done.stderr, report)
+        return Ended(done.returncode, done.stderr, time.monotonic() - began, report)
 
     return run
 

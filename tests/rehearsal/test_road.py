@@ -80,6 +80,11 @@ def test_the_phases_are_the_roads_own(local: Ended) -> None:
     assert all(seconds >= 0 for seconds in local.report["phases"].values())
 
 
+def test_the_phases_sum_up_to_the_wall_time(local: Ended) -> None:
+    outside = 8.0  # seconds of Python's start and end, on a loaded machine
+    assert 0 <= local.seconds - sum(local.report["phases"].values()) < outside
+
+
 def test_checkpoints_and_results_came_home(local: Ended, tree: Path) -> None:
     assert len(local.report["checkpoints"]) == 3
     results = json.loads((tree / "build/rehearsal/local/results/results.json").read_text())
@@ -121,10 +126,12 @@ def test_a_job_that_raises_ends_with_its_traceback(rehearse: Rehearse, tree: Pat
     source = tree / "examples/raises"
     source.mkdir()
     (source / "train.py").write_text(
-        "import os\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
         "def step(number):\n"
-        "    if number == 3 and os.environ['RANK'] == '1':\n"
+        "    if number == 3 and dist.get_rank() == 1:\n"
         "        raise ValueError('no good at step 3')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
         "for number in range(1, 10):\n"
         "    step(number)\n"
     )
@@ -135,7 +142,7 @@ def test_a_job_that_raises_ends_with_its_traceback(rehearse: Rehearse, tree: Pat
     (error,) = ended.report["errors"]
     assert "rank 1 on i-" in error
     assert "failed twice the same way: ValueError: no good at step 3" in error
-    assert "line 4, in step" in error
+    assert "line 5, in step" in error
     assert error in ended.told
     assert ended.report["leaked"] == []
     assert marked(tree / "build/rehearsal/raises") == []

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.settings import CONFIG_KEY, StackSettings, read_settings
+from contract.base import CONFIG_KEY
+from contract.settings import StackSettings, read_settings
 from rehearsal.scaling import scale
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,13 @@ def test_a_cpu_stack_keeps_its_job() -> None:
     before, (after, changes) = read_settings(settings_of("local"), ROOT, "x"), scaled("local")
     assert after.job == before.job
     assert not any("model" in change or "nodes" in change for change in changes)
+
+
+def test_a_batch_follows_the_nodes() -> None:
+    after, changes = scaled("local", 3)
+    assert after.job.train is not None
+    assert after.job.train.batch_size == 48
+    assert "a batch of 32 sequences" in changes
 
 
 @pytest.mark.parametrize("stack", ["local", "a100-cluster", "own-job"])

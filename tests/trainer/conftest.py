@@ -165,6 +165,7 @@ def alone(tmp_path: Path, dataset: Path, cache: Path) -> Environment:
         run="alone",
         attempt=1,
         metrics_dir=tmp_path / "metrics",
+        checkpoint_request=tmp_path / "checkpoint-request",
         cache_dir=cache,
         rank=0,
         local_rank=0,

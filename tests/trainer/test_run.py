@@ -195,3 +195,13 @@ def test_schedule_peaks_after_warm_up_and_ends_at_the_minimum() -> None:
     assert max(rates) == rates[3] == optimizer.learning_rate
     assert rates[-1] == pytest.approx(optimizer.min_learning_rate)
     assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_a_checkpoint_is_saved_at_the_step_at_which_it_is_asked_for(job: Jobs) -> None:
+    found = job("asked")
+    request = found.folder / "request"
+    request.touch()
+    assert found.run(2, CHECKPOINT_REQUEST=str(request)).returncode == 0
+    saved = sorted(folder.name for folder in (found.folder / "checkpoints").iterdir())
+    assert saved[0] == "step-00000001"
+    assert not request.exists()

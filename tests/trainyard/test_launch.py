@@ -124,7 +124,12 @@ def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, monkey
 
 def test_a_node_that_fails_gives_its_own_message(cluster: clusters.Cluster, nodes: Any) -> None:
     cluster.head_is_ready()
-    nodes(lambda run, members: cluster.play(run, members[0], "failed", "pytorch: Ask torch: no such file"))
+
+    def act(run: str, members: list[str]) -> None:
+        for _ in range(2):  # the unit starts a failed play again once
+            cluster.play(run, members[0], "failed", "pytorch: Ask torch: no such file")
+
+    nodes(act)
     made, _ = launch(cluster)
     with pytest.raises(LaunchError, match=r"node i-\w+ could not be configured: pytorch: Ask torch: no such file"):
         made.go()
@@ -135,7 +140,8 @@ def test_a_node_that_fails_gives_its_own_message(cluster: clusters.Cluster, node
 
 
 def test_a_head_that_fails_ends_the_launch_before_any_node(cluster: clusters.Cluster) -> None:
-    cluster.head_fails("preflight: the manifest is bad")
+    for _ in range(2):
+        cluster.head_fails("preflight: the manifest is bad")
     made, _ = launch(cluster)
     with pytest.raises(LaunchError, match="the head i-head could not be configured: preflight: the manifest is bad"):
         made.go()
@@ -152,6 +158,8 @@ def test_a_job_that_ends_at_once_gives_its_traceback(cluster: clusters.Cluster, 
             {"state": "failed", "reason": "rank 1 failed", "attempts": 2, "ended": 1.0, "failure": failure}
         )
         cluster.data.write(RunLayout(run).outcome, ended.model_dump_json().encode())
+        # As the controller goes on: the launch finds its nodes gone.
+        cluster.autoscaling.set_desired_capacity(AutoScalingGroupName=cluster.group, DesiredCapacity=0)
 
     nodes(act)
     made, _ = launch(cluster)
@@ -201,3 +209,43 @@ def test_the_trainer_has_started_with_its_first_metric_line(account: EmulatedAws
     assert not made._metrics_are_there()
     cluster.data.write(chunk_key(prefix, 0), b"{}\n")
     assert made._metrics_are_there()
+
+
+def test_a_play_that_failed_once_and_then_went_well_is_well(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+
+    def act(run: str, members: list[str]) -> None:
+        for node in members:
+            cluster.play(run, node, "failed", "a mirror was away")
+            cluster.play(run, node, "ok")
+            cluster.agent(run, node, "workers_up", 1)
+
+    nodes(act)
+    made, _ = launch(cluster)
+    assert len(made.go().nodes) == 2
+
+
+def test_words_of_an_earlier_head_do_not_count(cluster: clusters.Cluster, nodes: Any) -> None:
+    for _ in range(2):
+        cluster.head_fails("bad", head="i-earlier")
+    made, _ = launch(cluster)
+    made.deadline = time.time() + 1
+    with pytest.raises(LaunchError, match="the head's rendezvous store and controller did not come"):
+        made.go()
+
+
+def test_a_launch_that_waits_for_capacity_is_not_overrun(cluster: clusters.Cluster) -> None:
+    record = cluster.record()
+    cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=f"run {record.run} is still on the cluster"):
+        made.go()
+
+
+def test_a_silent_node_is_named_before_the_deadline(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "SILENT_SECONDS", 1.0)
+    cluster.head_is_ready()
+    made, _ = launch(cluster)
+    with pytest.raises(LaunchError, match=r"no sign of i-\w+, i-\w+ within"):
+        made.go()
+    assert cluster.members() == []
