@@ -178,3 +178,10 @@ def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callabl
     run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
     statement = next(each for each in policy_of(run, "workers") if "ssm:GetParameter" in each["Action"])
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
+
+
+def test_every_node_leaves_through_the_hook(either: Deployment) -> None:
+    hook, group = either.one("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-leave"), either.exports["groups"]
+    assert hook.inputs["autoscalingGroupName"] == group[0]
+    assert hook.inputs["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
+    assert (hook.inputs["heartbeatTimeout"], hook.inputs["defaultResult"]) == (120, "CONTINUE")

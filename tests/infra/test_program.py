@@ -16,6 +16,7 @@ from tests.infra.conftest import ROOT, STACKS, stack_config
 
 # What AWS gives no tags.
 UNTAGGED = {
+    "aws:autoscaling/lifecycleHook:LifecycleHook",
     "aws:ec2/route:Route",
     "aws:ec2/routeTableAssociation:RouteTableAssociation",
     "aws:iam/rolePolicy:RolePolicy",

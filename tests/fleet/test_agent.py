@@ -1,0 +1,199 @@
+"""The agent on a node: what it does on the controller's word, on Auto Scaling's, and after its own death."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.events import NODE_EVENT, AgentEvent
+from contract.layout import RunLayout
+from contract.run import Control
+from contract.streams import Cursor
+from fleet import agent as agent_module
+from fleet.agent import Agent
+from fleet.node import Node
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+
+# A job that ends when it is told to, and saves when it is asked to.
+JOB = """
+import os, pathlib, time
+request, done = pathlib.Path(os.environ["CHECKPOINT_REQUEST"]), pathlib.Path("done")
+while not done.exists():
+    if request.exists():
+        request.unlink()
+        pathlib.Path("saved").touch()
+    time.sleep(0.05)
+raise SystemExit(int(done.read_text()))
+"""
+
+
+def eventually(done: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        time.sleep(0.05)
+
+
+class OnNode:
+    """One node with its agent in a thread; `python job.py` stands where torchrun stands."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        (folder / "bundle").mkdir()
+        (folder / "job.py").write_text(JOB)
+        self.cluster = clusters.build(REGION)
+        self.record = self.cluster.record()
+        self.layout = RunLayout(self.record.run)
+        self.node = Node(
+            role="worker",
+            instance="i-1",
+            address="127.0.0.1",
+            boot="0001",
+            region=REGION,
+            manifest_uri="",
+            bundle=str(folder / "bundle"),
+        )
+        self.leaving = False
+        self.actions: list[str] = []
+        monkeypatch.setattr(agent_module, "BASE", folder)
+        monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
+        monkeypatch.setattr(agent_module, "leaving", lambda: self.leaving)
+        monkeypatch.setattr(agent_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
+        monkeypatch.setattr(agent_module.Attempt, "workers_up", lambda _: True)
+        self._start()
+
+    def _start(self) -> None:
+        self.agent = Agent(self.node, self.cluster.manifest, self.record)
+        self.thread = threading.Thread(target=self.agent.serve)
+        self.thread.start()
+
+    def order(self, attempt: int, stop: bool = False) -> None:
+        control = Control(attempt=attempt, nodes=("i-1",), stop=stop)
+        self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
+
+    def told(self) -> list[str]:
+        events = (NODE_EVENT.validate_json(line) for _, line in Cursor(self.cluster.data, self.layout.events).lines())
+        return [f"{one.state} {one.attempt}" for one in events if isinstance(one, AgentEvent)]
+
+    def tells(self, word: str) -> None:
+        eventually(lambda: word in self.told(), f"the agent's {word!r}")
+
+    def finish(self, code: int) -> None:
+        (self.folder / "bundle/done").write_text(str(code))
+
+    def die(self) -> None:
+        """As by SIGKILL: no last words. Then systemd starts another."""
+        process = self.agent._attempt._process if self.agent._attempt else None
+        self.agent._attempt = None
+        self.agent.ending.set()
+        self.thread.join()
+        if process is not None:
+            process.kill()
+            process.wait()
+        self._start()
+
+    def close(self) -> None:
+        self.agent.ending.set()
+        self.thread.join()
+
+
+@pytest.fixture
+def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNode]:
+    made = OnNode(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_an_attempt_is_run_and_its_end_told(node: OnNode) -> None:
+    node.tells("ready 0")
+    node.order(1)
+    node.tells("workers_up 1")
+    node.finish(0)
+    node.tells("workers_done 1")
+
+
+def test_a_failed_attempt_is_told_and_the_next_one_run(node: OnNode) -> None:
+    node.order(1)
+    node.finish(3)
+    node.tells("workers_failed 1")
+    (node.folder / "bundle/done").unlink()
+    node.order(2)
+    node.tells("workers_up 2")
+
+
+def test_a_superseded_attempt_makes_way(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    node.order(2)
+    node.tells("workers_up 2")
+    assert not any(word.endswith("failed 1") for word in node.told())
+
+
+def test_stop_ends_the_workers_and_the_agent_stays(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    process = node.agent._attempt._process if node.agent._attempt else None
+    assert process is not None
+    node.order(1, stop=True)
+    eventually(lambda: process.poll() is not None, "the end of the workers")
+    assert node.thread.is_alive()  # it has still to see the node out of its group
+
+
+def test_an_agent_started_again_tells_the_attempt_as_lost(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    node.die()
+    node.tells("workers_failed 1")
+    assert node.told().count("workers_up 1") == 1
+
+
+def test_an_agent_started_again_repeats_nothing_that_was_told(node: OnNode) -> None:
+    node.order(1)
+    node.finish(0)
+    node.tells("workers_done 1")
+    node.die()
+    eventually(lambda: node.told().count("ready 0") == 2, "the second agent")
+    assert "workers_failed 1" not in node.told()
+
+
+def test_an_outage_ends_no_job(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    away = threading.Event()
+
+    def find(key: str) -> Any:
+        away.set()
+        raise OSError("S3 is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(node.agent._data, "find", find)
+        assert away.wait(10)
+    node.finish(0)
+    node.tells("workers_done 1")
+
+
+def test_a_leaving_node_saves_says_so_and_completes_the_action(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+
+    class Recorder:
+        def complete_lifecycle_action(self, **asked: Any) -> None:
+            calls.append((asked["LifecycleHookName"], asked["InstanceId"]))
+
+        def record_lifecycle_action_heartbeat(self, **asked: Any) -> None:
+            """Its own test is the hook's in the emulated account."""
+
+    monkeypatch.setattr(agent_module, "client", lambda service, region: Recorder())
+    node.order(1)
+    node.tells("workers_up 1")
+    node.leaving = True
+    node.thread.join(60)
+    assert not node.thread.is_alive()
+    assert (node.folder / "bundle/saved").exists()
+    assert "left 1" in node.told()
+    assert calls == [(node.cluster.manifest.groups[0].lifecycle_hook, "i-1")]
