@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.base import InputError, Problem
 from contract.layout import RunLayout
@@ -34,6 +36,7 @@ from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.scaling import scale
 from rehearsal.show import Show
+from rehearsal.story import Span, Story, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTCOME_SECONDS = 1800.0
@@ -89,10 +92,14 @@ class Findings:
     objects: dict[str, int] = field(default_factory=dict)
     scaled: list[Scaled] = field(default_factory=list)
     not_rehearsed: list[NotRehearsed] = field(default_factory=list)
+    story: Story = field(default_factory=Story)
 
 
-def rehearse(options: Options, show: Show) -> Report:
-    """Run the whole road. Raises InputError for what the user can mend, before anything is made."""
+def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
+    """Run the whole road: its report, and what the page tells beside it.
+
+    Raises InputError for what the user can mend, before anything is made.
+    """
     clock = PhaseClock("setup")
     config, settings, scaled = read_stack(options)
     found = Findings(scaled=scaled)
@@ -107,7 +114,7 @@ def rehearse(options: Options, show: Show) -> Report:
         Rehearsal(options, config, settings, aws, show, clock, found).go()
     running = len(marked(options.folder))
     found.errors += audit.still_running(list, running)
-    return Report(
+    report = Report(
         ok=not found.errors,
         errors=tuple(found.errors),
         stack=options.stack,
@@ -130,13 +137,15 @@ def rehearse(options: Options, show: Show) -> Report:
         scaled=tuple(found.scaled),
         not_rehearsed=tuple(found.not_rehearsed),
     )
+    found.story.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
+    return report, found.story
 
 
 def prepare_folder(folder: Path, show: Show) -> None:
     """An empty folder, after an earlier rehearsal in it is swept up, whatever way it ended."""
     if ended := sweep(folder):
         show.line("setup", f"ended {ended} processes that an earlier rehearsal left")
-    for name in ("aws", "results", "report.json"):
+    for name in ("aws", "results", "report.json", "report.html"):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)
@@ -312,6 +321,7 @@ class Rehearsal:
             return
         self.count_made(deployment)
         self.note_limits(deployment)
+        self.note_story(deployment)
         try:
             gone = destroy(deployment, on_event=self.tell)
         except DestroyFailed as error:
@@ -342,6 +352,14 @@ class Rehearsal:
         if all(buckets):
             data, staging = (Bucket(str(name), self.aws.region) for name in buckets)
             self.found.not_rehearsed += skipped_roles(data, staging, self.found.run)
+
+    def note_story(self, deployment: Deployment) -> None:
+        """While its buckets are there. Nothing that is wrong with it stands in the way of destroy."""
+        trainer = self.settings.job.train is not None
+        try:
+            self.found.story = tell(deployment, self.aws.instances(), self.aws.region, time.time(), trainer=trainer)
+        except (BotoCoreError, ClientError, OSError, ValueError) as error:
+            self.fail(f"the nodes' events and metrics can't be read: {error}")
 
     def examine(self, before: list[Any]) -> None:
         """The account after destroy against the account before."""
