@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.base import InputError, Problem
 from contract.layout import RunLayout
@@ -357,9 +356,9 @@ class Rehearsal:
         """While its buckets are there. Nothing that is wrong with it stands in the way of destroy."""
         trainer = self.settings.job.train is not None
         try:
-            self.found.story = tell(deployment, self.aws.instances(), self.aws.region, time.time(), trainer=trainer)
-        except (BotoCoreError, ClientError, OSError, ValueError) as error:
-            self.fail(f"the nodes' events and metrics can't be read: {error}")
+            tell(self.found.story, deployment, self.aws.instances(), self.aws.region, time.time(), trainer=trainer)
+        except Exception as error:  # of any kind: what was made must go
+            self.fail(f"the nodes' events and metrics can't be read: {error!r}")
 
     def examine(self, before: list[Any]) -> None:
         """The account after destroy against the account before."""

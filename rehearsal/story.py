@@ -13,12 +13,7 @@ from rehearsal.adapter.graph import Deployment, Resource
 from rehearsal.aws.truth import InstanceTruth
 
 BOOTING, CONFIGURED = "booting", "configured"
-_AGENT_STATES = {
-    "ready": "ready",
-    "workers_up": "working",
-    "workers_done": "done",
-    "workers_failed": "workers failed",
-}
+_AGENT_STATES = {"workers_up": "working", "workers_done": "done"}  # the others as they are
 _PLAY_STATES = {"started": "configuring", "failed": "configuration failed", "reboot": "rebooting"}
 
 
@@ -63,9 +58,14 @@ class Story:
 
 
 def tell(
-    deployment: Deployment, instances: Iterable[InstanceTruth], region: str, now: float, *, trainer: bool
-) -> Story:
-    """The story so far, of a deployment that still stands. It needs no exports, so it tells of a failed `up` too."""
+    story: Story, deployment: Deployment, instances: Iterable[InstanceTruth], region: str, now: float, *, trainer: bool
+) -> None:
+    """Fill in the story of a deployment that still stands. It needs no exports, so it tells of a failed `up` too.
+
+    Raises botocore's errors and ValueError where what the nodes wrote can't be read: the story then ends there.
+    """
+    story.resources = [_made(one) for one in deployment.standing]
+    story.metrics = [] if trainer else None
     buckets = {
         str(one.inputs.get("tags", {}).get("trainyard:role")): Bucket(one.id, region)
         for one in deployment.of_type("aws:s3/bucket:Bucket")
@@ -74,14 +74,12 @@ def tell(
     data, staging = buckets.get("data-bucket"), buckets.get("staging-bucket")
     record = staging.find(CURRENT_RUN) if staging else None
     run = RunRecord.model_validate_json(record).run if record else None
-    story = Story(resources=[_made(one) for one in deployment.standing], metrics=[] if trainer else None)
     events = list(node_events(staging, HEAD_EVENTS))
     if run is not None:
         events += node_events(data, RunLayout(run).events)
-        if trainer and data is not None:
-            story.metrics = metric_lines(data, run)
     story.nodes = node_lines(events, instances, now)
-    return story
+    if trainer and run is not None and data is not None:
+        story.metrics = metric_lines(data, run)
 
 
 def node_events(store: Bucket | None, stream: str) -> Iterator[NodeEvent]:
@@ -123,7 +121,7 @@ def _spans(events: list[NodeEvent], start: float, end: float) -> list[Span]:
                 state = settled = "serving"
             case AgentEvent():
                 again = f", attempt {event.attempt}" if event.state == "workers_up" and event.attempt > 1 else ""
-                state = settled = _AGENT_STATES[event.state] + again
+                state = settled = _AGENT_STATES.get(event.state, event.state.replace("_", " ")) + again
             case _:
                 continue
         if state != found[-1].name:

@@ -242,7 +242,7 @@ def test_all_that_the_report_names_is_on_the_page() -> None:
 @pytest.mark.parametrize(
     ("story", "words"),
     [
-        (Story(), ["No phase was timed", "No node said anything", "no metric line", "No resource was made"]),
+        (Story(), ["No phase was timed", "No node was heard of", "No metric line was read", "None stood"]),
         (Story(metrics=None), ["The job is the user's own"]),
     ],
     ids=["nothing", "own job"],
