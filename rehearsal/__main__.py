@@ -12,10 +12,12 @@ from rich.console import Console
 
 from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.ground import ROOT, Options
 from rehearsal.locks import address_block
+from rehearsal.page import write_page
 from rehearsal.report import show as show_report
 from rehearsal.report import write
-from rehearsal.run import ROOT, Options, rehearse
+from rehearsal.run import rehearse
 from rehearsal.show import Show
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -36,16 +38,16 @@ def run(
     options = Options(stack=stack, nodes=nodes)
     try:
         with Show() as display:
-            report = rehearse(options, display)
+            report, story = rehearse(options, display)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    file = write(report, options.folder)
+    file, page = write(report, options.folder), write_page(report, story, options.folder)
     if as_json:
         print(report.model_dump_json())
     else:
         show_report(report, Console())
-        print(f"report: {file}")
+        print(f"report: {file}\npage:   {page}")
     raise typer.Exit(0 if report.ok else 1)
 
 

@@ -1,25 +1,19 @@
 """One rehearsal, top to bottom: the program, the nodes, the job, its results, destroy, and the account's truth."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from contract.base import CONFIG_KEY, InputError, Problem
 from contract.layout import RunLayout
 from contract.objects import Bucket
 from contract.report import LostResource, NotRehearsed, Report, Scaled
 from contract.run import LaunchResult
-from contract.settings import StackSettings, read_settings
+from contract.settings import StackSettings
 from rehearsal import audit
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment, Event
@@ -28,15 +22,15 @@ from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
 from rehearsal.adapter.teardown import DestroyFailed, destroy
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.follow import FollowError, follow, log_tails, skipped_roles, until
+from rehearsal.ground import Options, environment, given_account, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
-from rehearsal.hypervisor.process import ProcessBackend, sweep
+from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.hypervisor.processes import marked
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
-from rehearsal.scaling import scale
 from rehearsal.show import Show
+from rehearsal.story import Span, Story, tell
 
-ROOT = Path(__file__).resolve().parents[1]
 OUTCOME_SECONDS = 1800.0
 NODES_GONE_SECONDS = 120.0
 RESULTS_SECONDS = 300
@@ -44,37 +38,6 @@ NOT_EMULATED = [
     NotRehearsed(what="the rights of roles (IAM)", why="the emulated AWS grants every call"),
     NotRehearsed(what="AWS's delays, quotas and throttling", why="the emulated AWS answers at once"),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a user asks of a rehearsal."""
-
-    stack: str
-    nodes: int | None = None
-    root: Path = ROOT
-
-    @property
-    def folder(self) -> Path:
-        return self.root / "build" / "rehearsal" / self.stack
-
-
-def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Scaled]]:
-    """The stack file's config with its settings scaled to this machine. Raises InputError before anything is made."""
-    file = options.root / "stacks" / f"Pulumi.{options.stack}.yaml"
-    if not file.is_file():
-        have = ", ".join(sorted(one.name[7:-5] for one in file.parent.glob("Pulumi.*.yaml")))
-        why = f"no such file: stacks/{file.name}"
-        raise InputError([Problem(key="--stack", value=options.stack, why=why, fix=f"Choose one of {have}")])
-    try:
-        config = (yaml.safe_load(file.read_text()) or {}).get("config") or {}
-    except (yaml.YAMLError, AttributeError) as error:
-        why = f"not a Pulumi stack file: {error}"
-        raise InputError([Problem(key=str(file), value="...", why=why, fix="Mend its YAML")]) from None
-    source = f"stacks/{file.name}"
-    read_settings(config.get(CONFIG_KEY), options.root, source)
-    settings, changes = scale(config[CONFIG_KEY], options.nodes)
-    return {**config, CONFIG_KEY: settings}, read_settings(settings, options.root, source), changes
 
 
 @dataclass
@@ -94,10 +57,14 @@ class Findings:
     objects: dict[str, int] = field(default_factory=dict)
     scaled: list[Scaled] = field(default_factory=list)
     not_rehearsed: list[NotRehearsed] = field(default_factory=list)
+    story: Story = field(default_factory=Story)
 
 
-def rehearse(options: Options, show: Show) -> Report:
-    """Run the whole road. Raises InputError for what the user can mend, before anything is made."""
+def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
+    """Run the whole road: its report, and what the page tells beside it.
+
+    Raises InputError for what the user can mend, before anything is made.
+    """
     clock = PhaseClock("setup")
     config, settings, scaled = read_stack(options)
     found = Findings(scaled=scaled)
@@ -112,7 +79,7 @@ def rehearse(options: Options, show: Show) -> Report:
         Rehearsal(options, config, settings, aws, show, clock, found).go()
     if left := marked(options.folder):
         found.errors.append(f"processes of nodes still run: {[process.pid for process in left]}")
-    return Report(
+    report = Report(
         ok=not found.errors,
         errors=tuple(found.errors),
         stack=options.stack,
@@ -135,50 +102,8 @@ def rehearse(options: Options, show: Show) -> Report:
         scaled=tuple(found.scaled),
         not_rehearsed=tuple(found.not_rehearsed),
     )
-
-
-def prepare_folder(folder: Path, show: Show) -> None:
-    """An empty folder, after an earlier rehearsal in it is swept up, whatever way it ended."""
-    if ended := sweep(folder):
-        show.line("setup", f"ended {ended} processes that an earlier rehearsal left")
-    for name in ("aws", "results", "report.json"):
-        target = folder / name
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
-
-
-def given_account() -> EmulatedAws | None:
-    """The emulated AWS that the environment names, as everything of ours finds it; None where it names none."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint is None:
-        return None
-    try:
-        return EmulatedAws.attach(endpoint)
-    except ValueError as error:
-        problem = Problem(
-            key="AWS_ENDPOINT_URL",
-            value=endpoint,
-            why=str(error),
-            fix="Start one with `python -m rehearsal aws`, or unset it: the rehearsal then has an account of its own",
-        )
-        raise InputError([problem]) from None
-
-
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """The account that everything started from here finds; nothing of the user's own AWS settings counts."""
-    earlier = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ.update(values)
-    os.environ["VIRTUAL_ENV"] = sys.prefix  # what the launcher takes where the tree has no environment of its own
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(earlier)
+    found.story.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
+    return report, found.story
 
 
 class Rehearsal:
@@ -335,6 +260,7 @@ class Rehearsal:
             return
         self.count_made(deployment)
         self.note_limits(deployment)
+        self.note_story(deployment)
         try:
             gone = destroy(deployment, on_event=self.tell)
         except DestroyFailed as error:
@@ -365,6 +291,14 @@ class Rehearsal:
         if all(buckets):
             data, staging = (Bucket(str(name), self.aws.region) for name in buckets)
             self.found.not_rehearsed += skipped_roles(data, staging, self.found.run)
+
+    def note_story(self, deployment: Deployment) -> None:
+        """While its buckets are there. Nothing that is wrong with it stands in the way of destroy."""
+        trainer = self.settings.job.train is not None
+        try:
+            tell(self.found.story, deployment, self.aws.instances(), self.aws.region, time.time(), trainer=trainer)
+        except Exception as error:  # of any kind: what was made must go
+            self.fail(f"the nodes' events and metrics can't be read: {error!r}")
 
     def examine(self, before: list[Any]) -> None:
         """The account after destroy against the account before."""

@@ -98,6 +98,14 @@ def test_what_was_not_rehearsed_is_what_the_nodes_left_out(local: Ended) -> None
     assert not any("efa" in item for item in left_out)  # this stack's nodes have none on AWS either
 
 
+def test_the_page_shows_phases_nodes_and_losses(local: Ended, tree: Path) -> None:
+    page = (tree / "build/rehearsal/local/report.html").read_text()
+    assert page.count('role="img"') == 3
+    assert page.count(": done</text>") == local.report["nodes"]
+    assert [name for name in local.report["phases"] if f">{name.replace('_', ' ')} " not in page] == []
+    assert page.count('class="mark held-out"') == 3
+
+
 def test_nothing_runs_afterwards(local: Ended, tree: Path) -> None:
     assert marked(tree / "build/rehearsal/local") == []
 
@@ -146,6 +154,9 @@ def test_a_job_that_raises_ends_with_its_traceback(rehearse: Rehearse, tree: Pat
     assert error in ended.told
     assert ended.report["leaked"] == []
     assert marked(tree / "build/rehearsal/raises") == []
+    page = (tree / "build/rehearsal/raises/report.html").read_text()
+    assert 'class="mark bad"' in page
+    assert "no good at step 3" in page
 
 
 def test_a_users_own_job_takes_the_same_road(rehearse: Rehearse, tree: Path) -> None:

@@ -1,0 +1,1 @@
+"""What must stay flat while a cluster grows, as ratios."""

@@ -1,0 +1,78 @@
+"""Seconds and resources of a preview against the number of nodes: the group grows, not the program's graph.
+
+The stack a100-cluster on an account that answers from constants, so that only our own program and the SDK are timed.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # started as a file, it finds the rooms
+from rehearsal.adapter.mocks import up
+from rehearsal.adapter.static import StaticAccount
+
+STACK = "a100-cluster"
+SIZES = (2, 64, 1024)
+
+
+def config_of(stack: str, nodes: int) -> dict[str, Any]:
+    """The stack file's config with another number of nodes."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
+    cluster = config["trainyard:cluster"]
+    # One sequence a process: the batch must divide among any number of them.
+    train = {**cluster["job"]["train"], "batch_size": nodes * 8, "micro_batch_size": 1}
+    return {**config, "trainyard:cluster": {**cluster, "nodes": nodes, "job": {**cluster["job"], "train": train}}}
+
+
+def measure(sizes: Sequence[int] = SIZES, runs: int = 5) -> dict[str, Any]:
+    """Medians of runs that take turns, after one warm-up; `ratio`: the last size's seconds over the first's."""
+    configs = {nodes: config_of(STACK, nodes) for nodes in sizes}
+    seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
+    resources: dict[int, int] = {}
+    _preview(configs[sizes[0]])
+    for _ in range(runs):
+        for nodes in sizes:
+            took, resources[nodes] = _preview(configs[nodes])
+            seconds[nodes].append(took)
+    found = {nodes: median(taken) for nodes, taken in seconds.items()}
+    return {
+        "stack": STACK,
+        "runs": runs,
+        "seconds": {str(nodes): round(value, 4) for nodes, value in found.items()},
+        "resources": {str(nodes): count for nodes, count in resources.items()},
+        "ratio": round(found[sizes[-1]] / found[sizes[0]], 3),
+    }
+
+
+def _preview(config: dict[str, Any]) -> tuple[float, int]:
+    began = time.perf_counter()
+    planned = up(config, STACK, ROOT, preview=True, account=StaticAccount())
+    took = time.perf_counter() - began
+    return took, sum(resource.custom for resource in planned.resources.values())
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
+    sizes: Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")] = None,
+    runs: Annotated[int, typer.Option("--runs", min=5, help="Runs of each size.")] = 5,
+) -> None:
+    """Seconds and resources of a preview for each number of nodes."""
+    found = measure(sizes or SIZES, runs)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for nodes, took in found["seconds"].items():
+        print(f"{nodes:>5} nodes: {took:.3f} s, {found['resources'][nodes]} resources")
+    print(f"ratio {found['ratio']}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
