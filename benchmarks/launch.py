@@ -30,7 +30,7 @@ from contract.run import Outcome
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
-from rehearsal.run import environment
+from rehearsal.ground import environment
 from trainyard import launch as trainyard_launch
 from trainyard.cluster import Cluster
 from trainyard.launch import Launch
