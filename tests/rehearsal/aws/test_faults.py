@@ -285,7 +285,7 @@ def test_operations_are_denied_from_the_start_by_the_environment(
 
 def test_a_denial_of_what_is_no_operation_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REHEARSAL_DENY", "fsx:CreateFilesystem")
-    with pytest.raises(RuntimeError, match="REHEARSAL_DENY.*no API operation fsx:CreateFilesystem"):
+    with pytest.raises(RuntimeError, match=r"REHEARSAL_DENY.*no API operation fsx:CreateFilesystem"):
         EmulatedAws.start(tmp_path)
 
 
