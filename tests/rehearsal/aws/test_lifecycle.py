@@ -162,6 +162,7 @@ def test_a_hook_of_no_group_is_refused(client: Client) -> None:
 
 
 def test_a_deleted_hook_lets_go_what_it_held(client: Client, held: tuple[str, str]) -> None:
+    assert state(client, held[1]) == "running"
     client("autoscaling").delete_lifecycle_hook(AutoScalingGroupName=held[0], LifecycleHookName="leave")
     assert state(client, held[1]) == "terminated"
 
@@ -211,6 +212,7 @@ def test_ec2_terminates_without_the_hook(client: Client, group: Callable[..., st
 
 
 def test_ec2_ends_a_held_instance_for_good(client: Client, aws: EmulatedAws, held: tuple[str, str]) -> None:
+    assert state(client, held[1]) == "running"
     client("ec2").terminate_instances(InstanceIds=[held[1]])
     assert (members(client, held[0]), state(client, held[1])) == ({}, "terminated")
     with pytest.raises(ClientError, match="No active Lifecycle Action"):

@@ -89,7 +89,7 @@ def test_an_action_beyond_the_limits_changes_nothing(
     name = group(MaxSize=1)
     put_lease(client, aws, name, 60, DesiredCapacity=2)
     aws.advance(61)
-    assert members(client, name) == {}
+    assert (actions(client, name), members(client, name)) == ([], {})
 
 
 def test_a_time_in_the_past_is_refused_by_the_account_s_clock(
@@ -136,7 +136,7 @@ def test_suspended_actions_do_not_run(client: Client, aws: EmulatedAws, group: C
     client("autoscaling").suspend_processes(AutoScalingGroupName=name, ScalingProcesses=["ScheduledActions"])
     put_lease(client, aws, name, 60)
     aws.advance(61)
-    assert state(client, instance) == "running"
+    assert (actions(client, name), state(client, instance)) == ([], "running")
 
 
 def test_an_instance_is_launched_by_the_account_s_clock(
