@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,10 @@ def test_the_checkpoint_connector_writes_in_parts_and_reads_by_range(
     assert client("s3").head_object(Bucket=bucket, Key="steps/10/part.distcp")["ContentLength"] == 20 * MIB
 
 
-def in_region(aws: EmulatedAws, region: str, credentials: dict[str, Any] | None = None) -> Any:
-    given = credentials or {"AccessKeyId": OPERATOR_KEY, "SecretAccessKey": "rehearsal"}
-    session = boto3.Session(
-        given["AccessKeyId"], given["SecretAccessKey"], given.get("SessionToken"), region_name=region
-    )
-    return session.client("s3", endpoint_url=aws.endpoint)
+@cache
+def in_region(endpoint: str, region: str, *credentials: str) -> Any:
+    session = boto3.Session(*(credentials or (OPERATOR_KEY, "rehearsal")), region_name=region)
+    return session.client("s3", endpoint_url=endpoint)
 
 
 def create(s3: Any, name: str) -> tuple[str | None, int]:
@@ -195,9 +194,10 @@ def create(s3: Any, name: str) -> tuple[str | None, int]:
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
 def test_a_name_that_another_account_took_is_refused(aws: EmulatedAws, client: Client, name: str, region: str) -> None:
     role = "arn:aws:iam::999999999999:role/other"
-    other = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
-    assert create(in_region(aws, "us-east-1", other), f"taken-{name}") == (None, 200)
-    assert create(in_region(aws, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
+    given = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
+    other = given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"]
+    assert create(in_region(aws.endpoint, "us-east-1", *other), f"taken-{name}") == (None, 200)
+    assert create(in_region(aws.endpoint, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_a_name_that_another_account_took_is_refused(aws: EmulatedAws, client: C
 def test_one_s_own_bucket_made_again_is_told_by_region(
     aws: EmulatedAws, name: str, first: str, again: str, answer: tuple[str | None, int]
 ) -> None:
-    assert create(in_region(aws, first), f"again-{name}") == (None, 200)
-    assert create(in_region(aws, again), f"again-{name}") == answer
+    assert create(in_region(aws.endpoint, first), f"again-{name}") == (None, 200)
+    assert create(in_region(aws.endpoint, again), f"again-{name}") == answer
 
 
 def test_a_bucket_made_again_keeps_what_it_holds(client: Client, bucket: str) -> None:
