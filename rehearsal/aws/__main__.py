@@ -10,7 +10,6 @@ from pathlib import Path
 
 # moto reads these when it is imported, or at its first use.
 _MOTO = {
-    "MOTO_ACCOUNT_ID": "123456789012",
     "MOTO_DISABLE_GLOBAL_CORS": "true",
     "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",  # the images are ours
     "MOTO_ENABLE_AMI_VALIDATION": "true",
@@ -30,11 +29,15 @@ def main() -> None:
     args = parser.parse_args()
 
     os.environ.update(_MOTO)
+    os.environ.pop("MOTO_ACCOUNT_ID", None)  # it would make every caller one account; bucket names are taken by others
     from rehearsal.aws.http import make_server
     from rehearsal.aws.journal import Journal
     from rehearsal.aws.server import Account
 
-    account = Account(Journal(args.journal), args.region, args.addresses)
+    try:
+        account = Account(Journal(args.journal), args.region, args.addresses)
+    except ValueError as error:
+        parser.error(str(error))
     server = make_server(account, args.port)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

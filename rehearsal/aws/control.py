@@ -1,4 +1,4 @@
-"""The control pages: the truth about the instances and about all that exists, for the rehearsal itself.
+"""What is true: about the instances, and about all that exists, for the rehearsal itself.
 
 A dump walks every backend that has been used, whatever it is: a kind of thing that nobody thought of appears under
 moto's own name for it instead of being missed.
@@ -12,6 +12,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.images import is_public
+from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.truth import InstanceTruth, Resource
 
 _KINDS = {
@@ -107,7 +108,12 @@ _FINDERS: dict[str, dict[str, tuple[str, Finder] | None]] = {
 def instances() -> list[InstanceTruth]:
     """Every instance that ever was."""
     backends: Any = ec2_backends
-    return [_truth(region, i) for _, region, backend in backends.iter_backends() for i in backend.all_instances()]
+    return [
+        _truth(region, instance)
+        for account, region, backend in backends.iter_backends()
+        if account == ACCOUNT
+        for instance in backend.all_instances()
+    ]
 
 
 def _truth(region: str, instance: Any) -> InstanceTruth:
@@ -124,9 +130,10 @@ def _truth(region: str, instance: Any) -> InstanceTruth:
         user_data=str(instance.user_data or ""),
         role_name=_role_name(instance),
         tags={tag["key"]: tag["value"] for tag in instance.get_tags()},
-        launch_time=instance.launch_time.timestamp(),
+        launch_time=instance.launched_at,
+        terminated_time=instance.terminated_at,
         autoscaling_group=group.name if group else None,
-        lifecycle_state="Terminated" if instance.state == "terminated" else "InService",
+        lifecycle_state="Terminated" if instance.is_ending or instance.state == "terminated" else "InService",
     )
 
 
@@ -152,8 +159,9 @@ def dump() -> list[Resource]:
 def _backends() -> Iterator[tuple[str, str, Any]]:
     used: Any = BackendDict
     for backends in list(used._instances):
-        for _, region, backend in backends.iter_backends():
-            yield backends.service_name, region, backend
+        for account, region, backend in backends.iter_backends():
+            if account == ACCOUNT:
+                yield backends.service_name, region, backend
 
 
 def _things(service: str, backend: Any) -> Iterator[tuple[str, str]]:
@@ -166,10 +174,3 @@ def _things(service: str, backend: Any) -> Iterator[tuple[str, str]]:
                 yield from ((kind, name) for name in finder(value))
         elif isinstance(value, dict) and not attribute.startswith("_"):
             yield from ((kinds.get(attribute, attribute), str(key)) for key in value)
-
-
-def _page(tell: Callable[[], Iterable[InstanceTruth | Resource]]) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: [item.model_dump() for item in tell()]
-
-
-PAGES: dict[str, Callable[[], list[dict[str, Any]]]] = {"instances": _page(instances), "dump": _page(dump)}

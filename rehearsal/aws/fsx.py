@@ -1,7 +1,7 @@
 """FSx for Lustre: the life cycle of a file system, its DNS and mount names and its network interfaces."""
 
 import json
-import time
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ from moto.fsx.exceptions import FileSystemNotFound
 from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
 from moto.fsx.responses import FSxResponse
 
+from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.extension import extend
 
 CREATING_SECONDS = 1.0
@@ -35,7 +36,7 @@ class LustreFileSystem(FileSystem):
     def __init__(self, backend: FSxBackend, params: dict[str, Any]) -> None:
         _check(params)
         self.ec2: Any = ec2_backends[backend.account_id][backend.region_name]
-        self._created, self._deleted = time.time(), 0.0
+        self._created, self._deleted = CLOCK.now(), 0.0
         lustre = params.get("LustreConfiguration") or {}
         mount_name = uuid4().hex[:8] if lustre.get("DeploymentType") in ("SCRATCH_2", *_THROUGHPUTS) else "fsx"
         groups = params.get("SecurityGroupIds") or []
@@ -90,14 +91,15 @@ class LustreFileSystem(FileSystem):
     def lifecycle(self) -> str:
         if self._deleted:
             return "DELETING"
-        return "AVAILABLE" if time.time() - self._created >= CREATING_SECONDS else "CREATING"
+        return "AVAILABLE" if CLOCK.now() - self._created >= CREATING_SECONDS else "CREATING"
 
     @property
-    def gone(self) -> bool:
-        return bool(self._deleted) and time.time() - self._deleted >= DELETING_SECONDS
+    def gone_at(self) -> float | None:
+        """When its deletion is over; none while nobody asked for it."""
+        return self._deleted + DELETING_SECONDS if self._deleted else None
 
     def delete(self) -> None:
-        self._deleted = self._deleted or time.time()
+        self._deleted = self._deleted or CLOCK.now()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -131,13 +133,18 @@ def _check(params: dict[str, Any]) -> None:
         raise _bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
 
 
-def pass_time() -> None:
-    """End the deletions that are over: the file system goes, and its interfaces with it."""
+def _deletions() -> Iterator[Due]:
     backend: Any
     for _, _, backend in fsx_backends.iter_backends():
-        for name in [name for name, each in backend.file_systems.items() if each.gone]:
-            for interface in backend.file_systems.pop(name).interfaces:
-                interface.ec2_backend.enis.pop(interface.id, None)
+        for name, each in backend.file_systems.items():
+            if each.gone_at is not None:
+                yield each.gone_at, lambda backend=backend, name=name: _remove(backend, name)  # type: ignore[misc]
+
+
+def _remove(backend: Any, name: str) -> None:
+    """The file system goes, and its interfaces with it."""
+    for interface in backend.file_systems.pop(name).interfaces:
+        interface.ec2_backend.enis.pop(interface.id, None)
 
 
 def create_file_system(self: Any) -> str:
@@ -176,3 +183,4 @@ _moto_describe = FSxResponse.describe_file_systems
 
 def install() -> None:
     extend(FSxResponse, create_file_system, describe_file_systems, delete_file_system)
+    CLOCK.watch(_deletions)

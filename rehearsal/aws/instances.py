@@ -9,9 +9,12 @@ from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
+from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.extension import extend, refuse
+from rehearsal.aws.injection import InsufficientCapacity, Refusal
 from rehearsal.aws.launch import Launcher, user_data_of
 from rehearsal.aws.launch_checks import Asked, problem
+from rehearsal.aws.visibility import without_address
 
 _NOT_OF_A_LAUNCH = {"DryRun", "MinCount", "MaxCount", "LaunchTemplate"}
 
@@ -28,15 +31,22 @@ def install(launcher: Launcher) -> None:
         answered: dict[str, Any] = vars(backend).setdefault("_run_instances_tokens", {})
         launched = answered.get(token)
         if launched is None:
-            launched = launcher.launch(backend, asked, most, params.get("LaunchTemplate"))
+            launched = _launched(launcher, backend, asked, params.get("LaunchTemplate"), lowest, most)
             if token:
                 answered[token] = launched
         return ActionResult(launched)
 
     extend(EC2Response, run_instances)
     _install_templates()
-    _install_endings()
+    _install_lives()
     extend(TaggedEC2Resource, get_tags)
+
+
+def _launched(launcher: Launcher, backend: Any, asked: Asked, template: Asked | None, lowest: int, most: int) -> Any:
+    try:
+        return launcher.launch(backend, asked, most, template, at_least=lowest)
+    except InsufficientCapacity as error:  # EC2 answers its own failures with 500: clients may repeat them
+        raise Refusal("500 Internal Server Error", error.code, error.message) from None
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
@@ -46,14 +56,20 @@ def get_tags(self: Any) -> list[dict[str, str]]:
     return [{"resource_id": self.id, "key": key, "value": own[key], "resource_type": kind} for key in own]
 
 
-def _install_endings() -> None:
-    end = Instance.terminate
+def _install_lives() -> None:
+    make, end = Instance.__init__, Instance.terminate
+
+    def made(self: Any, *args: Any, **given: Any) -> None:
+        make(self, *args, **given)
+        self.launched_at, self.launch_time = CLOCK.now(), CLOCK.utc()
 
     def terminate(self: Any) -> InstanceState:
         """To terminate what is terminated is no error in EC2; the subnet's addresses are free again."""
         if self.state == "terminated":
             return InstanceState("terminated", self.state_code)
         ended: InstanceState = end(self)
+        self.terminated_at = CLOCK.now()
+        self._reason = f"User initiated ({CLOCK.utc():%Y-%m-%d %H:%M:%S} GMT)"
         for address in self._private_ips:
             self.ec2_backend.get_subnet(self.subnet_id).del_subnet_ip(address)
         return ended
@@ -61,9 +77,12 @@ def _install_endings() -> None:
     extend(
         Instance,
         terminate,
+        __init__=made,
         # A terminated instance has neither interfaces nor an address any more.
-        network_interfaces=property(lambda self: [] if self.state == "terminated" else list(self.nics.values())),
-        private_ip_address=property(lambda self: None if self.state == "terminated" else self.private_ip),
+        network_interfaces=property(lambda self: [] if without_address(self) else list(self.nics.values())),
+        private_ip_address=property(lambda self: None if without_address(self) else self.private_ip),
+        terminated_at=None,
+        is_ending=False,
     )
 
 

@@ -11,8 +11,10 @@ from moto.ec2.models.instances import MetadataOptions
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
 from rehearsal.aws.extension import refuse
+from rehearsal.aws.injection import INJECTED, InsufficientCapacity
 from rehearsal.aws.interfaces import Addresses, attach_interfaces, give_address, primary_first
 from rehearsal.aws.launch_checks import Asked, check, check_address
+from rehearsal.aws.placement import placement_groups
 
 _BY_NAME = {"BlockDeviceMappings": "DeviceName", "TagSpecifications": "ResourceType"}
 _BY_FIELD = {"MetadataOptions", "Placement"}
@@ -24,9 +26,12 @@ class Launcher:
     def __init__(self, addresses: Addresses | None) -> None:
         self._addresses = addresses
 
-    def launch(self, backend: Any, asked: Asked, count: int, template: Asked | None = None) -> Any:
+    def launch(
+        self, backend: Any, asked: Asked, count: int, template: Asked | None = None, at_least: int | None = None
+    ) -> Any:
         """Launch `count` instances. `asked` has the keys of RunInstances; `template` names launch template and version.
 
+        Where capacity is short it launches what there is, but no fewer than `at_least` (`count` when not given).
         Returns moto's reservation. Raises EC2ClientError with AWS's code, before anything is made.
         """
         version = None
@@ -42,6 +47,9 @@ class Launcher:
             subnet = _default_subnet(backend, placement.get("AvailabilityZone"))
         if not groups and not asked.get("SecurityGroups"):
             groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
+        wanted, count = count, INJECTED.room(asked["InstanceType"], count)
+        if count < (at_least or wanted):
+            raise InsufficientCapacity(backend.get_subnet(subnet).availability_zone, asked["InstanceType"])
         check_address(backend, asked, interfaces, count, subnet)
         addresses = [self._addresses.take() for _ in range(count)] if self._addresses else []
         before = set(backend.reservations)
@@ -104,6 +112,8 @@ def _complete(backend: Any, instance: Any, asked: Asked, interfaces: list[Asked]
     """What moto's own launch leaves out."""
     placement = asked.get("Placement") or {}
     instance.placement.group_name = placement.get("GroupName") or ""
+    if instance.placement.group_name:
+        instance.placement.group_id = placement_groups(backend)[instance.placement.group_name].id
     instance.placement.tenancy = placement.get("Tenancy") or "default"
     instance.metadata_options = MetadataOptions(asked.get("MetadataOptions"))
     attach_interfaces(backend, instance, interfaces, tags_of(asked).get("network-interface", {}))

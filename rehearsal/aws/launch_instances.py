@@ -8,8 +8,10 @@ from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 
 from rehearsal.aws.extension import extend
-from rehearsal.aws.groups import add_members, group_of, subnets_of
+from rehearsal.aws.injection import InsufficientCapacity
 from rehearsal.aws.launch import Launcher
+from rehearsal.aws.lookup import group_of
+from rehearsal.aws.members import add_members, subnets_of
 
 MOST_INSTANCES = 100
 _MARKET = {None: "on-demand", "spot": "spot"}
@@ -53,15 +55,27 @@ def _launch(launcher: Launcher, group: Any, asked: dict[str, Any]) -> dict[str, 
         "AvailabilityZone": subnet.availability_zone,
         "AvailabilityZoneId": subnet._availability_zone.zone_id,
     }
-    answer = {"AutoScalingGroupName": group.name, "ClientToken": asked["ClientToken"], "Instances": [], "Errors": []}
+    answer: dict[str, Any] = {
+        "AutoScalingGroupName": group.name,
+        "ClientToken": asked["ClientToken"],
+        "Instances": [],
+        "Errors": [],
+    }
+    launched, error = [], None
     try:
         launched = add_members(launcher, group, count, subnet.id)
-    except EC2ClientError as error:
+    except EC2ClientError as refusal:
+        error = refusal
+    if launched:
+        answer["Instances"] = [{**pool, "InstanceIds": [instance.id for instance in launched]}]
+        if len(launched) < count:
+            error = InsufficientCapacity(subnet.availability_zone, version.instance_type)
+    group.desired_capacity += len(launched)
+    if error:
+        answer["Errors"] = [{**pool, "ErrorCode": error.code, "ErrorMessage": error.message}]
         if asked.get("RetryStrategy") == "retry-with-group-configuration":
-            group.set_desired_capacity(group.desired_capacity + count)
-        return {**answer, "Errors": [{**pool, "ErrorCode": error.code, "ErrorMessage": error.message}]}
-    group.desired_capacity += count
-    return {**answer, "Instances": [{**pool, "InstanceIds": [instance.id for instance in launched]}]}
+            group.set_desired_capacity(group.desired_capacity + count - len(launched))
+    return answer
 
 
 def _subnet(group: Any, asked: dict[str, Any]) -> Any:

@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
+from rehearsal.aws.billing import billed_seconds
+from rehearsal.aws.faults import Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.truth import InstanceTruth, Resource
 
@@ -99,14 +102,39 @@ class EmulatedAws:
         """All that exists in the account."""
         return [Resource.model_validate(item) for item in self._page("dump")]
 
+    def now(self) -> float:
+        """The account's Unix time, seconds."""
+        return float(self._page("clock")["now"])
+
+    def advance(self, seconds: float) -> float:
+        """Move the account's clock forward; what was due until then has happened. Returns the account's time."""
+        return float(self._page("clock", "POST", {"advance_seconds": seconds})["now"])
+
+    def inject(self, *faults: Fault | dict[str, Any]) -> None:
+        """Put faults on, beside those that are. Raises ValueError with the reason, and then none was put on."""
+        given = [each if isinstance(each, dict) else each.model_dump() for each in faults]
+        self._page("faults", "POST", given)
+
+    def clear_faults(self) -> None:
+        """End all faults."""
+        self._page("faults", "DELETE")
+
+    def billed(self) -> float:
+        """Instance-seconds billed so far."""
+        return billed_seconds(self.instances(), self.now())
+
     def journal(self) -> list[JournalEntry]:
         """Every API call so far, in order."""
         return read_journal(self._journal)
 
-    def _page(self, name: str) -> list[dict[str, Any]]:
-        with urlopen(f"{self.endpoint}/_rehearsal/{name}", timeout=30) as answer:  # noqa: S310 - our own server
-            pages: list[dict[str, Any]] = json.load(answer)
-            return pages
+    def _page(self, name: str, method: str = "GET", content: Any = None) -> Any:
+        body = None if content is None else json.dumps(content).encode()
+        asked = Request(f"{self.endpoint}/_rehearsal/{name}", body, method=method)  # noqa: S310 - our own server
+        try:
+            with urlopen(asked, timeout=30) as answer:  # noqa: S310
+                return json.load(answer)
+        except HTTPError as error:
+            raise ValueError(json.load(error)["error"]) from None
 
     def stop(self) -> None:
         """End the process and wait for it: SIGTERM, then SIGKILL. Harmless when it has ended, or was attached to."""

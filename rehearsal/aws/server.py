@@ -13,24 +13,30 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 
 from rehearsal.aws import (
     bucket_policies,
-    control,
     dependencies,
+    encryption,
     fsx,
     groups,
     images,
     instances,
     interfaces,
     launch_instances,
+    lifecycle,
+    members,
+    pages,
     placement,
     schedules,
     security_rules,
+    visibility,
 )
+from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.injection import INJECTED, Refusal
 from rehearsal.aws.interfaces import Addresses
 from rehearsal.aws.journal import Journal
 from rehearsal.aws.launch import Launcher
 from rehearsal.aws.operations import Call, call_of
+from rehearsal.aws.process import ACCOUNT
 
-ACCOUNT = "123456789012"
 StartResponse = Callable[..., Any]
 
 
@@ -42,6 +48,7 @@ class Account:
         self._about = [{"journal": str(journal.path), "region": region}]
         self._journal = journal
         _extend(Launcher(Addresses(addresses) if addresses else None))
+        INJECTED.add_denials()
         ec2_backends[ACCOUNT][region]
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
@@ -52,7 +59,7 @@ class Account:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith("/_rehearsal/"):
-            return self._control(path.removeprefix("/_rehearsal/"), start_response)
+            return self._control(environ, start_response)
         call = call_of(environ, environ["wsgi.input"].getvalue())
         status, headers, body = self._answer(call, environ)
         self._journal.write(call, environ, int(status.split()[0]), body)
@@ -61,6 +68,7 @@ class Account:
 
     def _answer(self, call: Call, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         told: list[Any] = []
+        in_json = "HTTP_X_AMZ_TARGET" in environ
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Callable[[bytes], Any]:
             told[:] = [status, headers]
@@ -71,23 +79,37 @@ class Account:
                 for lock in self._turns.get(call.service, [self._lock]):
                     turns.enter_context(lock)
                 if call.service != "s3":
-                    fsx.pass_time()
+                    CLOCK.pass_time()
+                INJECTED.check_call(call, in_json)
                 body = b"".join(self._moto(environ, start))
+        except Refusal as refusal:
+            return _refused(call, in_json, refusal)
         except NotImplementedError as error:
-            return _refusal(call, "501 Not Implemented", "NotImplemented", f"{call.service}:{call.operation}: {error}")
+            message = f"{call.service}:{call.operation}: {error}"
+            return _refused(call, in_json, Refusal("501 Not Implemented", "NotImplemented", message))
         except Exception as error:
             traceback.print_exc()
             message = f"{call.service}:{call.operation}: {type(error).__name__}: {error}"
-            return _refusal(call, "500 Internal Server Error", "InternalFailure", message)
+            return _refused(call, in_json, Refusal("500 Internal Server Error", "InternalFailure", message))
         return told[0], told[1], body
 
-    def _control(self, page: str, start_response: StartResponse) -> Iterable[bytes]:
+    def _control(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        asked = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
+        known: dict[tuple[str, str], pages.Page] = {**pages.PAGES, ("about", "GET"): lambda _: self._about}
+        status: str = "200 OK"
+        content: Any
         with self._lock, self._s3_lock:
-            fsx.pass_time()
-            pages = {"about": lambda: self._about, **control.PAGES}
-            content = pages[page]() if page in pages else None
+            CLOCK.pass_time()
+            if asked in known:
+                try:
+                    content = known[asked](environ["wsgi.input"].getvalue())
+                except ValueError as error:
+                    status, content = "400 Bad Request", {"error": str(error)}
+            elif any(asked[0] == page for page, _ in known):
+                status, content = "405 Method Not Allowed", {"error": f"no {asked[1]} of this page"}
+            else:
+                status, content = "404 Not Found", {"error": "no such page"}
         body = json.dumps(content).encode()
-        status = "404 Not Found" if content is None else "200 OK"
         start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]
 
@@ -100,25 +122,26 @@ def _extend(launcher: Launcher) -> None:
     dependencies.install()
     security_rules.install()
     instances.install(launcher)
-    groups.install(launcher)
+    visibility.install()
+    lifecycle.install()
+    members.install(launcher)
+    groups.install()
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
+    encryption.install()
 
 
-_JSON_SERVICES = {"fsx", "ssm", "tag", "kms", "logs", "budgets"}
-
-
-def _refusal(call: Call, status: str, code: str, message: str) -> tuple[str, list[tuple[str, str]], bytes]:
-    """A failure of the emulation itself, in the shape that the service's clients read."""
-    escaped = message.replace("&", "&amp;").replace("<", "&lt;")
-    error = f"<Error><Code>{code}</Code><Message>{escaped}</Message></Error>"
-    if call.service in _JSON_SERVICES:
-        body = json.dumps({"__type": code, "message": message})
+def _refused(call: Call, in_json: bool, refusal: Refusal) -> tuple[str, list[tuple[str, str]], bytes]:
+    """A refusal that moto knows nothing of, in the shape that the service's clients read."""
+    escaped = refusal.message.replace("&", "&amp;").replace("<", "&lt;")
+    error = f"<Error><Code>{refusal.code}</Code><Message>{escaped}</Message></Error>"
+    if in_json:
+        body = json.dumps({"__type": refusal.code, "message": refusal.message})
     elif call.service == "s3":
         body = error
     elif call.service == "ec2":
         body = f"<Response><Errors>{error}</Errors></Response>"
     else:
         body = f"<ErrorResponse>{error}</ErrorResponse>"
-    return status, [("Content-Length", str(len(body.encode())))], body.encode()
+    return refusal.status, [("Content-Length", str(len(body.encode())))], body.encode()

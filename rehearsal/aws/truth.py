@@ -19,9 +19,14 @@ class InstanceTruth(Contract):
     user_data: str = Field(description="User-data in base64; empty when there is none.")
     role_name: str | None = Field(description="Role of the instance profile.")
     tags: dict[str, str] = Field(description="Tags of the instance.")
-    launch_time: float = Field(description="Unix time of the launch, seconds.")
+    launch_time: float = Field(description="Unix time of the launch by the account's clock, seconds.")
+    terminated_time: float | None = Field(
+        default=None, description="Unix time of the termination by the account's clock; none before it."
+    )
     autoscaling_group: str | None = Field(description="Auto Scaling group that launched it.")
-    lifecycle_state: str = Field(description="Target life-cycle state: InService or Terminated.")
+    lifecycle_state: str = Field(
+        description="Target life-cycle state: InService, or Terminated once its termination began."
+    )
 
 
 class Resource(Contract):

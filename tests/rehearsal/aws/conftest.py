@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import EmulatedAws
 
@@ -97,8 +99,11 @@ def template(client: Client, network: Network, profile: str, name: str) -> Calla
 
 
 @pytest.fixture
-def group(client: Client, network: Network, template: Callable[..., str], name: str) -> Callable[..., str]:
-    """Makes an empty Auto Scaling group; keyword arguments replace those of its creation. Returns its name."""
+def group(client: Client, network: Network, template: Callable[..., str], name: str) -> Iterator[Callable[..., str]]:
+    """Makes an empty Auto Scaling group; keyword arguments replace those of its creation. Returns its name.
+
+    It goes with the test, and its instances with it.
+    """
 
     def make(data: dict[str, Any] | None = None, **given: Any) -> str:
         whole = {
@@ -112,4 +117,6 @@ def group(client: Client, network: Network, template: Callable[..., str], name: 
         client("autoscaling").create_auto_scaling_group(AutoScalingGroupName=name, **whole)
         return name
 
-    return make
+    yield make
+    with suppress(ClientError):  # the test itself deleted it, or made none
+        client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)

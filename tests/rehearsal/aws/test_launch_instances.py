@@ -175,6 +175,63 @@ def test_a_member_has_what_else_its_template_asks(
     assert shown["UserData"]["Value"] == user_data
 
 
+def by_group(client: Client, group: Callable[..., str], data: dict[str, Any], network: Network) -> list[str]:
+    return ids_of(launched(client, group(data), 1))
+
+
+def by_ec2(client: Client, group: Callable[..., str], data: dict[str, Any], network: Network) -> list[str]:
+    placed = [{**each, "SubnetId": network.subnet} for each in data.pop("NetworkInterfaces")]
+    made = client("ec2").run_instances(ImageId=network.image, MinCount=1, MaxCount=1, NetworkInterfaces=placed, **data)
+    return [each["InstanceId"] for each in made["Instances"]]
+
+
+@pytest.mark.parametrize("launch", [by_group, by_ec2])
+def test_describe_instances_shows_all_that_was_asked_however_it_was_launched(
+    client: Client, group: Callable[..., str], network: Network, profile: str, name: str, launch: Any
+) -> None:
+    ec2 = client("ec2")
+    placement = ec2.create_placement_group(GroupName=name, Strategy="cluster")["PlacementGroup"]["GroupId"]
+    efa = ec2.create_security_group(GroupName=f"efa-{name}", Description="efa", VpcId=network.vpc)["GroupId"]
+    wanted = [{**each, "Groups": [network.group, efa], "DeleteOnTermination": True} for each in P4D_INTERFACES]
+    options = {"HttpTokens": "required", "HttpPutResponseHopLimit": 2, "InstanceMetadataTags": "enabled"}
+    data = {
+        "InstanceType": "p4d.24xlarge",
+        "IamInstanceProfile": {"Name": profile},
+        "NetworkInterfaces": wanted,
+        "Placement": {"GroupName": name},
+        "MetadataOptions": options,
+        "InstanceMarketOptions": {"MarketType": "spot"},
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "trainyard:role", "Value": "workers"}]}],
+    }
+    (instance,) = instances(client, launch(client, group, data, network))
+    shown = instance["NetworkInterfaces"]
+    places = [(each["Attachment"]["NetworkCardIndex"], each["Attachment"]["DeviceIndex"]) for each in shown]
+    assert places == [(each["NetworkCardIndex"], each["DeviceIndex"]) for each in wanted]
+    assert [each["InterfaceType"] for each in shown] == [each["InterfaceType"] for each in wanted]
+    assert {each["SubnetId"] for each in shown} == {network.subnet}
+    assert all({one["GroupId"] for one in each["Groups"]} == {network.group, efa} for each in [*shown])
+    assert {one["GroupId"] for one in instance["SecurityGroups"]} == {network.group, efa}
+    asked = {"GroupName": name, "GroupId": placement, "AvailabilityZone": "us-east-1a", "Tenancy": "default"}
+    assert instance["Placement"] == asked
+    assert instance["IamInstanceProfile"]["Arn"] == f"arn:aws:iam::123456789012:instance-profile/{profile}"
+    assert options.items() <= instance["MetadataOptions"].items()
+    assert {"Key": "trainyard:role", "Value": "workers"} in instance["Tags"]
+    assert (instance["SubnetId"], instance["VpcId"]) == (network.subnet, network.vpc)
+    assert instance["InstanceLifecycle"] == "spot"
+
+
+def test_a_member_tells_the_template_version_that_it_was_launched_from(
+    client: Client, group: Callable[..., str], network: Network
+) -> None:
+    name = group()
+    template = described(client, name)["LaunchTemplate"]["LaunchTemplateId"]
+    data = {"ImageId": network.image, "InstanceType": "t3.large"}
+    client("ec2").create_launch_template_version(LaunchTemplateId=template, LaunchTemplateData=data)
+    launched(client, name, 1)
+    (member,) = described(client, name)["Instances"]
+    assert (member["InstanceType"], member["LaunchTemplate"]["Version"]) == ("t3.large", "2")
+
+
 def test_addresses_come_from_the_given_network_once_each(
     client: Client, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
@@ -251,10 +308,12 @@ def test_a_group_with_members_is_not_deleted_unless_forced(client: Client, group
     assert found["AutoScalingGroups"] == []
 
 
-def test_scheduled_actions_are_kept_per_group(client: Client, group: Callable[..., str], name: str) -> None:
+def test_scheduled_actions_are_kept_per_group(
+    client: Client, aws: EmulatedAws, group: Callable[..., str], name: str
+) -> None:
     autoscaling = client("autoscaling")
     group()
-    start = datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=20)
+    start = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(minutes=20)
     lease = {"AutoScalingGroupName": name, "ScheduledActionName": "lease"}
     autoscaling.put_scheduled_update_group_action(**lease, StartTime=start, MinSize=0, DesiredCapacity=0)
     (found,) = autoscaling.describe_scheduled_actions(AutoScalingGroupName=name)["ScheduledUpdateGroupActions"]

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 
 AWS_CLI = Path(sys.executable).parent / "aws"
@@ -171,3 +173,50 @@ def test_the_checkpoint_connector_writes_in_parts_and_reads_by_range(
     assert {"CreateMultipartUpload", "CompleteMultipartUpload", "GetObject"} <= {entry.operation for entry in entries}
     assert [entry for entry in entries if entry.status >= 500] == []
     assert client("s3").head_object(Bucket=bucket, Key="steps/10/part.distcp")["ContentLength"] == 20 * MIB
+
+
+@cache
+def in_region(endpoint: str, region: str, *credentials: str) -> Any:
+    session = boto3.Session(*(credentials or (OPERATOR_KEY, "rehearsal")), region_name=region)
+    return session.client("s3", endpoint_url=endpoint)
+
+
+def create(s3: Any, name: str) -> tuple[str | None, int]:
+    """Error code, if any, and HTTP status."""
+    region = s3.meta.region_name
+    where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    try:
+        return None, int(s3.create_bucket(Bucket=name, **where)["ResponseMetadata"]["HTTPStatusCode"])
+    except ClientError as error:
+        return str(error.response["Error"]["Code"]), int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+def test_a_name_that_another_account_took_is_refused(aws: EmulatedAws, client: Client, name: str, region: str) -> None:
+    role = "arn:aws:iam::999999999999:role/other"
+    given = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
+    other = given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"]
+    assert create(in_region(aws.endpoint, "us-east-1", *other), f"taken-{name}") == (None, 200)
+    assert create(in_region(aws.endpoint, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "answer"),
+    [
+        ("us-east-1", "us-east-1", (None, 200)),
+        ("eu-west-1", "eu-west-1", ("BucketAlreadyOwnedByYou", 409)),
+        ("eu-west-1", "us-east-1", ("BucketAlreadyOwnedByYou", 409)),
+        ("us-east-1", "eu-west-1", ("BucketAlreadyOwnedByYou", 409)),
+    ],
+)
+def test_one_s_own_bucket_made_again_is_told_by_region(
+    aws: EmulatedAws, name: str, first: str, again: str, answer: tuple[str | None, int]
+) -> None:
+    assert create(in_region(aws.endpoint, first), f"again-{name}") == (None, 200)
+    assert create(in_region(aws.endpoint, again), f"again-{name}") == answer
+
+
+def test_a_bucket_made_again_keeps_what_it_holds(client: Client, bucket: str) -> None:
+    client("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
+    client("s3").create_bucket(Bucket=bucket)
+    assert client("s3").get_object(Bucket=bucket, Key="x")["Body"].read() == b"x"

@@ -1,0 +1,18 @@
+"""What the account's instances cost in time: AWS bills each by the second, and a minute at least."""
+
+from collections.abc import Iterable
+
+from rehearsal.aws.truth import InstanceTruth
+
+LEAST_SECONDS = 60.0
+
+
+def billed_seconds(instances: Iterable[InstanceTruth], now: float) -> float:
+    """Instance-seconds billed until `now`, the account's Unix time: of each, from its launch to its termination.
+
+    An instance that is being held in a termination is billed on. One that is stopped counts as if it ran.
+    """
+    return sum(
+        max(LEAST_SECONDS, (now if each.terminated_time is None else min(now, each.terminated_time)) - each.launch_time)
+        for each in instances
+    )

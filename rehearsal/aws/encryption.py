@@ -1,0 +1,136 @@
+"""Objects under a customer's KMS key: S3 neither reads nor writes them while the key can't be used."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from moto.kms.models import KmsBackend, kms_backends
+from moto.s3.exceptions import S3ClientError
+from moto.s3.models import S3Backend
+from moto.s3.responses import S3Response
+
+from rehearsal.aws.clock import CLOCK, Due
+from rehearsal.aws.extension import extend
+
+
+def check_key(account: str, region: str, algorithm: str | None, key: str | None) -> None:
+    """Raises S3's refusal when what is encrypted so can't be read or written. `key`: id, alias or ARN of either."""
+    if not (algorithm or "").startswith("aws:kms") or not key or key.endswith("alias/aws/s3"):
+        return
+    parts = key.split(":")
+    where = parts[3] if key.startswith("arn:") else region
+    keys = kms_backends[account][where]
+    try:
+        found = keys.keys.get(keys.any_id_to_key_id(key))
+    except AttributeError:  # moto's answer to an alias that nobody made
+        found = None
+    if found is None:
+        raise S3ClientError("KMS.NotFoundException", f"Key '{key}' does not exist")
+    if found.key_state == "PendingDeletion":
+        raise S3ClientError("KMS.KMSInvalidStateException", f"{found.arn} is pending deletion.")
+    if found.key_state != "Enabled":
+        raise S3ClientError("KMS.DisabledException", f"{found.arn} is disabled.")
+
+
+def _check_write(backend: Any, bucket_name: str, algorithm: str | None, key: str | None) -> None:
+    """The request's own encryption goes before the bucket's default."""
+    bucket = backend.get_bucket(bucket_name)
+    default = (bucket.encryption or {}).get("Rule", {}).get("ApplyServerSideEncryptionByDefault", {})
+    if not algorithm:
+        algorithm, key = default.get("SSEAlgorithm"), key or default.get("KMSMasterKeyID")
+    check_key(bucket.account_id, bucket.region_name, algorithm, key or default.get("KMSMasterKeyID"))
+
+
+def _check_read(backend: Any, bucket_name: str, found: Any) -> None:
+    if found is not None:
+        bucket = backend.get_bucket(bucket_name)
+        check_key(bucket.account_id, bucket.region_name, found.encryption, found.kms_key_id)
+
+
+def install() -> None:
+    put, start, part = S3Backend.put_object, S3Backend.create_multipart_upload, S3Backend.upload_part
+    copy, copy_part = S3Backend.copy_object, S3Backend.upload_part_copy
+
+    def put_object(self: Any, bucket_name: str, key_name: str, value: bytes, *args: Any, **given: Any) -> Any:
+        _check_write(self, bucket_name, given.get("encryption"), given.get("kms_key_id"))
+        return put(self, bucket_name, key_name, value, *args, **given)
+
+    def create_multipart_upload(self: Any, bucket_name: str, *args: Any) -> Any:
+        *_, algorithm, key = args
+        _check_write(self, bucket_name, algorithm, key)
+        return start(self, bucket_name, *args)
+
+    def check_part(backend: Any, bucket_name: str, upload: str) -> None:
+        multipart = backend.get_bucket(bucket_name).multiparts.get(upload)
+        if multipart:
+            _check_write(backend, bucket_name, multipart.sse_encryption, multipart.kms_key_id)
+
+    def upload_part(self: Any, bucket_name: str, multipart_id: str, *args: Any, **given: Any) -> Any:
+        check_part(self, bucket_name, multipart_id)
+        return part(self, bucket_name, multipart_id, *args, **given)
+
+    def upload_part_copy(
+        self: Any, dest: str, upload: str, number: int, source: str, key: str, version: str | None, *span: int
+    ) -> Any:
+        check_part(self, dest, upload)
+        _check_read(self, source, self.get_object(source, key, version_id=version))
+        return copy_part(self, dest, upload, number, source, key, version, *span)
+
+    def copy_object(self: Any, src_key: Any, *args: Any, **given: Any) -> None:
+        _check_read(self, src_key.bucket_name, src_key)
+        copy(self, src_key, *args, **given)
+
+    _install_keys()
+    extend(S3Backend, put_object, create_multipart_upload, upload_part, upload_part_copy, copy_object)
+    _install_reads()
+
+
+def _install_keys() -> None:
+    """A key's ARN serves as well as its id (moto checks that, then looks for the id only); deleted keys go in time."""
+    schedule = KmsBackend.schedule_key_deletion
+    for name in ("enable_key", "disable_key", "cancel_key_deletion"):
+        act = getattr(KmsBackend, name)
+
+        def by_id(self: Any, key_id: str, act: Callable[..., Any] = act) -> Any:
+            return act(self, self.get_key_id(key_id))
+
+        extend(KmsBackend, **{name: by_id})
+
+    def schedule_key_deletion(self: Any, key_id: str, pending_window_in_days: int) -> float | None:
+        if schedule(self, self.get_key_id(key_id), pending_window_in_days) is None:  # moto refuses such a window
+            return None
+        ends = CLOCK.now() + pending_window_in_days * 86400
+        self.keys[self.get_key_id(key_id)].deletion_date = datetime.fromtimestamp(ends, UTC).replace(tzinfo=None)
+        return ends
+
+    extend(KmsBackend, schedule_key_deletion)
+    CLOCK.watch(_deletions)
+
+
+def _deletions() -> Iterator[Due]:
+    backend: Any
+    for _, _, backend in kms_backends.iter_backends():
+        for name, key in backend.keys.items():
+            if key.deletion_date is not None:
+                ends = key.deletion_date.replace(tzinfo=UTC).timestamp()
+                yield ends, lambda backend=backend, name=name: backend.keys.pop(name)  # type: ignore[misc]
+
+
+def _install_reads() -> None:
+    """HeadObject tells of an object without decrypting it; these two decrypt."""
+    get, attributes = S3Response.get_object, S3Response.get_object_attributes
+
+    def check(response: Any) -> None:
+        version = response.querystring.get("versionId", [None])[0]
+        found = response.backend.get_object(response.bucket_name, response.parse_key_name(), version_id=version)
+        _check_read(response.backend, response.bucket_name, found)
+
+    def get_object(self: Any) -> Any:
+        check(self)
+        return get(self)
+
+    def get_object_attributes(self: Any) -> Any:
+        check(self)
+        return attributes(self)
+
+    extend(S3Response, get_object, get_object_attributes)

@@ -1,0 +1,153 @@
+"""The faults that are on, and what each does to a call."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import UnknownServiceError
+from moto.core.utils import get_service_model
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Deny, Fault, Invisible, Throttle
+from rehearsal.aws.operations import Call
+
+_BOTOCORE_NAMES = {"tag": "resourcegroupstaggingapi"}
+_RUNNING = {"pending", "running"}
+
+
+@dataclass
+class Refusal(Exception):
+    """A call's answer with this HTTP status and error code, in the shape of its service."""
+
+    status: str
+    code: str
+    message: str
+
+
+class InsufficientCapacity(EC2ClientError):
+    """EC2 has no more instances of this type."""
+
+    def __init__(self, zone: str, instance_type: str) -> None:
+        super().__init__(
+            "InsufficientInstanceCapacity",
+            f"We currently do not have sufficient {instance_type} capacity in the Availability Zone you requested "
+            f"({zone}). Our system will be working on provisioning additional capacity.",
+        )
+
+
+class Injected:
+    """The faults that are on."""
+
+    def __init__(self) -> None:
+        self._on: list[Fault] = []
+        self._left: dict[int, int] = {}  # of a throttle, by its place: calls still to refuse
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Put these on beside those that are. Raises ValueError, and then none was put on."""
+        wanted = list(faults)
+        for fault in wanted:
+            _check(fault)
+        for fault in wanted:
+            if isinstance(fault, Throttle):
+                self._left[len(self._on)] = fault.times
+            self._on.append(fault)
+
+    def add_denials(self, environment: Iterable[tuple[str, str]] = tuple(os.environ.items())) -> None:
+        """Those that the environment asks for from the start. Raises ValueError on what is no API operation."""
+        wanted = dict(environment).get(DENY_VARIABLE, "")
+        try:
+            self.add([Deny(operation=each.strip()) for each in wanted.split(",") if each.strip()])
+        except ValueError as error:
+            raise ValueError(f"{DENY_VARIABLE}={wanted}: {error}") from None
+
+    def clear(self) -> None:
+        self._on.clear()
+        self._left.clear()
+
+    def told(self) -> list[dict[str, Any]]:
+        return [fault.model_dump() for fault in self._on]
+
+    def check_call(self, call: Call, in_json: bool) -> None:
+        """Raises Refusal when a fault holds for this call."""
+        name = f"{call.service}:{call.operation}"
+        for place, fault in enumerate(self._on):
+            if isinstance(fault, Deny) and fault.operation == name:
+                raise _denied(call, in_json)
+            if isinstance(fault, Throttle) and fault.operation == name and self._left[place] > 0:
+                self._left[place] -= 1
+                raise _throttled(call, in_json)
+
+    def room(self, instance_type: str, count: int) -> int:
+        """How many of `count` instances of this type can be launched."""
+        limits = [fault for fault in self._on if isinstance(fault, Capacity)]
+        if not limits:
+            return count
+        types = [each.instance_type for each in _running()]
+        for fault in limits:
+            if fault.instance_type in (None, instance_type):
+                held = types.count(instance_type) if fault.instance_type else len(types)
+                count = min(count, max(0, fault.limit - held))
+        return count
+
+    def unseen(self, instance: Any) -> bool:
+        """Whether DescribeInstances does not show it yet."""
+        return _age(instance) < self._delay()
+
+    def without_address(self, instance: Any) -> bool:
+        """Whether DescribeInstances shows it, but not its address yet."""
+        delay = self._delay()
+        return delay <= _age(instance) < 2 * delay
+
+    def _delay(self) -> float:
+        return max((fault.seconds for fault in self._on if isinstance(fault, Invisible)), default=0.0)
+
+
+INJECTED = Injected()
+
+
+def _age(instance: Any) -> float:
+    return CLOCK.now() - float(instance.launched_at)
+
+
+def _running() -> Iterator[Any]:
+    backends: Any = ec2_backends
+    for _, _, backend in backends.iter_backends():
+        yield from (each for each in backend.all_instances() if each.state in _RUNNING)
+
+
+def _check(fault: Fault) -> None:
+    """Refuse a fault that could never show. Raises ValueError."""
+    if isinstance(fault, Capacity) and fault.instance_type and fault.instance_type not in INSTANCE_TYPES:
+        raise ValueError(f"no instance type {fault.instance_type}")
+    if isinstance(fault, (Deny, Throttle)):
+        service, _, operation = fault.operation.partition(":")
+        try:
+            known = get_service_model(_BOTOCORE_NAMES.get(service, service)).operation_names
+        except UnknownServiceError:
+            raise ValueError(f"no service {service} (of {fault.operation})") from None
+        if operation not in known:
+            raise ValueError(f"no API operation {fault.operation}")
+
+
+def _denied(call: Call, in_json: bool) -> Refusal:
+    if call.service == "ec2":
+        return Refusal("403 Forbidden", "UnauthorizedOperation", "You are not authorized to perform this operation.")
+    name = f"{call.service}:{call.operation}"
+    message = f"User is not authorized to perform: {name} because no identity-based policy allows the {name} action"
+    if call.service == "s3":
+        return Refusal("403 Forbidden", "AccessDenied", message)
+    if in_json:
+        return Refusal("400 Bad Request", "AccessDeniedException", message)
+    return Refusal("403 Forbidden", "AccessDenied", message)
+
+
+def _throttled(call: Call, in_json: bool) -> Refusal:
+    if call.service == "ec2":
+        return Refusal("503 Service Unavailable", "RequestLimitExceeded", "Request limit exceeded.")
+    if call.service == "s3":
+        return Refusal("503 Slow Down", "SlowDown", "Please reduce your request rate.")
+    return Refusal("400 Bad Request", "ThrottlingException" if in_json else "Throttling", "Rate exceeded")

@@ -1,0 +1,21 @@
+"""Groups and their members by name, with AWS's refusal where there is none."""
+
+from typing import Any
+
+from moto.autoscaling.exceptions import ValidationError
+
+
+def group_of(backend: Any, name: str) -> Any:
+    """The group of this name. Raises ValidationError as AWS does when there is none."""
+    if name not in backend.autoscaling_groups:
+        raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
+    return backend.autoscaling_groups[name]
+
+
+def member_of(backend: Any, instance_id: str | None) -> Any:
+    """The member with this instance. Raises ValidationError as AWS does when there is none."""
+    for group in backend.autoscaling_groups.values():
+        for member in group.instance_states:
+            if member.instance.id == instance_id:
+                return member
+    raise ValidationError(f"Instance Id not found - No managed instance found for instance ID: {instance_id}")
