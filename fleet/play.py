@@ -51,7 +51,8 @@ def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
 def failure_message(result: dict[str, Any]) -> str:
     """What a failed task says of itself: its message, and what the command that it ran wrote."""
     parts = [str(result.get(key, "")).strip() for key in ("msg", "stderr", "stdout", "exception")]
-    return "\n".join(dict.fromkeys(part for part in parts if part))[:4000] or "no message"
+    said = [part for part in parts if part and part != "(traceback unavailable)"]  # Ansible's filler
+    return "\n".join(dict.fromkeys(said))[:4000] or "no message"
 
 
 def main() -> int:

@@ -36,6 +36,7 @@ def run(
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
     options = Options(stack=stack, nodes=nodes)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end by taking down what was made
     try:
         with Show() as display:
             report, story = rehearse(options, display)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
@@ -20,6 +21,7 @@ from rehearsal.scaling import scale
 from rehearsal.show import Show
 
 ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_REGION = "us-east-1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +39,51 @@ class Options:
 
 def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Scaled]]:
     """The stack file's config with its settings scaled to this machine. Raises InputError before anything is made."""
-    file = options.root / "stacks" / f"Pulumi.{options.stack}.yaml"
+    stacks = options.root / "stacks"
+    file = stacks / f"Pulumi.{options.stack}.yaml"
     if not file.is_file():
-        have = ", ".join(sorted(one.name[7:-5] for one in file.parent.glob("Pulumi.*.yaml")))
-        why = f"no such file: stacks/{file.name}"
+        have = ", ".join(sorted(one.name[7:-5] for one in stacks.glob("Pulumi.*.yaml")))
+        why = f"no such file: stacks/Pulumi.{options.stack}.yaml"
         raise InputError([Problem(key="--stack", value=options.stack, why=why, fix=f"Choose one of {have}")])
     try:
-        config = (yaml.safe_load(file.read_text()) or {}).get("config") or {}
+        config = (yaml.load(file.read_text(), StackLoader) or {}).get("config") or {}  # noqa: S506 (a safe one)
     except (yaml.YAMLError, AttributeError) as error:
         why = f"not a Pulumi stack file: {error}"
-        raise InputError([Problem(key=str(file), value="...", why=why, fix="Mend its YAML")]) from None
+        raise InputError([Problem(key=f"stacks/{file.name}", value="...", why=why, fix="Mend its YAML")]) from None
     source = f"stacks/{file.name}"
+    check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
     read_settings(config.get(CONFIG_KEY), options.root, source)
     settings, changes = scale(config[CONFIG_KEY], options.nodes)
     return {**config, CONFIG_KEY: settings}, read_settings(settings, options.root, source), changes
 
 
+class StackLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, as it is for Pulumi: the first would be lost in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for name, _ in node.value:
+            key = self.construct_object(name, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} stands twice", name.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def check_region(region: str, source: str) -> None:
+    """Raises InputError for a region that AWS has not."""
+    session = boto3.session.Session()
+    known = {name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)}
+    if region not in known:
+        fix = f"Change it in {source}"
+        raise InputError([Problem(key="aws:region", value=region, why="AWS has no such region", fix=fix)])
+
+
 def prepare_folder(folder: Path, show: Show) -> None:
     """An empty folder, after an earlier rehearsal in it is swept up, whatever way it ended."""
     if ended := sweep(folder):
-        show.line("setup", f"ended {ended} processes that an earlier rehearsal left")
-    for name in ("aws", "results", "report.json", "report.html"):
+        show.line("account", f"ended {ended} processes that an earlier rehearsal left")
+    for name in ("aws", "results", "logs.txt", "node-logs.txt", "report.json", "report.html"):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

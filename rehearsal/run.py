@@ -65,7 +65,7 @@ def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
 
     Raises InputError for what the user can mend, before anything is made.
     """
-    clock = PhaseClock("setup")
+    clock = PhaseClock("account")
     config, settings, scaled = read_stack(options)
     found = Findings(scaled=scaled)
     with ExitStack() as stack:
@@ -145,8 +145,13 @@ class Rehearsal:
                 self.deployment = error.deployment
                 # What the launch wrote was shown as it came: its last word is the error.
                 told = str(error)
-                self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
-                self.keep_node_logs()
+                if isinstance(error.__cause__, KeyboardInterrupt):
+                    self.fail("interrupted: what was made goes now")
+                else:
+                    self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
+                    self.keep_node_logs()
+            except KeyboardInterrupt:
+                self.fail("interrupted: what was made goes now")
             except Exception as error:
                 known = isinstance(error, FollowError | RuntimeError)
                 self.fail(str(error) if known else f"{type(error).__name__}: {error}")
@@ -171,8 +176,8 @@ class Rehearsal:
         """Preview, then resources and launch, as `pulumi up` does."""
         self.clock.enter("preview")
         planned = up(self.config, self.options.stack, self.options.root, preview=True, account=account)
-        count = sum(resource.custom for resource in planned.resources.values())
-        self.show.line("preview", f"{count} resources to make")
+        own = [one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")]
+        self.show.line("preview", f"{len(own)} AWS resources to make")
         self.clock.enter("resources")
         self.deployment = up(self.config, self.options.stack, self.options.root, account=account, on_event=self.tell)
         launched = LaunchResult.model_validate_json(self.deployment.exports["launch"].splitlines()[-1])
@@ -185,6 +190,8 @@ class Rehearsal:
                 self.show.line(event.name, event.text)
             case "creating" | "deleting":
                 self.show.detail("resources", f"{event.kind} {event.type} {event.name}")
+            case "adopted":
+                self.show.line("resources", f"adopted {event.type} {event.name} of an earlier up")
             case "failed":
                 self.show.line("resources", f"failed: {event.text.splitlines()[0]}")
             case _:
@@ -229,17 +236,26 @@ class Rehearsal:
         )
         if self.settings.job.train is not None and not self.found.errors:
             self.found.losses = audit.read_losses(data, run)
-            for problem in [
-                *audit.check_results(data, run, self.found.losses),
-                *audit.check_checkpoints(self.found.checkpoints, {"AWS_REGION": self.aws.region}),
-            ]:
+            unfit = audit.check_checkpoints(self.found.checkpoints, {"AWS_REGION": self.aws.region})
+            count = len(self.found.checkpoints)
+            self.show.line("results", f"{count - len(unfit)} of {count} checkpoints load in a fresh process")
+            for problem in [*audit.check_results(data, run, self.found.losses), *unfit]:
                 self.fail(problem)
 
     def fetch_results(self, run: str) -> dict[str, Any]:
-        folder = self.folder / "results"
-        command = [sys.executable, "-m", "trainyard", "results", "--stack", self.options.stack, "--run", run]
+        """Results and logs by the operator's own commands."""
+        folder, logs = self.folder / "results", self.folder / "logs.txt"
+        fetched: dict[str, Any] = json.loads(self.operate("results", "--run", run, "--to", str(folder), "--json"))
+        logs.write_text(self.operate("logs", "--run", run, "--source", "."))
+        self.show.line(
+            "results", f"{len(fetched['files'])} files in {folder}, what the ranks wrote in {logs.name} beside"
+        )
+        return fetched
+
+    def operate(self, command: str, *words: str) -> str:
+        """Run `trainyard` as the operator does; its stdout. Raises RuntimeError with its message when it fails."""
         done = subprocess.run(
-            [*command, "--to", str(folder), "--json"],
+            [sys.executable, "-m", "trainyard", command, "--stack", self.options.stack, *words],
             cwd=self.options.root,
             capture_output=True,
             text=True,
@@ -247,10 +263,8 @@ class Rehearsal:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"trainyard results failed: {done.stderr.strip()}")
-        fetched: dict[str, Any] = json.loads(done.stdout)
-        self.show.line("results", f"{len(fetched['files'])} files in {folder}")
-        return fetched
+            raise RuntimeError(f"trainyard {command} failed: {done.stderr.strip()}")
+        return done.stdout
 
     def take_down(self, hypervisor: Hypervisor) -> None:
         """`pulumi destroy`: also after a failure, of whatever was made."""
@@ -266,17 +280,18 @@ class Rehearsal:
         except DestroyFailed as error:
             self.fail(f"destroy failed: {error}")
             return
-        self.found.deleted = sum(resource.type.startswith("aws:") for resource in gone.deleted)
         # A retained object goes all the same with a bucket that does not stay: ids begin with the bucket's name.
         there = {one.id for one in self.aws.dump()}
         kept = [one for one in gone.retained if one.id.split("/")[0] in there]
         self.found.retained = tuple(f"{one.type} {one.id}" for one in kept)
         self.kept = {one.id for one in kept}
+        own = [one for one in (*gone.deleted, *gone.retained) if one.type.startswith("aws:")]
+        self.found.deleted = len(own) - len(kept)
         try:
             until("the end of every instance", lambda: not hypervisor.running(), NODES_GONE_SECONDS)
         except FollowError as error:
             self.fail(str(error))
-        self.show.line("destroy", f"{len(gone.deleted)} resources deleted, {len(kept)} retained")
+        self.show.line("destroy", f"{self.found.deleted} AWS resources deleted, {len(kept)} retained")
 
     def count_made(self, deployment: Deployment) -> None:
         own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]

@@ -27,7 +27,7 @@ class Show:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._status = self.console.status("setup")
+            self._status = self.console.status("account")
             self._status.start()
         return self
 

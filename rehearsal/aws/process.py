@@ -62,8 +62,15 @@ class EmulatedAws:
         command += ["--addresses", addresses] if addresses else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "MOTO_"))}
         with log.open("wb") as output:
+            # A session of its own: Ctrl-C is for the rehearsal, which still needs the account to take things down.
             process = subprocess.Popen(
-                command, cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+                command,
+                cwd=_ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not port_file.exists():

@@ -75,3 +75,19 @@ def test_a_second_rehearsal_of_a_stack_says_who_holds_it(tree: Path) -> None:
         done = run(tree, "--stack", "held")
     assert done.returncode == 2
     assert f"process {os.getpid()}" in done.stderr
+
+
+def test_a_region_that_is_not_there(tree: Path) -> None:
+    file = write_stack(tree, "nowhere")
+    file.write_text(file.read_text().replace("us-east-1", "us-esat-1"))
+    done = run(tree, "--stack", "nowhere")
+    assert done.returncode == 2
+    assert "aws:region = 'us-esat-1': AWS has no such region" in done.stderr
+
+
+def test_a_key_that_stands_twice(tree: Path) -> None:
+    text = "config:\n  aws:region: us-east-1\n  trainyard:cluster:\n    nodes: 2\n    nodes: 3\n"
+    (tree / "stacks/Pulumi.twice.yaml").write_text(text)
+    done = run(tree, "--stack", "twice")
+    assert done.returncode == 2
+    assert "nodes stands twice" in done.stderr
