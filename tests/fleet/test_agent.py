@@ -14,7 +14,9 @@ from contract.layout import RunLayout
 from contract.run import Control
 from contract.streams import Cursor
 from fleet import agent as agent_module
+from fleet import attempt as attempt_module
 from fleet.agent import Agent
+from fleet.attempt import Attempt
 from fleet.node import Node
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
@@ -61,11 +63,12 @@ class OnNode:
         )
         self.leaving = False
         self.actions: list[str] = []
-        monkeypatch.setattr(agent_module, "BASE", folder)
+        for module in (agent_module, attempt_module):
+            monkeypatch.setattr(module, "BASE", folder)
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
         monkeypatch.setattr(agent_module, "leaving", lambda: self.leaving)
-        monkeypatch.setattr(agent_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
-        monkeypatch.setattr(agent_module.Attempt, "workers_up", lambda _: True)
+        monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
+        monkeypatch.setattr(Attempt, "workers_up", lambda _: True)
         self._start()
 
     def _start(self) -> None:
