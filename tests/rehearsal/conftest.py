@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tree: Path) -> Iterator[dict[str, str]]:
-    """The environment of `python -m rehearsal aws`: an account that outlives single rehearsals."""
+    """An account that outlives single rehearsals. Nobody jumps its clock."""
+    with kept_account(tree) as environment:
+        yield environment
+
+
+@contextmanager
+def kept_account(tree: Path) -> Iterator[dict[str, str]]:
+    """The environment that `python -m rehearsal aws` prints."""
     process = subprocess.Popen(
         [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=subprocess.PIPE, text=True, env=clean_environment()
     )
