@@ -9,6 +9,7 @@ import pytest
 
 from contract.layout import CURRENT_RUN, RunLayout, chunk_key, chunk_prefix
 from contract.run import Outcome, RunRecord
+from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -105,19 +106,16 @@ def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypa
     assert seen[0] == pytest.approx(time.time() + 20 * 60, abs=20)
 
 
-def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, account: EmulatedAws) -> None:
     cluster.head_is_ready()
     made, _ = launch(cluster)
-    real = made.cluster.autoscaling.launch_instances
-
-    def one_short(**asked: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = real(**{**asked, "RequestedCapacity": asked["RequestedCapacity"] - 1})
-        error = {"ErrorCode": "InsufficientInstanceCapacity", "AvailabilityZone": "us-east-1a", "ErrorMessage": "none"}
-        return {**answer, "Errors": [error]}
-
-    monkeypatch.setattr(made.cluster.autoscaling, "launch_instances", one_short)
-    with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
-        made.go()
+    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
+    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    try:
+        with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
+            made.go()
+    finally:
+        account.clear_faults()
     assert cluster.members() == []
     assert cluster.described()["DesiredCapacity"] == 0
 
