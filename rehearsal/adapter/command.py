@@ -52,18 +52,18 @@ class Command(Handler):
         if command is None or self.skip:
             return {"stdout": "", "stderr": ""}
         folder = Path(os.path.normpath(call.root / "infra" / call.inputs.get("dir", ".")))
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            cwd=folder,
-            env={**os.environ, **call.inputs.get("environment", {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        with self._lock:
+        with self._lock:  # a stop finds every command that has begun
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                cwd=folder,
+                env={**os.environ, **call.inputs.get("environment", {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
             self._running.add(process)
         try:
             stdout, tail = _drain(process, call)

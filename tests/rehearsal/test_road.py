@@ -80,7 +80,7 @@ def test_the_phases_are_the_roads_own(local: Ended) -> None:
 
 
 def test_the_phases_sum_up_to_the_wall_time(local: Ended) -> None:
-    outside = 8.0  # seconds of Python's start and end, on a loaded machine
+    outside = 20.0  # seconds of Python's start and end, on a loaded machine
     assert 0 <= local.seconds - sum(local.report["phases"].values()) < outside
 
 
