@@ -47,7 +47,7 @@ class Live:
     """One row a subject, with its latest text and how long it has taken."""
 
     def __init__(self) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._rows: dict[str, TaskID] = {}
 
