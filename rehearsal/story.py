@@ -119,6 +119,8 @@ def _spans(events: list[NodeEvent], start: float, end: float) -> list[Span]:
                 state = _PLAY_STATES[event.status]
             case ServiceEvent():
                 state = settled = "serving"
+            case AgentEvent(state="left"):
+                continue  # the end of the line, not what the node came to
             case AgentEvent():
                 again = f", attempt {event.attempt}" if event.state == "workers_up" and event.attempt > 1 else ""
                 state = settled = _AGENT_STATES.get(event.state, event.state.replace("_", " ")) + again
