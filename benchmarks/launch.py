@@ -72,10 +72,10 @@ class Nodes:
         self._s3.put_object(Bucket=self._data, Key=key, Body=b"{}")
 
     def head_is_ready(self) -> None:
-        address = self._manifest.head.address
+        head = self._manifest.head
         for service in ("rendezvous", "controller"):
-            stamp = _stamp("i-head", "head")
-            event = ServiceEvent.model_validate({**stamp, "service": service, "address": address})
+            stamp = _stamp(head.instance, "head")
+            event = ServiceEvent.model_validate({**stamp, "service": service, "address": head.address})
             self._write(self._staging, HEAD_EVENTS, event)
 
     def plays(self, run: str, nodes: Sequence[str], status: str) -> None:

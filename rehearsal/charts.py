@@ -11,7 +11,7 @@ from rehearsal.story import NodeLine, Span
 
 Tone = Literal["phase", "wait", "configure", "work", "bad"]
 Side = Literal["after", "before", "inside"]
-_TONES: dict[str, Tone] = {"configuring": "configure", "rebooting": "configure", "working": "work", "serving": "work"}
+_TONES: dict[str, Tone] = {"configuring": "configure", "working": "work", "serving": "work"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from rehearsal.aws.truth import InstanceTruth
 
 BOOTING, CONFIGURED = "booting", "configured"
 _AGENT_STATES = {"workers_up": "working", "workers_done": "done"}  # the others as they are
-_PLAY_STATES = {"started": "configuring", "failed": "configuration failed", "reboot": "rebooting"}
+_PLAY_STATES = {"started": "configuring", "failed": "configuration failed"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,9 +170,9 @@ def test_a_play_that_runs_again_under_a_job_leaves_the_job_where_it_was() -> Non
 
 
 def test_a_second_boot_is_a_line_of_its_own_and_only_it_goes_on() -> None:
-    events: list[NodeEvent] = [play(2, "started"), play(3, "reboot"), play(6, "started", boot="0002")]
+    events: list[NodeEvent] = [play(2, "started"), play(6, "started", boot="0002")]
     first, second = states(node_lines(events, [truth("i-w", 1, "running")], 9))
-    assert first == [("booting", 1, 2), ("configuring", 2, 3), ("rebooting", 3, 3)]
+    assert first == [("booting", 1, 2), ("configuring", 2, 2)]
     assert second == [("configuring", 6, 9)]
 
 
