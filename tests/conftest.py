@@ -1,6 +1,5 @@
 """What rooms share in their tests: one emulated account in which each test makes its own things."""
 
-import os
 from collections.abc import Iterator
 from itertools import count
 
@@ -16,15 +15,19 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="session")
-def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    """An emulated AWS, found by the environment as everything of ours finds it."""
-    earlier = dict(os.environ)
+def running_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
     with EmulatedAws.start(tmp_path_factory.mktemp("account"), region=REGION) as running:
-        os.environ.update(running.environment())
-        objects.client.cache_clear()
         yield running
-    os.environ.clear()
-    os.environ.update(earlier)
+
+
+@pytest.fixture(scope="module")
+def account(running_account: EmulatedAws) -> Iterator[EmulatedAws]:
+    """An emulated AWS, found by the environment as everything of ours finds it; other rooms have their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in running_account.environment().items():
+            patch.setenv(name, value)
+        objects.client.cache_clear()
+        yield running_account
     objects.client.cache_clear()
 
 
