@@ -103,10 +103,12 @@ class Tail:
         with self._file.open("rb") as stream:
             stream.seek(self._offset)
             while piece := stream.read(CHUNK_BYTES):
-                # A progress bar ends its lines with a carriage return; a whole piece without any end goes as it is.
-                end = len(piece) if last or len(piece) == CHUNK_BYTES else line_end(piece)
+                full = len(piece) == CHUNK_BYTES
+                # A progress bar ends its lines with a carriage return; a full piece without any end goes as it is.
+                end = len(piece) if last and not full else line_end(piece) or (len(piece) if full else 0)
                 for line in piece[:end].splitlines():
                     self._writer.add(line)
                 self._offset += end
-                if end < len(piece):
+                if not full:
                     break
+                stream.seek(self._offset)

@@ -2,8 +2,7 @@
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fleet.node import Node
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.polling import eventually
 
 # A job that ends when it is told to, and saves when it is asked to.
 JOB = """
@@ -33,13 +33,6 @@ while not done.exists():
     time.sleep(0.05)
 raise SystemExit(int(done.read_text()))
 """
-
-
-def eventually(done: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.05)
 
 
 class OnNode:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from contract.objects import Bucket
+from fleet import chunks
 from fleet.chunks import ChunkWriter, Tail
 
 
@@ -51,3 +52,25 @@ def test_a_tail_takes_complete_lines_and_at_last_the_rest(bucket: Bucket, tmp_pa
         assert content(bucket, "s/") == [b"one\n"]
         tail.pump(last=True)
     assert b"".join(content(bucket, "s/")) == b"one\ntw\n"
+
+
+def test_a_line_is_never_cut_where_a_piece_ends(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8)
+    file = tmp_path / "log"
+    file.write_bytes(b"one\ntwo\nthree\nfour")
+    with ChunkWriter(bucket, "s/a-") as writer:
+        Tail(file, writer).pump(last=True)
+    assert b"".join(content(bucket, "s/")) == b"one\ntwo\nthree\nfour\n"
+
+
+def test_a_line_that_never_ends_is_shipped_in_pieces(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4)
+    file = tmp_path / "log"
+    file.write_bytes(b"abcdefghij")
+    with ChunkWriter(bucket, "s/a-") as writer:
+        Tail(file, writer).pump()
+    assert b"".join(content(bucket, "s/")) == b"abcd\nefgh\n"

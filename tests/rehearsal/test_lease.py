@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from rehearsal.hypervisor.process import sweep
 from rehearsal.hypervisor.processes import kill, marked
+from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment, kept_account, write_stack
 
 LEASE_SECONDS, HEARTBEAT_SECONDS = 20 * 60, 120
@@ -75,13 +75,6 @@ class Running:
             assert self.process.stderr is not None
             self.process.stderr.close()
             sweep(self.folder)
-
-
-def eventually(done: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.2)
 
 
 @pytest.fixture

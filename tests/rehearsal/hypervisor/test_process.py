@@ -1,8 +1,7 @@
 """A node that is a folder: user-data, units and systemctl as on a machine, and an end that leaves nothing."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rehearsal.hypervisor import cloudconfig, units
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.process import ProcessBackend, sweep
 from rehearsal.hypervisor.processes import marked
+from tests.polling import eventually
 
 UNIT = """[Unit]
 Description=test
@@ -28,13 +28,6 @@ def user_data(services: dict[str, str], start: list[str]) -> str:
     files = [{"path": f"/etc/systemd/system/{name}.service", "content": text} for name, text in services.items()]
     commands = [["systemctl", "daemon-reload"], *(["systemctl", "enable", "--now", "--no-block", one] for one in start)]
     return "#cloud-config\n" + yaml.safe_dump({"write_files": files, "runcmd": commands})
-
-
-def eventually(done: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture
