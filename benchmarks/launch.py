@@ -24,14 +24,14 @@ from benchmarks.preview import ROOT, config_of
 from contract import objects
 from contract.dataset import INDEX
 from contract.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
-from contract.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix, split_s3_uri
+from contract.layout import HEAD_EVENTS, RunLayout, attempt_source, chunk_key, chunk_prefix, split_s3_uri
 from contract.metrics import MetricLine
 from contract.run import Outcome
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
 from rehearsal.ground import environment
-from trainyard import launch as trainyard_launch
+from trainyard import bringup
 from trainyard.cluster import Cluster
 from trainyard.launch import Launch
 
@@ -100,7 +100,11 @@ class Nodes:
             tokens_per_second=1.0,
             step_seconds=1.0,
         )
-        self._put(self._data, chunk_prefix(RunLayout(run).metrics, node, "0001", "metrics"), line.model_dump_json())
+        self._put(
+            self._data,
+            chunk_prefix(RunLayout(run).metrics, node, "0001", attempt_source(1, "metrics")),
+            line.model_dump_json(),
+        )
 
     def _write(self, bucket: str, stream: str, event: NodeEvent) -> None:
         self._put(bucket, chunk_prefix(stream, event.instance, event.boot, "agent"), event.model_dump_json())
@@ -132,7 +136,7 @@ def launch_calls(aws: EmulatedAws, nodes: int, polls: int) -> Counter[str]:
     actors.head_is_ready()
 
     def act(poll: int) -> None:
-        run, launched = launch.record.run, launch.launched
+        run, launched = launch.record.run, launch.workers.added
         if poll == polls // 5:
             actors.plays(run, launched, "started")
         elif poll == polls // 2:
@@ -144,7 +148,7 @@ def launch_calls(aws: EmulatedAws, nodes: int, polls: int) -> Counter[str]:
 
     before = len(aws.journal())
     launch = Launch(Polled(stack, aws.region, act), Silent())
-    with patch.object(trainyard_launch, "POLL_SECONDS", 0.0):
+    with patch.object(bringup, "POLL_SECONDS", 0.0):
         result = launch.go()
     assert len(result.nodes) == nodes
     calls = [entry for entry in aws.journal()[before:] if entry.access_key == OPERATOR_KEY]

@@ -35,6 +35,16 @@ def chunk_key(prefix: str, seq: int) -> str:
     return f"{prefix}{seq:08d}.jsonl"
 
 
+def attempt_source(attempt: int, source: str) -> str:
+    """A writer's source for what belongs to one attempt."""
+    return f"{attempt:04d}-{source}"
+
+
+def chunk_attempt(key: str) -> int:
+    """The attempt that a chunk of such a source belongs to."""
+    return int(key.rsplit("/", 1)[-1].split("-")[0])
+
+
 def complete_checkpoints(keys: Iterable[str], prefix: str) -> list[str]:
     """Names of the checkpoints under `prefix` that bear the commit mark, in order."""
     marks = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))

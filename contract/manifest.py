@@ -1,5 +1,6 @@
 """What the Pulumi program tells the nodes: `manifest.json` in the staging bucket. Holds no clock and no secret."""
 
+import hashlib
 from typing import Literal
 
 from pydantic import Field
@@ -107,3 +108,8 @@ class Manifest(Contract):
     node: NodeSystem = Field(description="How nodes come to their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
+
+    def digest(self) -> str:
+        """SHA-256 of all but the groups' sizes: a run of the same digest can grow into this manifest."""
+        groups = tuple(group.model_copy(update={"nodes": 1}) for group in self.groups)
+        return hashlib.sha256(self.model_copy(update={"groups": groups}).model_dump_json().encode()).hexdigest()

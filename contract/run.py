@@ -10,11 +10,16 @@ from contract.manifest import Job, Limits
 
 
 class RunRecord(Contract):
-    """`run.json`: made by the launch, never changed. A copy in the staging bucket names the current run."""
+    """`run.json`: made by the launch; one that grows the run changes `nodes`. A copy in the staging bucket names the
+    current run."""
 
     run: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$", description="Run id.")
     created: float = Field(description="Unix time of the launch, seconds.")
     deadline: float = Field(description="Unix time at which the workers end in any case, seconds.")
+    manifest: str = Field(
+        pattern="^[0-9a-f]{64}$",
+        description="What it was launched from: SHA-256 of the manifest but for the groups' sizes.",
+    )
     nodes: int = Field(gt=0, description="Nodes of the run.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
@@ -39,6 +44,7 @@ class Control(Contract):
     stop: bool = Field(False, description="Agents end their workers and start no more.")
     started: bool = Field(False, description="All workers of some attempt were up.")
     waiting: bool = Field(False, description="The attempt is over; the next one waits for nodes.")
+    save: bool = Field(False, description="Agents ask the attempt before this one for a checkpoint before they end it.")
     lost: LostAttempt | None = Field(None, description="The last attempt that was lost.")
 
 

@@ -24,6 +24,8 @@ from fleet.node import BASE, Node, manifest_at_boot, this_node
 POLL_SECONDS = 1.0
 # A leaving node's checkpoint: ours is saved when asked for; a user's job may not listen, and gets what a hook gives.
 LEAVE_SECONDS, UNASKED_SECONDS = 600.0, 100.0
+# The next attempt's new nodes wait at the rendezvous meanwhile: less than its join timeout.
+RESIZE_SECONDS = 240.0
 
 
 class Agent:
@@ -73,9 +75,9 @@ class Agent:
         if control.stop:
             self._end_attempt()
         elif self._attempt is not None:
-            self._watch(self._attempt, superseded=control.attempt > self._attempt.number)
+            self._watch(self._attempt, control)
         elif control.attempt > self._last and self.node.instance in control.nodes:
-            self._open(control.attempt)
+            self._open(control)
 
     def _recall(self) -> None:
         """What an earlier agent of this node began, and whether it said how that ended."""
@@ -93,20 +95,24 @@ class Agent:
         self.tell(state, attempt, failures)
         self._remember(attempt, told=True)
 
-    def _open(self, number: int) -> None:
+    def _open(self, control: Control) -> None:
+        number = control.attempt
         self._remember(number, told=False)
         try:
-            self._attempt = Attempt(self.node, self.manifest, self.run, number)
+            self._attempt = Attempt(self.node, self.manifest, self.run, number, len(control.nodes))
         except Exception as error:  # told like a rank's failure: the user must see it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
             self._ended("workers_failed", number, (failure,))
 
-    def _watch(self, attempt: Attempt, superseded: bool) -> None:
+    def _watch(self, attempt: Attempt, control: Control) -> None:
         attempt.pump()
         if not attempt.told_up and attempt.workers_up():
             attempt.told_up = True
             self.tell("workers_up", attempt.number)
+        superseded = control.attempt > attempt.number
+        if superseded and control.save and attempt.told_up:
+            attempt.save(RESIZE_SECONDS, lambda: None)
         code = attempt.ended()
         if code is None and not superseded:
             return

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from contract.events import RankFailure
-from contract.layout import RunLayout, chunk_prefix, split_s3_uri
+from contract.layout import RunLayout, attempt_source, chunk_prefix, split_s3_uri
 from contract.manifest import Archive, Manifest
 from contract.objects import Bucket, client
 from contract.run import RunRecord
@@ -61,7 +61,7 @@ def secrets(names: dict[str, str], region: str) -> dict[str, str]:
 class Attempt:
     """torchrun for one attempt on this node, with its logs on their way to S3."""
 
-    def __init__(self, node: Node, manifest: Manifest, run: RunRecord, number: int) -> None:
+    def __init__(self, node: Node, manifest: Manifest, run: RunRecord, number: int, nodes: int) -> None:
         self.number, self.told_up = number, False
         self._processes = run.processes_per_node
         self._folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
@@ -73,7 +73,7 @@ class Attempt:
 
         def writer(stream: str, source: str) -> ChunkWriter:
             return self._stack.enter_context(
-                ChunkWriter(data, chunk_prefix(stream, node.instance, node.boot, f"{number:04d}-{source}"))
+                ChunkWriter(data, chunk_prefix(stream, node.instance, node.boot, attempt_source(number, source)))
             )
 
         self._stack, self._writer, self._layout = ExitStack(), writer, layout
@@ -81,9 +81,9 @@ class Attempt:
             "torchrun": Tail(self._folder / "torchrun.log", writer(layout.logs, "torchrun")),
             "metrics": Tail(self._metrics / "metrics.jsonl", writer(layout.metrics, "metrics")),
         }
-        self._process = self._start(node, manifest, run)
+        self._process = self._start(node, manifest, run, nodes)
 
-    def _start(self, node: Node, manifest: Manifest, run: RunRecord) -> "subprocess.Popen[bytes]":
+    def _start(self, node: Node, manifest: Manifest, run: RunRecord, nodes: int) -> "subprocess.Popen[bytes]":
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -98,6 +98,7 @@ class Attempt:
             manifest=manifest,
             run=run,
             attempt=self.number,
+            nodes=nodes,
             address=node.address,
             job=job,
             logs=self._logs,

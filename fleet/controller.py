@@ -84,6 +84,8 @@ class Supervision:
             return self._verified()
         gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
         if not gone and not failed:
+            if self.run.nodes > len(nodes):
+                self._open_next(save=True)
             return None
         self._failed_at = self._failed_at or now
         if not gone and self.fleet.silent(attempt, nodes) and now - self._failed_at < REPORTS_SECONDS:
@@ -101,10 +103,10 @@ class Supervision:
         self._order(waiting=True, lost=lost)
         return None if reason is None else self.outcome("failed", reason, lost)
 
-    def _open_next(self) -> None:
+    def _open_next(self, save: bool = False) -> None:
         nodes = self.fleet.candidates(self._members, self.run.nodes)
         if nodes is not None:
-            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting=False)
+            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting=False, save=save)
             print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
 
     def _checkpoints(self) -> list[str]:
@@ -168,6 +170,7 @@ class Controller:
         if self._current is None or self._current.run.run != run.run:
             self._current = Supervision(self._node, self._manifest, run)
             print(f"supervising run {run.run}: {run.nodes} nodes x {run.processes_per_node}", flush=True)
+        self._current.run = run  # the launch may have grown it, or taken that back
         # The launch or `trainyard stop` may have ended it; or an earlier controller, cut before the group was at 0.
         over = self._data.find(RunLayout(run.run).outcome) is not None
         outcome = None if over else self._current.step()

@@ -2,12 +2,15 @@
 
 import os
 import re
+import signal
 from datetime import datetime
 from pathlib import Path
 
 from contract.events import RankFailure
 
 _TRACEBACK_BYTES = 6000
+# What threads of C++ may end an interpreter with that an exception has already ended: that exception is the cause.
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line of an uncaught exception
 
 
@@ -34,11 +37,21 @@ def failures_in(report: str, logs: Path, noticed: float) -> tuple[RankFailure, .
         rank, local, exitcode = int(match["rank"]), int(match["local"]), int(match["exitcode"])
         tail = _RANK.sub("", _tail(folders[local] / "stderr.log")) if local in folders else ""
         lines = [line for line in tail.splitlines() if line.strip()]
-        message = f"ended by signal {-exitcode}" if exitcode < 0 else _last_words(lines) or f"exit code {exitcode}"
+        if exitcode >= 0:
+            message = _last_words(lines) or f"exit code {exitcode}"
+        else:
+            message = (exitcode in _CRASHES and _uncaught(lines)) or f"ended by signal {-exitcode}"
         found[rank] = RankFailure(
             rank=rank, time=_moment(match["time"], noticed), exitcode=exitcode, message=message, traceback=tail
         )
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _uncaught(lines: list[str]) -> str:
+    """The exception that ended Python, whose last traceback stands in `lines`; empty where there is none."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    after = lines[starts[-1] + 1 :] if starts else []
+    return next((line[:400] for line in after if not line.startswith(" ")), "")
 
 
 def _moment(text: str, otherwise: float) -> float:

@@ -15,15 +15,26 @@ _RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_cal
 
 
 def torchrun_command(
-    *, python: Path, manifest: Manifest, run: RunRecord, attempt: int, address: str, job: list[str], logs: Path
+    *,
+    python: Path,
+    manifest: Manifest,
+    run: RunRecord,
+    attempt: int,
+    nodes: int,
+    address: str,
+    job: list[str],
+    logs: Path,
 ) -> list[str]:
-    """The command line of torchrun. Restarts are the controller's: every attempt has a rendezvous id of its own."""
+    """The command line of torchrun for an attempt on `nodes` nodes.
+
+    Restarts are the controller's: every attempt has a rendezvous id of its own.
+    """
     head = manifest.head
     return [
         str(python),
         "-m",
         "torch.distributed.run",
-        f"--nnodes={run.nodes}",
+        f"--nnodes={nodes}",
         f"--nproc-per-node={run.processes_per_node}",
         "--max-restarts=0",
         "--rdzv-backend=c10d",

@@ -71,9 +71,11 @@ def root_cause(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFa
 
 
 def same_way(before: RankFailure, after: RankFailure) -> bool:
-    """Whether a rank failed as it did before: same rank, same end, same kind of exception (its words may vary)."""
-    kinds = (before.message.split(":")[0], after.message.split(":")[0])
-    return (before.rank, before.exitcode, kinds[0]) == (after.rank, after.exitcode, kinds[1])
+    """Whether a rank failed as it did before: same rank, same kind of exception (its words may vary).
+
+    The exit code says no more than the message does, and an exception may end in 1 or in an abort.
+    """
+    return (before.rank, before.message.split(":")[0]) == (after.rank, after.message.split(":")[0])
 
 
 def account_for(

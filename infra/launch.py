@@ -23,8 +23,8 @@ class LaunchArgs:
 class Launch(pulumi.ComponentResource):
     """Runs `trainyard launch`. `result` is its last line on stdout: one JSON object.
 
-    No clock and no absolute path among the inputs: any change of them runs it again. A changed manifest replaces the
-    command, and the old job is stopped before the new one starts, never after.
+    No clock and no absolute path among the inputs: any change of them runs `update`. What that does is the launch's to
+    decide, who knows the run on the cluster: nothing, more nodes for it, or another run in its place.
     """
 
     result: pulumi.Output[str]
@@ -39,16 +39,16 @@ class Launch(pulumi.ComponentResource):
         named = pulumi.Config("aws").get("profile")
         environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": named} if named else {})}
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
+        launch = pulumi.Output.concat("./trainyard/launcher launch ", target, " --sha256 ", digest)
         command = local.Command(
             "launch",
-            create=pulumi.Output.concat("./trainyard/launcher launch ", target),
-            update=":",  # what is worth a launch is among the triggers; another operator's profile is not
+            create=launch,
+            update=pulumi.Output.concat(launch, " --update"),
             delete=pulumi.Output.concat("./trainyard/launcher stop ", target),
             dir="..",
             environment=environment,
-            triggers=[digest],
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail
-            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+            opts=pulumi.ResourceOptions(parent=self),
         )
         self.result = command.stdout
         self.register_outputs({"result": self.result})

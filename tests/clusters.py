@@ -87,6 +87,7 @@ class Cluster:
             run=f"run-{next(_numbers)}",
             created=began,
             deadline=began + minutes * 60,
+            manifest=self.manifest.digest(),
             nodes=group.nodes,
             processes_per_node=group.processes_per_node,
             job=self.manifest.job,

@@ -45,10 +45,20 @@ def _fail(message: str, status: int) -> None:
 
 
 @app.command()
-def launch(stack: Stack, manifest: ManifestUri = None) -> None:
-    """Start the stack's job: all nodes or none. Returns when it has started; the last line on stdout is JSON."""
+def launch(
+    stack: Stack,
+    manifest: ManifestUri = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="A run of another manifest is stopped first; one of this is left alone.")
+    ] = False,
+    sha256: Annotated[str | None, typer.Option("--sha256", help="SHA-256 that the manifest must have.")] = None,
+) -> None:
+    """Start the stack's job: all nodes or none. A run that only wants more nodes is given them.
+
+    Returns when it has started; the last line on stdout is JSON.
+    """
     with _told(), display() as show:
-        print(Launch(Cluster.of(stack, manifest), show).go().model_dump_json())
+        print(Launch(Cluster.of(stack, manifest, sha256), show).go(update).model_dump_json())
 
 
 @app.command()

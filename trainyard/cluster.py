@@ -1,5 +1,6 @@
 """A stack as it is found in the account: by its tags, with or without the Pulumi CLI."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +24,10 @@ class Cluster:
     stack: str
     region: str
     manifest_uri: str | None = None  # where the caller knows it: AWS's index of tags lags behind
+    manifest_sha256: str | None = None
 
     @classmethod
-    def of(cls, stack: str, manifest_uri: str | None = None) -> "Cluster":
+    def of(cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None) -> "Cluster":
         """Raises InputError where no region is set."""
         # botocore reads AWS_DEFAULT_REGION only; Pulumi and the other SDKs say AWS_REGION.
         region = os.environ.get("AWS_REGION") or boto3.session.Session().region_name
@@ -33,7 +35,7 @@ class Cluster:
             raise InputError(
                 [Problem(key="AWS_REGION", value=None, why="no region is set", fix="Set it to the stack's aws:region")]
             )
-        return cls(stack, region, manifest_uri)
+        return cls(stack, region, manifest_uri, manifest_sha256)
 
     def _bucket(self, role: str) -> Bucket | None:
         filters = [{"Key": tags.STACK, "Values": [self.stack]}, {"Key": tags.ROLE, "Values": [role]}]
@@ -78,7 +80,7 @@ class Cluster:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Raises InputError when the stack is not up."""
+        """Raises InputError when the stack is not up, RuntimeError when the manifest is not the one that was named."""
         found = self.staging.find(MANIFEST) if self.staging else None
         if found is None:
             raise InputError(
@@ -90,6 +92,12 @@ class Cluster:
                         fix=f"pulumi up -s {self.stack}",
                     )
                 ]
+            )
+        sha256 = hashlib.sha256(found).hexdigest()
+        if self.manifest_sha256 not in {None, sha256}:
+            raise RuntimeError(
+                f"the manifest of stack {self.stack} has SHA-256 {sha256}, not {self.manifest_sha256}: somebody else "
+                "has changed the stack meanwhile; run `pulumi up` again"
             )
         return Manifest.model_validate_json(found)
 

@@ -14,6 +14,7 @@ from contract.metrics import MetricLine
 from contract.run import Control, Outcome, RunRecord
 from contract.streams import Cursor, metric_lines
 from trainyard.cluster import Cluster
+from trainyard.workers import Workers
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 15 * 60
@@ -110,20 +111,14 @@ def stop(cluster: Cluster) -> list[str]:
         attempts = control.attempt if (control := cluster.control(run.run)) else 0
         outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended=time.time())
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    names = [group.autoscaling_group for group in cluster.manifest.groups]
+    workers = Workers(cluster.manifest)
     ended: list[str] = []
     deadline = time.monotonic() + STOP_SECONDS
-    while True:
-        found = cluster.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
-        members = [instance["InstanceId"] for group in found for instance in group["Instances"]]
+    while members := workers.members():
         ended = ended or members
-        for group in found:
-            if group["DesiredCapacity"]:
-                cluster.autoscaling.set_desired_capacity(
-                    AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=0, HonorCooldown=False
-                )
-        if not members:
-            return ended
+        workers.empty()
         if time.monotonic() > deadline:
             raise TimeoutError(f"nodes {', '.join(members)} are still in the group after {STOP_SECONDS // 60} minutes")
         time.sleep(POLL_SECONDS)
+    workers.empty()  # nodes may be on order that are no members yet
+    return ended

@@ -69,8 +69,8 @@ class OnNode:
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
-    def order(self, attempt: int, stop: bool = False) -> None:
-        control = Control(attempt=attempt, nodes=("i-1",), stop=stop)
+    def order(self, attempt: int, stop: bool = False, save: bool = False) -> None:
+        control = Control(attempt=attempt, nodes=("i-1",), stop=stop, save=save)
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
     def told(self) -> list[str]:
@@ -129,6 +129,15 @@ def test_a_superseded_attempt_makes_way(node: OnNode) -> None:
     node.order(2)
     node.tells("workers_up 2")
     assert not any(word.endswith("failed 1") for word in node.told())
+    assert not (node.folder / "bundle/saved").exists()  # its peers may be gone: nothing waits for them
+
+
+def test_an_attempt_that_makes_way_for_more_nodes_saves_first(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    node.order(2, save=True)
+    node.tells("workers_up 2")
+    assert (node.folder / "bundle/saved").exists()
 
 
 def test_stop_ends_the_workers_and_the_agent_stays(node: OnNode) -> None:

@@ -243,3 +243,40 @@ def test_a_started_job_has_no_bring_up_deadline(account: EmulatedAws) -> None:
     run.record = run.record.model_copy(update={"created": run.record.created - 3000})
     run.supervise()
     assert run.supervision.step() is None
+
+
+def test_a_run_that_has_grown_goes_on_after_a_checkpoint(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    old, new = list(run.nodes), run.cluster.launch(1)
+    run.supervision.run = run.record.model_copy(update={"nodes": 3})
+    run.supervision._members_at = 0.0
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, set(control.nodes)) == (1, set(old))  # the new node's agent has not spoken
+    run.cluster.agent(run.record.run, new[0], "ready", 0)
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, set(control.nodes), control.save) == (2, {*old, *new}, True)
+
+
+def test_a_growth_that_was_taken_back_goes_on_with_the_old_nodes(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    old, new = list(run.nodes), run.cluster.launch(1)
+    run.supervision.run = run.record.model_copy(update={"nodes": 3})
+    run.supervision._members_at = 0.0
+    run.cluster.agent(run.record.run, new[0], "ready", 0)
+    run.supervision.step()
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=new[0], ShouldDecrementDesiredCapacity=True
+    )
+    run.supervision.run = run.record
+    for _ in range(2):
+        run.supervision._members_at = 0.0
+        assert run.supervision.step() is None
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, set(control.nodes), control.save) == (3, set(old), False)

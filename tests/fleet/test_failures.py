@@ -45,5 +45,13 @@ def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
     assert found.message == "ended by signal 9"
 
 
+def test_an_exception_that_aborts_the_interpreter_is_told_as_itself(tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: no good"]
+    rank_stderr(tmp_path, 1, "\n".join([*lines, "terminate called without an active exception"]))
+    report = REPORT.replace("exitcode  : 1", "exitcode  : -6")
+    (found,) = failures_in(report, tmp_path, 0.0)
+    assert found.message == "ValueError: no good"
+
+
 def test_no_report_is_no_failure(tmp_path: Path) -> None:
     assert failures_in("the rendezvous store is gone", tmp_path, 0.0) == ()

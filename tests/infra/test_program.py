@@ -91,15 +91,19 @@ def test_launch_command_has_no_absolute_path_and_hands_over_the_region(either: D
     assert inputs["addPreviousOutputInEnv"] is False
 
 
-def test_old_job_is_stopped_before_the_new_one_starts(local: Deployment) -> None:
-    assert local.one("command:local:Command", "launch").delete_before_replace
-
-
 def test_changed_job_is_another_launch(local: Deployment, changed: Callable[..., Deployment]) -> None:
     job = stack_config("local")["trainyard:cluster"]["job"]
     other = changed(job={**job, "train": {**job["train"], "steps": 61}})
-    triggers = [run.one("command:local:Command", "launch").inputs["triggers"] for run in (local, other)]
-    assert triggers[0] != triggers[1]
+    commands = [run.one("command:local:Command", "launch").inputs for run in (local, other)]
+    assert commands[0]["update"] != commands[1]["update"]
+    assert commands[0]["delete"] == commands[1]["delete"]
+
+
+def test_a_changed_launch_is_never_a_replaced_one(local: Deployment) -> None:
+    """A replacement would stop the run first, also one that only wants more nodes."""
+    inputs = local.one("command:local:Command", "launch").inputs
+    assert "triggers" not in inputs
+    assert inputs["update"] == f"{inputs['create']} --update"
 
 
 def test_same_program_twice_registers_equal_inputs(local: Deployment, changed: Callable[..., Deployment]) -> None:

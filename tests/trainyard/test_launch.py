@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from contract.layout import CURRENT_RUN, RunLayout, chunk_key, chunk_prefix
+from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.run import Outcome, RunRecord
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
-from trainyard import launch as launch_module
+from trainyard import bringup
+from trainyard.bringup import BringUpError, Deadline, Nodes
 from trainyard.cluster import Cluster
 from trainyard.launch import Launch, LaunchError
 
@@ -33,7 +34,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(bringup, "POLL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -96,11 +97,11 @@ def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypa
     made, _ = launch(cluster)
     seen: list[float | None] = []
 
-    def look() -> None:
+    def look(wanted: int) -> None:
         seen.append(cluster.lease())
         raise LaunchError("seen")
 
-    monkeypatch.setattr(made, "_start_nodes", look)
+    monkeypatch.setattr(made, "_add", look)
     with pytest.raises(LaunchError, match="seen"):
         made.go()
     assert seen[0] == pytest.approx(time.time() + 20 * 60, abs=20)
@@ -170,7 +171,7 @@ def test_silence_ends_with_what_was_last_seen(cluster: clusters.Cluster, nodes: 
     cluster.head_is_ready()
     nodes(lambda run, members: cluster.play(run, members[0], "started"))
     made, _ = launch(cluster)
-    made.deadline = time.time() + 4
+    made.deadline.at = time.time() + 4
     with pytest.raises(LaunchError, match=r"the job's start did not come within .*configuring itself.*no sign yet"):
         made.go()
     assert cluster.members() == []
@@ -202,11 +203,16 @@ def test_a_resumed_run_must_have_a_checkpoint(account: EmulatedAws) -> None:
 
 def test_the_trainer_has_started_with_its_first_metric_line(account: EmulatedAws) -> None:
     cluster = clusters.build(REGION)
-    made, _ = launch(cluster)
-    prefix = chunk_prefix(made.layout.metrics, "i-1", "0001", "metrics")
-    assert not made._metrics_are_there()
+    run = cluster.record().run
+    cluster.agent(run, "i-1", "workers_up", 2)
+    nodes = Nodes(Cluster(cluster.stack, REGION), Recorder(), Deadline(0.005), run, ["i-1"])
+    prefix = chunk_prefix(RunLayout(run).metrics, "i-1", "0001", attempt_source(1, "metrics"))
+    cluster.data.write(chunk_key(prefix, 0), b"{}\n")  # of the attempt before
+    with pytest.raises(BringUpError, match="the job's start did not come"):
+        nodes.wait_for_job(1)
+    prefix = chunk_prefix(RunLayout(run).metrics, "i-1", "0001", attempt_source(2, "metrics"))
     cluster.data.write(chunk_key(prefix, 0), b"{}\n")
-    assert made._metrics_are_there()
+    nodes.wait_for_job(1)
 
 
 def test_a_play_that_failed_once_and_then_went_well_is_well(cluster: clusters.Cluster, nodes: Any) -> None:
@@ -227,7 +233,7 @@ def test_words_of_an_earlier_head_do_not_count(cluster: clusters.Cluster, nodes:
     for _ in range(2):
         cluster.head_fails("bad", head="i-earlier")
     made, _ = launch(cluster)
-    made.deadline = time.time() + 1
+    made.deadline.at = time.time() + 1
     with pytest.raises(LaunchError, match="the head's rendezvous store and controller did not come"):
         made.go()
 
@@ -241,7 +247,7 @@ def test_a_launch_that_waits_for_capacity_is_not_overrun(cluster: clusters.Clust
 
 
 def test_a_silent_node_is_named_before_the_deadline(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(bringup, "SILENT_SECONDS", 1.0)
     cluster.head_is_ready()
     made, _ = launch(cluster)
     with pytest.raises(LaunchError, match=r"no sign of i-\w+, i-\w+ within"):

@@ -1,5 +1,6 @@
 """The launch command, run as the provider runs it."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -31,13 +32,16 @@ def test_program_launches_last_and_stops_first(aws: EmulatedAws, running: Adapte
     run = deploy("launched", running, "local")
     assert run.exports["launch"] == '{"run": "r-1"}'
     target = f"--stack launched --manifest {run.exports['manifest']}"
-    told = [event.text for event in deploy.events if event.kind == "line"]
-    assert told == [f"launcher: launch {target} in us-east-1"]
+    (told,) = [event.text for event in deploy.events if event.kind == "line"]
+    sha256 = r"--sha256 [0-9a-f]{64}"
+    assert re.fullmatch(f"launcher: launch {re.escape(target)} {sha256} in us-east-1", told)
     assert [event.name for event in deploy.events if event.kind == "created"][-1] == "launch"
 
     deploy.events.clear()
     destroy(run, on_event=deploy.events.append)
-    assert (tree / "calls").read_text().splitlines() == [f"launch {target}", f"stop {target}"]
+    launched, stopped = (tree / "calls").read_text().splitlines()
+    assert re.fullmatch(f"launch {re.escape(target)} {sha256}", launched)
+    assert stopped == f"stop {target}"
     gone = [event.name for event in deploy.events if event.kind == "deleted"]
     assert gone[0] == "launch"
     assert gone[-1] == "vpc"

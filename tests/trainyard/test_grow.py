@@ -1,0 +1,188 @@
+"""A manifest that wants more nodes: the run on the cluster gets them, or stays as it was."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from contract.layout import CURRENT_RUN, MANIFEST, RunLayout
+from contract.run import Control, RunRecord
+from rehearsal.aws.faults import Capacity
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.test_launch import Recorder
+from trainyard import bringup
+from trainyard.cluster import Cluster
+from trainyard.launch import Launch, LaunchError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bringup, "POLL_SECONDS", 0.05)
+
+
+class Growing:
+    """A run of two nodes in its third attempt, and a manifest that has changed since."""
+
+    def __init__(self) -> None:
+        self.cluster = clusters.build(REGION, train=None, command=("train.py",))
+        self.record = self.cluster.record()
+        self.old = self.cluster.launch(2)
+        self.layout = RunLayout(self.record.run)
+        for bucket, key in ((self.cluster.data, self.layout.record), (self.cluster.staging, CURRENT_RUN)):
+            bucket.write(key, self.record.model_dump_json().encode())
+        self.started(True)
+        self.show = Recorder()
+
+    def started(self, yes: bool) -> None:
+        control = Control(attempt=3, nodes=tuple(self.old), started=yes)
+        self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
+
+    def want(self, nodes: int, **job: Any) -> None:
+        manifest = self.cluster.manifest
+        group = manifest.groups[0].model_copy(update={"nodes": nodes})
+        asked = {"groups": (group,), "job": manifest.job.model_copy(update=job)}
+        self.cluster.staging.write(MANIFEST, manifest.model_copy(update=asked).model_dump_json().encode())
+
+    def launch(self) -> Launch:
+        return Launch(Cluster(self.cluster.stack, REGION), self.show)
+
+    def current(self) -> RunRecord:
+        return RunRecord.model_validate_json(self.cluster.staging.read(CURRENT_RUN))
+
+    def new(self) -> list[str]:
+        return [name for name in self.cluster.members() if name not in self.old]
+
+
+@pytest.fixture
+def growing(account: EmulatedAws) -> Growing:
+    return Growing()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Starts a thread that calls what it is given until that is done."""
+    threads: list[threading.Thread] = []
+    ending = threading.Event()
+
+    def start(act: Callable[[], bool]) -> None:
+        def work() -> None:
+            while not ending.wait(0.05) and not act():
+                pass
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    yield start
+    ending.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_run_goes_on_with_the_new_nodes(growing: Growing, nodes: Any) -> None:
+    growing.want(4)
+    run = growing.record.run
+    before: list[int] = []
+
+    def act() -> bool:
+        new = growing.new()
+        if len(new) < 2:
+            return False
+        if growing.current().nodes == 2:
+            if not before:
+                for node in new:
+                    growing.cluster.agent(run, node, "ready", 0)
+                before.append(growing.current().nodes)
+            return False
+        for node in [*growing.old, *new]:
+            growing.cluster.agent(run, node, "workers_up", 4)
+        return True
+
+    nodes(act)
+    result = growing.launch().go(update=True)
+    assert (result.run, sorted(result.nodes)) == (run, sorted(growing.cluster.members()))
+    assert growing.current() == growing.record.model_copy(update={"nodes": 4})
+
+
+def test_a_failed_growth_leaves_the_old_nodes(growing: Growing, account: EmulatedAws) -> None:
+    growing.want(4)
+    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
+    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    try:
+        with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
+            growing.launch().go(update=True)
+    finally:
+        account.clear_faults()
+    assert sorted(growing.cluster.members()) == sorted(growing.old)
+    assert growing.cluster.described()["DesiredCapacity"] == 2
+    assert growing.current() == growing.record
+    assert growing.show.lines[-1] == f"run {growing.record.run} goes on with its 2 nodes"
+
+
+def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, nodes: Any) -> None:
+    growing.want(3)
+
+    def act() -> bool:
+        for node in growing.new():
+            for _ in range(2):
+                growing.cluster.play(growing.record.run, node, "failed", "efa: no such device")
+            return True
+        return False
+
+    nodes(act)
+    with pytest.raises(LaunchError, match=r"node i-\w+ could not be configured: efa: no such device"):
+        growing.launch().go(update=True)
+    assert sorted(growing.cluster.members()) == sorted(growing.old)
+    assert growing.current() == growing.record
+
+
+def test_an_attempt_that_does_not_come_up_gives_the_run_back(growing: Growing, nodes: Any) -> None:
+    growing.want(3)
+    made = growing.launch()
+
+    def act() -> bool:
+        for node in growing.new():
+            growing.cluster.agent(growing.record.run, node, "ready", 0)
+            return True
+        return False
+
+    nodes(act)
+    made.deadline.at -= made.deadline.minutes * 60 - 3
+    with pytest.raises(LaunchError, match="the job's start did not come"):
+        made.go(update=True)
+    assert sorted(growing.cluster.members()) == sorted(growing.old)
+    assert growing.current() == growing.record
+
+
+def test_a_run_that_has_not_started_is_not_grown(growing: Growing) -> None:
+    growing.want(4)
+    growing.started(False)
+    with pytest.raises(LaunchError, match="is still on the cluster"):
+        growing.launch().go()
+    assert sorted(growing.cluster.members()) == sorted(growing.old)
+
+
+def test_an_unchanged_manifest_launches_nothing(growing: Growing) -> None:
+    result = growing.launch().go(update=True)
+    assert (result.run, sorted(result.nodes)) == (growing.record.run, sorted(growing.old))
+    assert growing.show.lines == [f"run {growing.record.run} is what the manifest says: nothing to launch"]
+
+
+def test_another_job_takes_the_place_of_the_run(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing.want(2, name="other")
+    growing.cluster.head_is_ready()
+    made = growing.launch()
+
+    def add(wanted: int) -> list[str]:
+        assert growing.cluster.members() == []
+        raise LaunchError("seen")
+
+    monkeypatch.setattr(made, "_add", add)
+    with pytest.raises(LaunchError, match="seen"):
+        made.go(update=True)
+    ended = Cluster(growing.cluster.stack, REGION).outcome(growing.record.run)
+    assert ended is not None
+    assert ended.state == "stopped"
+    assert growing.current().run != growing.record.run
