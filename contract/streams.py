@@ -14,6 +14,10 @@ class Cursor:
         self._store, self._prefix = store, prefix
         self._seen: set[str] = set()
 
+    def skip(self) -> None:
+        """Leave out all that is there by now."""
+        self._seen.update(self._store.keys(self._prefix))
+
     def lines(self) -> Iterator[tuple[str, bytes]]:
         """(key, line) of every line that came since the last call."""
         for key in self._store.keys(self._prefix):

@@ -87,16 +87,23 @@ def wait_for_head(cluster: Cluster, show: Display, deadline: Deadline) -> None:
 
 
 class Nodes:
-    """New nodes of a run on their way up."""
+    """New nodes of a run on their way up: made before they are launched, to hear them and nothing older."""
 
-    def __init__(self, cluster: Cluster, show: Display, deadline: Deadline, run: str, new: list[str]) -> None:
-        self._cluster, self._show, self._deadline, self._run, self._new = cluster, show, deadline, run, new
+    def __init__(self, cluster: Cluster, show: Display, deadline: Deadline, run: str) -> None:
+        self._cluster, self._show, self._deadline, self._run = cluster, show, deadline, run
         self._cursor = Cursor(cluster.data, RunLayout(run).events)
-        self._last: dict[str, str] = dict.fromkeys(new, SILENT)
+        self._cursor.skip()
+        self._new: list[str] = []
+        self._last: dict[str, str] = {}
         self._ready: set[str] = set()
         self._up: dict[int, set[str]] = {}
         self._plays = Plays()
         self._silent_until = time.time() + min(SILENT_SECONDS, deadline.minutes * 60)
+
+    def expect(self, new: list[str]) -> None:
+        """These were launched."""
+        self._new = new
+        self._last = dict.fromkeys(new, SILENT)
 
     def wait_for_agents(self) -> None:
         """Every new node is configured and its agent has spoken."""

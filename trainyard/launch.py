@@ -116,9 +116,9 @@ class Launch:
             wait_for_head(self.cluster, self.show, self.deadline)
         with self._phase("workers"):
             self._open_run()
-            added = self._add(self.record.nodes)
+            nodes = Nodes(self.cluster, self.show, self.deadline, self.record.run)
+            nodes.expect(added := self._add(self.record.nodes))
         with self._phase("bring_up"):
-            nodes = Nodes(self.cluster, self.show, self.deadline, self.record.run, added)
             nodes.wait_for_job(self.record.nodes)
         self._say_started()
         return self._result(self.record.run, added)
@@ -129,9 +129,9 @@ class Launch:
         assert control is not None
         with self._phase("workers"):
             self.show.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
-            added = self._add(self.record.nodes - current.nodes)
+            nodes = Nodes(self.cluster, self.show, self.deadline, current.run)
+            nodes.expect(self._add(self.record.nodes - current.nodes))
         with self._phase("bring_up"):
-            nodes = Nodes(self.cluster, self.show, self.deadline, current.run, added)
             nodes.wait_for_agents()
             self._write(current.model_copy(update={"nodes": self.record.nodes}))
             nodes.wait_for_job(self.record.nodes, after=control.attempt)

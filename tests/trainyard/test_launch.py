@@ -204,8 +204,9 @@ def test_a_resumed_run_must_have_a_checkpoint(account: EmulatedAws) -> None:
 def test_the_trainer_has_started_with_its_first_metric_line(account: EmulatedAws) -> None:
     cluster = clusters.build(REGION)
     run = cluster.record().run
+    nodes = Nodes(Cluster(cluster.stack, REGION), Recorder(), Deadline(0.005), run)
+    nodes.expect(["i-1"])
     cluster.agent(run, "i-1", "workers_up", 2)
-    nodes = Nodes(Cluster(cluster.stack, REGION), Recorder(), Deadline(0.005), run, ["i-1"])
     prefix = chunk_prefix(RunLayout(run).metrics, "i-1", "0001", attempt_source(1, "metrics"))
     cluster.data.write(chunk_key(prefix, 0), b"{}\n")  # of the attempt before
     with pytest.raises(BringUpError, match="the job's start did not come"):
