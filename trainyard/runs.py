@@ -18,6 +18,7 @@ from trainyard.workers import Workers
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 15 * 60
+METRICS = "metrics.jsonl"
 
 
 class RunStatus(Contract):
@@ -82,7 +83,7 @@ def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
 
 
 def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
-    """Bring a run's results home, below `folder`."""
+    """Bring a run's results home, below `folder`; its metric lines, where it left any, as metrics.jsonl."""
     record = find_run(cluster, run)
     prefix = RunLayout(record.run).results
     files = []
@@ -90,6 +91,9 @@ def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
         name = key.removeprefix(prefix)
         cluster.data.download(key, folder / name)
         files.append(name)
+    if metrics := metric_lines(cluster.data, record.run):
+        (folder / METRICS).write_text("".join(f"{line.model_dump_json()}\n" for line in metrics))
+        files.append(METRICS)
     return FetchedResults(
         run=record.run,
         results_uri=f"s3://{cluster.data.name}/{prefix}",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.base import InputError
-from contract.layout import CURRENT_RUN, RunLayout, chunk_key, chunk_prefix
+from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.run import Outcome, RunRecord
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
@@ -47,6 +47,17 @@ def test_results_come_home_with_their_folders(cluster: clusters.Cluster, record:
     fetched = runs.results(found(cluster), None, tmp_path)
     assert sorted(fetched.files) == ["results.json", "tensorboard/events"]
     assert (tmp_path / "tensorboard/events").read_bytes() == b"x"
+
+
+def test_metrics_come_home_a_line_a_step(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
+    for attempt, loss in ((1, 3.0), (2, 2.0)):  # the later attempt has made the step again
+        line = {"time": 1.0, "attempt": attempt, "step": 1, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0}
+        more = {"consumed": 8, "tokens_per_second": 1.0, "step_seconds": 1.0}
+        prefix = chunk_prefix(RunLayout(record.run).metrics, "i-1", "0001", attempt_source(attempt, "metrics"))
+        cluster.data.write(chunk_key(prefix, 0), json.dumps(line | more).encode())
+    assert "metrics.jsonl" in runs.results(found(cluster), None, tmp_path).files
+    (kept,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(kept)["loss"] == 2.0
 
 
 def test_only_complete_checkpoints_are_listed(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
