@@ -20,6 +20,7 @@ setup: $(STAMP) ## The virtual environment, with everything pinned
 
 # TORCH_INDEX: an index or wheelhouse to take torch from, e.g. one with CPU builds (the default one is CUDA's, 5 GB).
 $(STAMP): $(REQUIREMENTS)
+	@test ! -L $(VENV) || { echo "$(VENV) is a link to $$(readlink -f $(VENV)), older than the requirements here: set up anew where it is, or remove the link" >&2; exit 2; }
 	@command -v $(PYTHON) >/dev/null || { echo "Python is missing: install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1): install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.12" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
