@@ -47,7 +47,7 @@ def judge(documents: Iterable[str | bytes], ask: Ask) -> Verdict:
     found = {
         statement["Effect"] for document in documents for statement in _statements(document) if _on(statement, ask)
     }
-    return "Deny" if "Deny" in found else "Allow" if found else None
+    return "Deny" if "Deny" in found else "Allow" if "Allow" in found else None
 
 
 @lru_cache(maxsize=1024)
@@ -57,6 +57,8 @@ def _statements(document: str | bytes) -> tuple[dict[str, Any], ...]:
     for statement in found:
         if unknown := set(statement) - _ELEMENTS:
             raise NotImplementedError(f"policy element {', '.join(sorted(unknown))}")
+        if statement["Effect"] not in ("Allow", "Deny"):
+            raise NotImplementedError(f"policy effect {statement['Effect']}")
         if statement.get("Principal", "*") not in ("*", {"AWS": "*"}, {"AWS": ["*"]}):
             raise NotImplementedError(f"policy for the principal {statement['Principal']}")
     return found

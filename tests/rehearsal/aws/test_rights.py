@@ -408,7 +408,7 @@ def test_other_keys_and_unsigned_calls_are_not_restricted(aws: EmulatedAws, clie
 @pytest.mark.parametrize(
     "statement",
     [
-        allow("s3:GetObject", "*", Condition={"NumericLessThan": {"s3:prefix": "1"}}),
+        allow("s3:GetObject", "*", Condition={"NumericLessThan": {"aws:SecureTransport": "1"}}),
         allow("s3:GetObject", "*", Condition={"StringEquals": {"aws:SourceVpc": "vpc-1"}}),
         allow("s3:GetObject", "*", Condition={"StringEquals": {"aws:ResourceTag/a": "b"}}),
         allow("s3:GetObject", "*", Condition={"Bool": {"aws:SecureTransport": "false", "aws:Unheard": "x"}}),
@@ -418,6 +418,18 @@ def test_other_keys_and_unsigned_calls_are_not_restricted(aws: EmulatedAws, clie
 )
 def test_what_is_not_understood_is_an_error_and_no_grant(role: Role, bucket: str, statement: Statement) -> None:
     s3 = role(allow("s3:GetObject", "*"), statement)("s3")
+    assert answer(lambda: s3.get_object(Bucket=bucket, Key="own/x")) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "change", [{"Principal": {"AWS": "arn:aws:iam::123456789012:root"}}, {"Effect": "deny"}, {"NotPrincipal": "*"}]
+)
+def test_a_policy_of_the_bucket_that_is_not_understood_is_an_error(
+    client: Client, role: Role, bucket: str, own: str, change: Statement
+) -> None:
+    s3 = role(allow("s3:*", "*"))("s3")
+    policy = {"Version": "2012-10-17", "Statement": [deny("s3:GetObject", own, Principal="*") | change]}
+    client("s3").put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
     assert answer(lambda: s3.get_object(Bucket=bucket, Key="own/x")) == UNKNOWN
 
 
