@@ -56,18 +56,12 @@ class Identity(pulumi.ComponentResource):
             policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements}),
             opts=own,
         )
-        sessions = aws.iam.RolePolicyAttachment(
-            role_name,
-            role=role.name,
-            policy_arn=f"arn:{self._scope.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore",
-            opts=own,
-        )
         # Whoever has the profile's name boots with all of the rights: they are there before it.
         profile = aws.iam.InstanceProfile(
             role_name,
             role=role.name,
             tags=self._scope.tags(f"{role_name}-profile"),
-            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy, sessions])),
+            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy])),
         )
         return profile.name
 
@@ -78,6 +72,17 @@ def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **more: A
 
 def _below(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]]:
     return [pulumi.Output.concat(bucket_arn, "/", key) for key in keys]
+
+
+def _sessions() -> Statement:
+    """People reach a node by Session Manager: what its agent asks for, and AWS knows no narrower resource for it.
+
+    AmazonSSMManagedInstanceCore would also let every node read all parameters of the account, others' secrets included.
+    """
+    channels = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
+    return _allow(
+        "Sessions", ["ssm:UpdateInstanceInformation", *(f"ssmmessages:{action}" for action in channels)], ["*"]
+    )
 
 
 def _list(args: IdentityArgs) -> Statement:
@@ -99,6 +104,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
         ),
         # AWS knows no narrower resource for it.
         _allow("Look", ["autoscaling:DescribeAutoScalingGroups"], ["*"]),
+        _sessions(),
         _list(args),
         _allow("ReadStaging", ["s3:GetObject"], _below(args.staging_bucket_arn, "*")),
         _allow("WriteOwnEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, "head/*")),
@@ -110,6 +116,7 @@ def _workers(args: IdentityArgs) -> list[Statement]:
     """A node's rights: what it boots from, the data, and its runs."""
     boots_from = _below(args.staging_bucket_arn, "bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN)
     statements = [
+        _sessions(),
         _list(args),
         _allow("ReadStaging", ["s3:GetObject"], boots_from),
         _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),

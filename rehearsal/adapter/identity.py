@@ -30,19 +30,6 @@ class RolePolicy(Handler):
         call.aws.client("iam").delete_role_policy(RoleName=role, PolicyName=name)
 
 
-class RolePolicyAttachment(Handler):
-    type = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
-    keys = known("role", "policyArn")
-
-    def create(self, call: Call) -> Made:
-        wanted = call.only(role="RoleName", policyArn="PolicyArn")
-        call.aws.client("iam").attach_role_policy(**wanted)
-        return f"{wanted['RoleName']}/{wanted['PolicyArn']}", {}
-
-    def delete(self, call: Call) -> None:
-        call.aws.client("iam").detach_role_policy(**call.only(role="RoleName", policyArn="PolicyArn"))
-
-
 class InstanceProfile(Handler):
     type = "aws:iam/instanceProfile:InstanceProfile"
     keys = known("role", "tags")
@@ -61,4 +48,4 @@ class InstanceProfile(Handler):
         iam.delete_instance_profile(InstanceProfileName=call.id)
 
 
-HANDLERS = (Role(), RolePolicy(), RolePolicyAttachment(), InstanceProfile())
+HANDLERS = (Role(), RolePolicy(), InstanceProfile())

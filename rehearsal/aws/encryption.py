@@ -1,6 +1,10 @@
-"""Objects under a customer's KMS key: S3 neither reads nor writes them while the key can't be used."""
+"""Objects under a customer's KMS key: S3 neither reads nor writes them while the key can't be used.
 
-from collections.abc import Callable, Iterator
+Nor for a role that may not use the key: S3 asks KMS in the caller's name.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,42 +13,67 @@ from moto.s3.exceptions import S3ClientError
 from moto.s3.models import S3Backend
 from moto.s3.responses import S3Response
 
+from rehearsal.aws.callers import CALLER
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.extension import extend
+from rehearsal.aws.policies import Ask
+
+_READ = ("kms:Decrypt",)
+_WRITE = ("kms:GenerateDataKey",)
+_UPLOAD = ("kms:GenerateDataKey", "kms:Decrypt")  # S3 reads the parts to make them one
 
 
-def check_key(account: str, region: str, algorithm: str | None, key: str | None) -> None:
-    """Raises S3's refusal when what is encrypted so can't be read or written. `key`: id, alias or ARN of either."""
+def find_key(account: str, region: str, key: str) -> Any:
+    """The key of this id, alias or ARN of either; None where there is none."""
+    parts = key.split(":")
+    keys = kms_backends[account][parts[3] if key.startswith("arn:") else region]
+    try:
+        return keys.keys.get(keys.any_id_to_key_id(key))
+    except AttributeError:  # moto's answer to an alias that nobody made
+        return None
+
+
+def key_ask(action: str, key: Any, service: str) -> Ask:
+    """The right to use a key through a service. Raises NotImplementedError for a key with a policy of its own."""
+    if json.loads(key.policy) != json.loads(key.generate_default_policy()):
+        raise NotImplementedError(f"{action} under the policy of the key {key.arn}")
+    return Ask(action, key.arn, {"kms:viaservice": f"{service}.{key.region}.amazonaws.com"})
+
+
+def check_key(account: str, region: str, algorithm: str | None, key: str | None, uses: Sequence[str]) -> None:
+    """Raises S3's refusal when what is encrypted so can't be read or written. `key`: id, alias or ARN of either.
+
+    `uses`: the actions of KMS that the caller must be allowed.
+    """
     if not (algorithm or "").startswith("aws:kms") or not key or key.endswith("alias/aws/s3"):
         return
-    parts = key.split(":")
-    where = parts[3] if key.startswith("arn:") else region
-    keys = kms_backends[account][where]
-    try:
-        found = keys.keys.get(keys.any_id_to_key_id(key))
-    except AttributeError:  # moto's answer to an alias that nobody made
-        found = None
+    found = find_key(account, region, key)
     if found is None:
         raise S3ClientError("KMS.NotFoundException", f"Key '{key}' does not exist")
     if found.key_state == "PendingDeletion":
         raise S3ClientError("KMS.KMSInvalidStateException", f"{found.arn} is pending deletion.")
     if found.key_state != "Enabled":
         raise S3ClientError("KMS.DisabledException", f"{found.arn} is disabled.")
+    if caller := CALLER.get():
+        for use in uses:
+            caller.require(key_ask(use, found, "s3"))
 
 
-def _check_write(backend: Any, bucket_name: str, algorithm: str | None, key: str | None) -> None:
+def _check_write(
+    backend: Any, bucket_name: str, algorithm: str | None, key: str | None, uses: Sequence[str] = _WRITE
+) -> None:
     """The request's own encryption goes before the bucket's default."""
     bucket = backend.get_bucket(bucket_name)
     default = (bucket.encryption or {}).get("Rule", {}).get("ApplyServerSideEncryptionByDefault", {})
     if not algorithm:
         algorithm, key = default.get("SSEAlgorithm"), key or default.get("KMSMasterKeyID")
-    check_key(bucket.account_id, bucket.region_name, algorithm, key or default.get("KMSMasterKeyID"))
+    check_key(bucket.account_id, bucket.region_name, algorithm, key or default.get("KMSMasterKeyID"), uses)
 
 
 def _check_read(backend: Any, bucket_name: str, found: Any) -> None:
     if found is not None:
         bucket = backend.get_bucket(bucket_name)
-        check_key(bucket.account_id, bucket.region_name, found.encryption, found.kms_key_id)
+        check_key(bucket.account_id, bucket.region_name, found.encryption, found.kms_key_id, _READ)
 
 
 def install() -> None:
@@ -57,13 +86,13 @@ def install() -> None:
 
     def create_multipart_upload(self: Any, bucket_name: str, *args: Any) -> Any:
         *_, algorithm, key = args
-        _check_write(self, bucket_name, algorithm, key)
+        _check_write(self, bucket_name, algorithm, key, _UPLOAD)
         return start(self, bucket_name, *args)
 
     def check_part(backend: Any, bucket_name: str, upload: str) -> None:
         multipart = backend.get_bucket(bucket_name).multiparts.get(upload)
         if multipart:
-            _check_write(backend, bucket_name, multipart.sse_encryption, multipart.kms_key_id)
+            _check_write(backend, bucket_name, multipart.sse_encryption, multipart.kms_key_id, _UPLOAD)
 
     def upload_part(self: Any, bucket_name: str, multipart_id: str, *args: Any, **given: Any) -> Any:
         check_part(self, bucket_name, multipart_id)
@@ -76,9 +105,10 @@ def install() -> None:
         _check_read(self, source, self.get_object(source, key, version_id=version))
         return copy_part(self, dest, upload, number, source, key, version, *span)
 
-    def copy_object(self: Any, src_key: Any, *args: Any, **given: Any) -> None:
+    def copy_object(self: Any, src_key: Any, dest_bucket_name: str, *args: Any, **given: Any) -> None:
         _check_read(self, src_key.bucket_name, src_key)
-        copy(self, src_key, *args, **given)
+        _check_write(self, dest_bucket_name, given.get("encryption"), given.get("kms_key_id"))
+        copy(self, src_key, dest_bucket_name, *args, **given)
 
     _install_keys()
     extend(S3Backend, put_object, create_multipart_upload, upload_part, upload_part_copy, copy_object)

@@ -76,7 +76,8 @@ class Injected:
         name = f"{call.service}:{call.operation}"
         for place, fault in enumerate(self._on):
             if isinstance(fault, Deny) and fault.operation == name:
-                raise _denied(call, in_json)
+                message = f"User is not authorized to perform: {name} with an explicit deny"
+                raise denied(call, in_json, message)
             if isinstance(fault, Throttle) and fault.operation == name and self._left[place] > 0:
                 self._left[place] -= 1
                 raise _throttled(call, in_json)
@@ -133,14 +134,12 @@ def _check(fault: Fault) -> None:
             raise ValueError(f"no API operation {fault.operation}")
 
 
-def _denied(call: Call, in_json: bool) -> Refusal:
+def denied(call: Call, in_json: bool, message: str) -> Refusal:
+    """The answer to a caller who may not."""
     if call.service == "ec2":
-        return Refusal("403 Forbidden", "UnauthorizedOperation", "You are not authorized to perform this operation.")
-    name = f"{call.service}:{call.operation}"
-    message = f"User is not authorized to perform: {name} because no identity-based policy allows the {name} action"
-    if call.service == "s3":
-        return Refusal("403 Forbidden", "AccessDenied", message)
-    if in_json:
+        message = f"You are not authorized to perform this operation. {message}"
+        return Refusal("403 Forbidden", "UnauthorizedOperation", message)
+    if in_json and call.service != "s3":
         return Refusal("400 Bad Request", "AccessDeniedException", message)
     return Refusal("403 Forbidden", "AccessDenied", message)
 

@@ -1,8 +1,9 @@
-"""Groups and their members by name, with AWS's refusal where there is none."""
+"""Things of the account by name; of groups and their members, AWS's refusal where there is none."""
 
 from typing import Any
 
 from moto.autoscaling.exceptions import ValidationError
+from moto.s3.models import s3_backends
 
 
 def group_of(backend: Any, name: str) -> Any:
@@ -19,3 +20,9 @@ def member_of(backend: Any, instance_id: str | None) -> Any:
             if member.instance.id == instance_id:
                 return member
     raise ValidationError(f"Instance Id not found - No managed instance found for instance ID: {instance_id}")
+
+
+def bucket_of(name: str) -> Any:
+    """The bucket of this name, whoever owns it; None where there is none."""
+    partition, account = s3_backends.bucket_accounts.get(name, ("aws", ""))
+    return s3_backends[account][partition].buckets.get(name) if account else None

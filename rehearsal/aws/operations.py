@@ -16,11 +16,12 @@ _READS = ("Describe", "Get", "List", "Head")
 
 @dataclass(frozen=True)
 class Call:
-    """One API call as signed."""
+    """One API call as signed. An unsigned one names no region."""
 
     service: str
     operation: str
     access_key: str | None
+    region: str = ""
 
     @property
     def mutating(self) -> bool:
@@ -29,11 +30,13 @@ class Call:
 
 def call_of(environ: dict[str, Any], body: bytes) -> Call:
     """Name the call. An unsigned request is S3's; an operation that can't be named is `Unknown`."""
+    query = parse_qs(environ.get("QUERY_STRING", ""))
     signed = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", "")) or _CREDENTIAL.search(
-        "Credential=" + parse_qs(environ.get("QUERY_STRING", "")).get("X-Amz-Credential", [""])[0]
+        "Credential=" + query.get("X-Amz-Credential", [""])[0]
     )
-    access_key, service = (signed[1], signed[3]) if signed else (None, "s3")
-    return Call(_IAM_PREFIX.get(service, service), _operation(service, environ, body), access_key)
+    # S3's addresses may be signed the old way.
+    access_key, region, service = signed.groups() if signed else (query.get("AWSAccessKeyId", [None])[0], "", "s3")
+    return Call(_IAM_PREFIX.get(service, service), _operation(service, environ, body), access_key, region)
 
 
 def _operation(service: str, environ: dict[str, Any], body: bytes) -> str:

@@ -36,6 +36,7 @@ from rehearsal.aws.journal import Journal
 from rehearsal.aws.launch import Launcher
 from rehearsal.aws.operations import Call, call_of
 from rehearsal.aws.process import ACCOUNT
+from rehearsal.aws.rights import rights
 
 StartResponse = Callable[..., Any]
 
@@ -81,7 +82,8 @@ class Account:
                 if call.service != "s3":
                     CLOCK.pass_time()
                 INJECTED.check_call(call, in_json)
-                body = b"".join(self._moto(environ, start))
+                with rights(call, environ, in_json):
+                    body = b"".join(self._moto(environ, start))
         except Refusal as refusal:
             return _refused(call, in_json, refusal)
         except NotImplementedError as error:

@@ -155,11 +155,23 @@ def test_no_statement_allows_all_actions(either: Deployment, role: str) -> None:
         assert not any("*" in action for action in statement["Action"]), statement
 
 
-def test_only_describing_reaches_beyond_the_stack(either: Deployment) -> None:
+# What Session Manager's agent asks for.
+SESSIONS = ("ssm:UpdateInstanceInformation", "ssmmessages:")
+
+
+def test_only_describing_and_sessions_reach_beyond_the_stack(either: Deployment) -> None:
     for role in ("head", "workers"):
         for statement in policy_of(either, role):
             if "*" in statement["Resource"] and "Condition" not in statement:
-                assert all(":Describe" in action for action in statement["Action"]), statement
+                beyond = [action for action in statement["Action"] if ":Describe" not in action]
+                assert all(action.startswith(SESSIONS) for action in beyond), statement
+
+
+def test_roles_have_no_policies_beside_their_own(either: Deployment) -> None:
+    """AWS's own policies are broad, and change when AWS likes."""
+    for role in either.of_type("aws:iam/role:Role"):
+        assert not {"managedPolicyArns", "inlinePolicies"} & set(role.inputs)
+    assert not either.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
 def test_head_may_change_the_groups_of_its_own_stack_only(either: Deployment) -> None:

@@ -20,7 +20,6 @@ UNTAGGED = {
     "aws:ec2/route:Route",
     "aws:ec2/routeTableAssociation:RouteTableAssociation",
     "aws:iam/rolePolicy:RolePolicy",
-    "aws:iam/rolePolicyAttachment:RolePolicyAttachment",
     "aws:s3/bucketVersioning:BucketVersioning",
     "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
