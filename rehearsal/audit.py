@@ -24,6 +24,7 @@ from rehearsal.aws.truth import Resource
 
 _ROOT = Path(__file__).parents[1]
 CHECK_SECONDS = 120
+SESSION_KEYS = "ASIA"  # what AWS begins a session's access key with
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,17 @@ def leaked(before: Iterable[Resource], after: Iterable[Resource], retained: Iter
         for one in after
         if (one.service, one.kind, one.id) not in known and one.id not in kept
     ]
+
+
+def check_rights(journal: Iterable[JournalEntry]) -> list[str]:
+    """No role was refused anything: a node that works around a missing right hides it. One line for each right."""
+    refused = {
+        entry.error_message or f"{entry.service}:{entry.operation}"
+        for entry in journal
+        if (entry.access_key or "").startswith(SESSION_KEYS)
+        and (entry.status == 403 or (entry.error_code or "").startswith("AccessDenied"))
+    }
+    return [f"refused: {message}" for message in sorted(refused)]
 
 
 def check_journal(made: Mapping[str, str], journal: Iterable[JournalEntry], adapter_key: str) -> list[str]:

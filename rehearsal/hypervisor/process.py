@@ -62,7 +62,8 @@ class ProcessBackend:
             "PATH": f"{root}/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": f"{root}/root",
             "TMPDIR": f"{root}/tmp",  # noqa: S108 (the node's own)
-            "ANSIBLE_REMOTE_TEMP": f"{root}/tmp",  # else below the user's own home, which Ansible asks the system for
+            # Else below the user's own home, which Ansible asks the system for.
+            "ANSIBLE_REMOTE_TEMP": f"{root}/tmp",  # noqa: S108 (the node's own)
             "LANG": "C.UTF-8",
             "PYTHONPATH": str(_ROOT),
             "TRAINYARD_ROOT": str(root),

@@ -101,3 +101,14 @@ def test_a_call_of_the_adapter_for_nobody_is_seen() -> None:
 
 def test_calls_of_others_need_no_resource() -> None:
     assert audit.check_journal({}, [entry(7, urn=None, access_key="OPERATOR")], "ADAPTER") == []
+
+
+def test_a_right_that_a_role_lacks_is_seen_once() -> None:
+    refused = {"access_key": "ASIANODE", "status": 403, "error_code": "AccessDenied", "error_message": "User: ... s3:X"}
+    in_json = {"access_key": "ASIANODE", "status": 400, "error_code": "AccessDeniedException"}
+    journal = [entry(1, **refused), entry(2, **refused), entry(3, **in_json)]
+    assert audit.check_rights(journal) == ["refused: User: ... s3:X", "refused: ec2:CreateVpc"]
+
+
+def test_what_a_fault_denies_to_others_is_no_lack_of_a_right() -> None:
+    assert audit.check_rights([entry(1, status=403, error_code="AccessDenied")]) == []
