@@ -30,6 +30,14 @@ class LostResource(Contract):
     id: str = Field(description="Its id.")
 
 
+class Billed(Contract):
+    """What the instances of one type are billed for."""
+
+    type: str = Field(description="EC2 instance type.")
+    instances: int = Field(gt=0, description="Instances launched.")
+    seconds: float = Field(gt=0, description="Their seconds from launch to termination, a minute each at least.")
+
+
 class Report(Contract):
     """One rehearsal, start to destroyed."""
 
