@@ -339,9 +339,8 @@ def on_tmpfs(folder: Path, options: str) -> list[str]:
 
 def test_build_that_can_not_be_written(clone: Path) -> None:
     (clone / "build").mkdir(mode=0o555)
-    told = refused(
-        clone, before=on_tmpfs(clone / "build", "ro") if os.geteuid() == 0 else []
-    )  # root may write whatever the mode
+    root = os.geteuid() == 0  # who may write whatever the mode
+    told = refused(clone, before=on_tmpfs(clone / "build", "ro") if root else [])
     assert f"the folder of the rehearsal = 'build/rehearsal/local': {clone}/build can't be written to" in told
     assert "Make it writable to this user" in told
 
