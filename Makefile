@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
 STACK ?= local
 NODES ?=
+FAULT ?=
 UV_VERSION := 0.13.9
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,8 +31,8 @@ $(STAMP): $(REQUIREMENTS)
 	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
 	@touch $@
 
-rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's
-	@$(BIN)/python -m rehearsal run --stack $(STACK) $(if $(NODES),--nodes $(NODES))
+rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's, FAULT= faults
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
 
 test: $(STAMP) ## Every test
 	@$(BIN)/python -m pytest

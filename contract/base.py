@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from contract.wording import in_words
+
 
 class Contract(BaseModel):
     """A message between two rooms: unknown keys are refused, values do not change after validation."""
@@ -37,21 +39,13 @@ class InputError(ValueError):
 
 CONFIG_KEY = "trainyard:cluster"  # the object in a stack file under which all settings stand
 
-_FIXES = {
-    "extra_forbidden": "Remove it, or mend its spelling (the keys are in docs/settings.md)",
-    "missing": "Add it (docs/settings.md describes it)",
-}
-
 
 def problems_of(error: ValidationError, prefix: str, source: str) -> list[Problem]:
     """Turn pydantic's errors into problems. `prefix` is the key of the whole object in `source`, a file."""
     found = []
     for item in error.errors(include_url=False):
-        key = ".".join([prefix, *(str(part) for part in item["loc"])])
+        key = ".".join([prefix, *(str(part) for part in item["loc"] if part != "[key]")])
         value = None if item["type"] == "missing" else item["input"]
-        why = item["msg"].removeprefix("Value error, ").rstrip(".")
-        if item["type"] == "extra_forbidden":
-            why = "no such key"
-        fix = _FIXES.get(item["type"], f"Change it in {source}")
-        found.append(Problem(key=key, value=value, why=why, fix=fix))
+        words = in_words(item)
+        found.append(Problem(key=key, value=value, why=words.why, fix=f"{words.fix} in {source}"))
     return found

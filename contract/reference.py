@@ -2,7 +2,7 @@
 
 import sys
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -29,6 +29,8 @@ def type_text(annotation: Any) -> str:
     if annotation is NoneType:
         return "none"
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(args[0])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if origin in (Union, UnionType):

@@ -30,6 +30,14 @@ class LostResource(Contract):
     id: str = Field(description="Its id.")
 
 
+class Billed(Contract):
+    """What the instances of one type are billed for."""
+
+    type: str = Field(description="EC2 instance type.")
+    instances: int = Field(gt=0, description="Instances launched.")
+    seconds: float = Field(gt=0, description="Their seconds from launch to termination, a minute each at least.")
+
+
 class Report(Contract):
     """One rehearsal, start to destroyed."""
 
@@ -45,6 +53,8 @@ class Report(Contract):
     resources_deleted: int = Field(ge=0, description="Of these, how many destroy deleted.")
     retained: tuple[str, ...] = Field(description="Resources that destroy keeps on purpose.")
     leaked: tuple[LostResource, ...] = Field(description="What stayed in the account and should not have.")
+    billed: tuple[Billed, ...] = Field(description="Instances launched in this rehearsal, by instance type.")
+    faults: tuple[str, ...] = Field(description="Faults injected on purpose, as --fault takes them.")
     phases: dict[str, float] = Field(description="Phase -> seconds; disjoint, their sum is the wall time.")
     first_loss: float | None = Field(description="Loss of the run's first metric line.")
     last_loss: float | None = Field(description="Loss of the run's last metric line.")

@@ -91,7 +91,14 @@ def source_is_there(settings: StackSettings, root: Path) -> Iterator[Problem]:
     if job.source is None:
         return
     folder = root / job.source
-    if not folder.is_dir():
+    if folder.is_file():
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.source",
+            value=job.source,
+            why="is a file, not a folder",
+            fix="Give the folder that the script is in, and the script as the first word of job.command",
+        )
+    elif not folder.is_dir():
         yield Problem(
             key=f"{CONFIG_KEY}.job.source",
             value=job.source,
@@ -144,6 +151,27 @@ def corpus_is_for_trainer(settings: StackSettings, root: Path) -> Iterator[Probl
         )
 
 
+def variables_have_one_source(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    for name in sorted(settings.job.secrets.keys() & settings.job.environment.keys()):
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.secrets.{name}",
+            value=settings.job.secrets[name],
+            why="stands in job.environment too, and a variable has one value",
+            fix="Keep one of the two",
+        )
+
+
+def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    limit, bring_up = settings.job.time_limit_minutes, settings.launch.bring_up_minutes
+    if limit <= bring_up:
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.time_limit_minutes",
+            value=limit,
+            why=f"the workers end then, and bringing them up may take {bring_up:g} minutes (launch.bring_up_minutes)",
+            fix="Allow the job more time, or its start less",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     efa_is_borne,
     placement_is_borne,
@@ -153,6 +181,8 @@ RULES: tuple[Rule, ...] = (
     batch_splits,
     processes_fit,
     corpus_is_for_trainer,
+    variables_have_one_source,
+    time_suffices_to_start,
 )
 
 

@@ -1,17 +1,58 @@
 """A stack's settings: all that stands under `trainyard:cluster` in a stack file. The descriptions are the reference."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from contract.base import CONFIG_KEY, Contract, InputError, Problem, problems_of
 from contract.catalog import InstanceType, catalog
 from contract.manifest import NodeSystem
 from contract.rules import problems_across
 from contract.training import TrainerConfig
+
+MOST_NODES = 1024
+
+
+def _spelled(pattern: str, words: str) -> Callable[[str], str]:
+    """A check of how a text is spelled, which tells its rule in words."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return check
+
+
+JobName = Annotated[
+    str,
+    AfterValidator(
+        _spelled("[a-z][a-z0-9-]{0,30}", "a lower-case letter, then up to 30 lower-case letters, digits and hyphens")
+    ),
+]
+DatasetName = Annotated[
+    str,
+    AfterValidator(
+        _spelled("[a-z0-9][a-z0-9._-]{0,62}", "up to 63 lower-case letters, digits, dots, hyphens and underscores")
+    ),
+]
+RunId = Annotated[
+    str, AfterValidator(_spelled("[a-z0-9][a-z0-9-]{0,62}", "the id of a run, such as 20260131-183012-base-4f1a"))
+]
+VariableName = Annotated[
+    str,
+    AfterValidator(
+        _spelled("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
+    ),
+]
+ParameterName = Annotated[
+    str,
+    AfterValidator(_spelled("[A-Za-z0-9_./-]{1,1011}", "the name of an SSM parameter: letters, digits and . - _ /")),
+]
 
 
 class NetworkSettings(Contract):
@@ -44,10 +85,8 @@ class FsxSettings(Contract):
 class JobSettings(Contract):
     """The job: the built-in trainer (`train`), or the user's own (`source` and `command`)."""
 
-    name: str = Field(pattern="^[a-z][a-z0-9-]{0,30}$", description="Name of the job, part of its run ids.")
-    dataset: str = Field(
-        pattern="^[a-z0-9][a-z0-9._-]{0,62}$", description="Dataset under datasets/ in the data bucket: DATA_URI."
-    )
+    name: JobName = Field(description="Name of the job, part of its run ids.")
+    dataset: DatasetName = Field(description="Dataset under datasets/ in the data bucket: DATA_URI.")
     builtin_corpus: bool = Field(
         False,
         description="Fill an empty dataset with the built-in corpus: the sources of Python's standard library.",
@@ -62,11 +101,13 @@ class JobSettings(Contract):
     command: tuple[str, ...] | None = Field(
         None, min_length=1, description="Script in the source folder and its arguments, run by torchrun."
     )
-    environment: dict[str, str] = Field(default_factory=dict, description="Plain environment variables of the job.")
-    secrets: dict[str, str] = Field(
+    environment: dict[VariableName, str] = Field(
+        default_factory=dict, description="Plain environment variables of the job."
+    )
+    secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict, description="Environment variable -> name of the SSM parameter with its value."
     )
-    resume: str | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
+    resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
     time_limit_minutes: float = Field(
         1440.0, gt=0, description="Minutes after the launch at which the workers end in any case."
     )
@@ -90,7 +131,7 @@ class StackSettings(Contract):
     """One training cluster and its job."""
 
     instance_type: str = Field(description="EC2 instance type of the workers, one of the hardware catalog.")
-    nodes: int = Field(gt=0, le=1024, description="Worker nodes: all of them start, or none.")
+    nodes: int = Field(gt=0, le=MOST_NODES, description="Worker nodes: all of them start, or none.")
     head_instance_type: str = Field("t3.large", description="EC2 instance type of the head (store and controller).")
     root_volume_gib: int = Field(100, ge=30, description="Root volume of every node, GiB, gp3.")
     network: NetworkSettings = Field(default_factory=NetworkSettings, description="The VPC.")

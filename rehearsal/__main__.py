@@ -12,7 +12,8 @@ from rich.console import Console
 
 from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.ground import ROOT, Options
+from rehearsal.faults import FORMS, faults_of
+from rehearsal.ground import ROOT, Options, whole_nodes
 from rehearsal.locks import address_block
 from rehearsal.page import write_page
 from rehearsal.report import show as show_report
@@ -31,19 +32,29 @@ def root() -> None:
 @app.command()
 def run(
     stack: Annotated[str, typer.Option("--stack", "-s", help="Stack file stacks/Pulumi.<stack>.yaml.")] = "local",
-    nodes: Annotated[int | None, typer.Option("--nodes", help="Worker nodes, in place of the stack's.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", metavar="NUMBER", help="Worker nodes, in place of the stack's.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="FAULT", help=f"What AWS shall refuse: {'; '.join(FORMS)}. Repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
-    options = Options(stack=stack, nodes=nodes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end by taking down what was made
     try:
+        options = Options(stack=stack, nodes=whole_nodes(nodes), faults=faults_of(fault or []))
         with Show() as display:
             report, story = rehearse(options, display)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    file, page = write(report, options.folder), write_page(report, story, options.folder)
+    try:
+        file, page = write(report, options.folder), write_page(report, story, options.folder)
+    except OSError as error:
+        print(f"rehearsal: the report can't be written to {options.folder}: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
     if as_json:
         print(report.model_dump_json())
     else:

@@ -1,6 +1,7 @@
 """What a rehearsal starts from: the stack's settings, an empty folder, an account, an environment of its own."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,9 @@ import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
 from contract.report import Scaled
-from contract.settings import StackSettings, read_settings
+from contract.settings import MOST_NODES, StackSettings, read_settings
+from infra.source import pack_source
+from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.process import sweep
 from rehearsal.scaling import scale
@@ -22,6 +25,18 @@ from rehearsal.show import Show
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
+_STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # Pulumi's own rule
+_STACK_FILE = re.compile(r"(?:^|/)Pulumi\.(.+)\.ya?ml$")
+
+
+def whole_nodes(given: str | None) -> int | None:
+    """What `--nodes` asks for. Raises InputError for what is no number of nodes."""
+    if given is None:
+        return None
+    if given.isdecimal() and 1 <= int(given) <= MOST_NODES:
+        return int(given)
+    why, fix = f"not a whole number from 1 to {MOST_NODES}", "Write one, or leave it out for the stack's own"
+    raise InputError([Problem(key="--nodes", value=given, why=why, fix=fix)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +45,7 @@ class Options:
 
     stack: str
     nodes: int | None = None
+    faults: tuple[Fault, ...] = ()
     root: Path = ROOT
 
     @property
@@ -39,22 +55,52 @@ class Options:
 
 def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Scaled]]:
     """The stack file's config with its settings scaled to this machine. Raises InputError before anything is made."""
-    stacks = options.root / "stacks"
-    file = stacks / f"Pulumi.{options.stack}.yaml"
-    if not file.is_file():
-        have = ", ".join(sorted(one.name[7:-5] for one in stacks.glob("Pulumi.*.yaml")))
-        why = f"no such file: stacks/Pulumi.{options.stack}.yaml"
-        raise InputError([Problem(key="--stack", value=options.stack, why=why, fix=f"Choose one of {have}")])
-    try:
-        config = (yaml.load(file.read_text(), StackLoader) or {}).get("config") or {}  # noqa: S506 (a safe one)
-    except (yaml.YAMLError, AttributeError) as error:
-        why = f"not a Pulumi stack file: {error}"
-        raise InputError([Problem(key=f"stacks/{file.name}", value="...", why=why, fix="Mend its YAML")]) from None
+    file = find_stack(options.stack, options.root / "stacks")
     source = f"stacks/{file.name}"
+    config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
     read_settings(config.get(CONFIG_KEY), options.root, source)
-    settings, changes = scale(config[CONFIG_KEY], options.nodes)
-    return {**config, CONFIG_KEY: settings}, read_settings(settings, options.root, source), changes
+    scaled, changes = scale(config[CONFIG_KEY], options.nodes)
+    settings = read_settings(scaled, options.root, source)
+    if settings.job.source is not None:
+        pack_source(options.root, settings.job.source)  # the program does it again: here it is refused in time
+    return {**config, CONFIG_KEY: scaled}, settings, changes
+
+
+def find_stack(stack: str, stacks: Path) -> Path:
+    """The file of a stack. Raises InputError where there is none, or where a path is given in place of its name."""
+    file = stacks / f"Pulumi.{stack}.yaml"
+    if "/" not in stack and file.is_file():
+        return file
+    if named := _STACK_FILE.search(stack):
+        why, fix = "a stack goes by its name, not by its file", f"Write --stack {named[1]}"
+    elif not _STACK_NAME.fullmatch(stack):
+        why, fix = "no name of a stack: letters, digits, dots, hyphens and underscores", "Write such a name"
+    else:
+        have = ", ".join(sorted(one.name[7:-5] for one in stacks.glob("Pulumi.*.yaml")))
+        why, fix = f"no such file: stacks/{file.name}", f"Choose one of {have}"
+    raise InputError([Problem(key="--stack", value=stack, why=why, fix=fix)])
+
+
+def read_config(file: Path, source: str) -> dict[str, Any]:
+    """What stands under `config` in a stack file. Raises InputError for what can't be read."""
+    try:
+        loaded = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (a safe one)
+    except OSError as error:
+        why, fix = f"can't be read: {error.strerror}", "Make it readable"
+    except UnicodeDecodeError as error:
+        why, fix = f"not text in UTF-8: {error}", "Write it anew in UTF-8"
+    except yaml.YAMLError as error:
+        why, fix = f"not a Pulumi stack file: {error}", "Mend its YAML"
+    else:
+        config = loaded.get("config") if isinstance(loaded, dict) else loaded
+        if loaded is None or (config is None and not loaded):
+            why, fix = "it is empty", "Begin with a copy of stacks/Pulumi.local.yaml"
+        elif not isinstance(config, dict):
+            why, fix = "it has no object `config`", f"Put config: at its top, and {CONFIG_KEY} below it"
+        else:
+            return config
+    raise InputError([Problem(key=source, value="...", why=why, fix=fix)])
 
 
 class StackLoader(yaml.SafeLoader):
@@ -83,7 +129,12 @@ def prepare_folder(folder: Path, show: Show) -> None:
     """An empty folder, after an earlier rehearsal in it is swept up, whatever way it ended."""
     if ended := sweep(folder):
         show.line("account", f"ended {ended} processes that an earlier rehearsal left")
-    for name in ("aws", "results", "logs.txt", "node-logs.txt", "report.json", "report.html"):
+    empty(folder)
+
+
+def empty(folder: Path) -> None:
+    """Remove what a rehearsal leaves."""
+    for name in ("aws", "results", "logs.txt", "node-logs.txt", "report.json", "report.html", "reserve"):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

@@ -36,7 +36,7 @@ def stack_lock(folder: Path, stack: str) -> Iterator[None]:
 
 @contextmanager
 def address_block() -> Iterator[str]:
-    """A free /24 of 127.77.0.0/16 for the nodes of one rehearsal. Raises RuntimeError when all are taken."""
+    """A free /24 of 127.77.0.0/16 for the nodes of one rehearsal. Raises InputError when all are taken."""
     for block in range(1, 255):
         lock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -48,6 +48,6 @@ def address_block() -> Iterator[str]:
         with lock:
             yield f"{_NETWORK}.{block}.0/24"
         return
-    raise RuntimeError(
-        f"no free block of addresses in {_NETWORK}.0.0/16: 254 rehearsals run, or port {_LOCK_PORT} is taken"
-    )
+    why = f"no block of addresses in it is free: 254 rehearsals run, or another program has port {_LOCK_PORT}"
+    fix = f"End what listens there (ss -ltnp 'sport = :{_LOCK_PORT}' names it)"
+    raise InputError([Problem(key="the loopback network", value=f"{_NETWORK}.0.0/16", why=why, fix=fix)])

@@ -1,12 +1,13 @@
 """The end of a rehearsal, for people (a table) and for machines (report.json)."""
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from contract.report import Report
+from contract.report import Billed, Report
 
 
 def write(report: Report, folder: Path) -> Path:
@@ -28,6 +29,9 @@ def show(report: Report, console: Console) -> None:
     facts.add_row("AWS resources", made)
     facts.add_row("retained", retained_in_words(report.retained))
     facts.add_row("leaked", "\n".join(f"{one.service} {one.kind} {one.id}" for one in report.leaked) or "none")
+    facts.add_row("billed", billed_in_words(report.billed))
+    if report.faults:
+        facts.add_row("faults", "\n".join(report.faults), style="yellow")
     facts.add_row("nodes", f"{report.nodes} nodes x {report.processes_per_node} processes")
     if report.last_loss is not None and report.first_loss is not None:
         share = report.last_loss / report.first_loss
@@ -43,6 +47,11 @@ def show(report: Report, console: Console) -> None:
         console.print("error", style="red", end=" ")
         console.print(error, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
+
+
+def billed_in_words(billed: Iterable[Billed]) -> str:
+    """Instance-seconds, one line a type."""
+    return "\n".join(f"{one.instances} x {one.type}, {one.seconds:.0f} instance-seconds" for one in billed) or "none"
 
 
 def retained_in_words(retained: tuple[str, ...]) -> str:

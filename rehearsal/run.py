@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract.base import InputError
 from contract.layout import RunLayout
 from contract.objects import Bucket
-from contract.report import LostResource, NotRehearsed, Report, Scaled
+from contract.report import Billed, LostResource, NotRehearsed, Report, Scaled
 from contract.run import LaunchResult
 from contract.settings import StackSettings
 from rehearsal import audit
@@ -20,14 +21,18 @@ from rehearsal.adapter.graph import Deployment, Event
 from rehearsal.adapter.mocks import UpFailed, up
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
 from rehearsal.adapter.teardown import DestroyFailed, destroy
+from rehearsal.aws.billing import billed_by_type
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.faults import spec_of
 from rehearsal.follow import FollowError, follow, log_tails, skipped_roles, until
-from rehearsal.ground import Options, environment, given_account, prepare_folder, read_stack
+from rehearsal.ground import Options, empty, environment, given_account, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.hypervisor.processes import marked
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
+from rehearsal.preflight import check_machine
+from rehearsal.reserve import Reserve
 from rehearsal.show import Show
 from rehearsal.story import Span, Story, tell
 
@@ -51,6 +56,8 @@ class Findings:
     deleted: int = 0
     retained: tuple[str, ...] = ()
     leaked: tuple[LostResource, ...] = ()
+    billed: tuple[Billed, ...] = ()
+    faults: tuple[str, ...] = ()
     losses: audit.Losses | None = None
     checkpoints: tuple[str, ...] = ()
     results_uri: str | None = None
@@ -70,13 +77,19 @@ def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
     found = Findings(scaled=scaled)
     with ExitStack() as stack:
         account = given_account()
+        check_machine(options.folder, options.root, settings)
+        addresses = stack.enter_context(address_block())
         stack.enter_context(stack_lock(options.folder, options.stack))
         prepare_folder(options.folder, show)
-        addresses = stack.enter_context(address_block())
+        reserve = stack.enter_context(Reserve(options.folder))
         region = str(config.get("aws:region", "us-east-1"))
         aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
         stack.enter_context(environment(aws.environment()))
-        Rehearsal(options, config, settings, aws, show, clock, found).go()
+        try:
+            Rehearsal(options, config, settings, aws, show, clock, found, reserve).go()
+        except InputError:
+            empty(options.folder)  # the program's look-ups needed an account
+            raise
     if left := marked(options.folder):
         found.errors.append(f"processes of nodes still run: {[process.pid for process in left]}")
     report = Report(
@@ -92,6 +105,8 @@ def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
         resources_deleted=found.deleted,
         retained=found.retained,
         leaked=found.leaked,
+        billed=found.billed,
+        faults=found.faults,
         phases=clock.done(),
         first_loss=found.losses.first if found.losses else None,
         last_loss=found.losses.last if found.losses else None,
@@ -118,18 +133,27 @@ class Rehearsal:
         show: Show,
         clock: PhaseClock,
         found: Findings,
+        reserve: Reserve,
     ) -> None:
         self.options, self.config, self.settings = options, config, settings
         self.aws, self.show, self.clock, self.found = aws, show, clock, found
-        self.folder = options.folder
+        self.folder, self.reserve = options.folder, reserve
         self.backend = ProcessBackend(self.folder)
         self.deployment: Deployment | None = None
         self.made: dict[str, str] = {}
         self.kept: set[str] = set()
+        self.previewed = False
 
     def go(self) -> None:
-        """Whatever breaks on the way ends as an error of the report, never as a report that is not there."""
-        before = self.aws.dump()
+        """Whatever breaks on the way ends as an error of the report, never as a report that is not there.
+
+        Raises InputError for what only the program's look-ups can tell, when nothing is made yet.
+        """
+        before, earlier = self.aws.dump(), {one.id for one in self.aws.instances()}
+        self.aws.inject(*self.options.faults)
+        self.found.faults = tuple(spec_of(fault) for fault in self.aws.faults())
+        for spec in self.found.faults:
+            self.show.line("fault", spec)
         account = Adapter(self.aws.region)
 
         def broken(text: str) -> None:
@@ -153,22 +177,30 @@ class Rehearsal:
             except KeyboardInterrupt:
                 self.fail("interrupted: what was made goes now")
             except Exception as error:
-                known = isinstance(error, FollowError | RuntimeError)
+                if isinstance(error, InputError) and not self.previewed:
+                    raise
+                known = isinstance(error, FollowError | RuntimeError | InputError)
                 self.fail(str(error) if known else f"{type(error).__name__}: {error}")
                 self.keep_node_logs()
             finally:
                 self.take_down(hypervisor)
         try:
-            self.examine(before)
+            self.examine(before, earlier)
         except Exception as error:
             self.fail(f"the account can't be looked at: {type(error).__name__}: {error}")
 
     def keep_node_logs(self) -> None:
         if tails := log_tails(self.folder):
-            (self.folder / "node-logs.txt").write_text(tails)
+            try:
+                (self.folder / "node-logs.txt").write_text(tails)
+            except OSError as error:
+                self.fail(f"the nodes' logs can't be kept: {error}")
+                return
             self.show.line("logs", f"of the nodes: {self.folder / 'node-logs.txt'}")
 
     def fail(self, message: str) -> None:
+        if self.reserve.gives_way():
+            message = f"the disk is full: make room for {self.folder} and run it again. It was seen by this: {message}"
         self.found.errors.append(message)
         self.show.line("failed", message)
 
@@ -178,6 +210,7 @@ class Rehearsal:
         planned = up(self.config, self.options.stack, self.options.root, preview=True, account=account)
         own = [one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")]
         self.show.line("preview", f"{len(own)} AWS resources to make")
+        self.previewed = True
         self.clock.enter("resources")
         self.deployment = up(self.config, self.options.stack, self.options.root, account=account, on_event=self.tell)
         launched = LaunchResult.model_validate_json(self.deployment.exports["launch"].splitlines()[-1])
@@ -269,6 +302,7 @@ class Rehearsal:
     def take_down(self, hypervisor: Hypervisor) -> None:
         """`pulumi destroy`: also after a failure, of whatever was made."""
         self.clock.enter("destroy")
+        self.end_faults()
         deployment = self.deployment
         if deployment is None:
             return
@@ -293,6 +327,13 @@ class Rehearsal:
             self.fail(str(error))
         self.show.line("destroy", f"{self.found.deleted} AWS resources deleted, {len(kept)} retained")
 
+    def end_faults(self) -> None:
+        """Those of this rehearsal: destroy meets AWS as it is."""
+        try:
+            self.aws.end_faults(self.options.faults)
+        except OSError as error:
+            self.fail(f"the faults can't be ended: {error}")
+
     def count_made(self, deployment: Deployment) -> None:
         own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]
         self.found.created = len(own)
@@ -315,10 +356,12 @@ class Rehearsal:
         except Exception as error:  # of any kind: what was made must go
             self.fail(f"the nodes' events and metrics can't be read: {error!r}")
 
-    def examine(self, before: list[Any]) -> None:
-        """The account after destroy against the account before."""
+    def examine(self, before: list[Any], earlier: set[str]) -> None:
+        """The account after destroy against the account before. `earlier`: the instances that it had."""
         self.clock.enter("audit")
-        running = [one.id for one in mine(self.aws.instances(), self.options.stack) if one.state != "terminated"]
+        own = mine(self.aws.instances(), self.options.stack)
+        self.found.billed = tuple(billed_by_type((one for one in own if one.id not in earlier), self.aws.now()))
+        running = [one.id for one in own if one.state != "terminated"]
         if running:
             self.fail(f"instances still run: {', '.join(running)}")
         self.found.leaked = tuple(audit.leaked(before, self.aws.dump(), self.kept))

@@ -57,10 +57,11 @@ def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[
         by="the one that runs the rehearsal",
         why="5 GB a node would be installed anew",
     )
+    launch = scaling.part("launch")
     scaling.put(
-        scaling.part("launch"),
+        launch,
         "bring_up_minutes",
-        BRING_UP_MINUTES,
+        min(BRING_UP_MINUTES, launch.get("bring_up_minutes", BRING_UP_MINUTES)),
         what="the stack's bring-up deadline",
         by=f"{BRING_UP_MINUTES:g} minutes",
         why="nothing is installed",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from contract.report import Billed
 from rehearsal.aws.truth import InstanceTruth
 
 LEAST_SECONDS = 60.0
@@ -16,3 +17,14 @@ def billed_seconds(instances: Iterable[InstanceTruth], now: float) -> float:
         max(LEAST_SECONDS, (now if each.terminated_time is None else min(now, each.terminated_time)) - each.launch_time)
         for each in instances
     )
+
+
+def billed_by_type(instances: Iterable[InstanceTruth], now: float) -> list[Billed]:
+    """The same for each instance type, in the order of their names."""
+    of_type: dict[str, list[InstanceTruth]] = {}
+    for each in instances:
+        of_type.setdefault(each.instance_type, []).append(each)
+    return [
+        Billed(type=name, instances=len(found), seconds=round(billed_seconds(found, now), 3))
+        for name, found in sorted(of_type.items())
+    ]

@@ -1,15 +1,22 @@
 """Faults that the emulated account shows on demand, as models: what the control page `faults` takes."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+import botocore.session
+from botocore.exceptions import UnknownServiceError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from contract.base import Contract
 
-Operation = Annotated[
-    str,
-    Field(pattern=r"^[a-z0-9-]+:[A-Z]\w+$", description="Service as in IAM and API operation: fsx:CreateFileSystem."),
-]
+
+def _operation(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+:[A-Z]\w+", value):
+        raise ValueError("must be a service as in IAM and one of its API operations, such as fsx:CreateFileSystem")
+    return value
+
+
+Operation = Annotated[str, AfterValidator(_operation), Field(description="Such as fsx:CreateFileSystem.")]
 
 
 class Capacity(Contract):
@@ -45,3 +52,28 @@ class Deny(Contract):
 Fault = Capacity | Throttle | Invisible | Deny
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
+_BOTOCORE_NAMES = {"tag": "resourcegroupstaggingapi"}  # service as in IAM -> botocore's name
+
+
+def check_operation(fault: Fault) -> None:
+    """Refuse a fault of an operation that AWS does not have. Raises ValueError."""
+    if isinstance(fault, (Deny, Throttle)):
+        service, _, operation = fault.operation.partition(":")
+        try:
+            known = botocore.session.get_session().get_service_model(_BOTOCORE_NAMES.get(service, service))
+        except UnknownServiceError:
+            raise ValueError(f"no service {service} (of {fault.operation})") from None
+        if operation not in known.operation_names:
+            raise ValueError(f"no API operation {fault.operation}")
+
+
+def denied(text: str) -> list[Fault]:
+    """What the environment variable asks for: operations, with commas between. Raises ValueError."""
+    faults: list[Fault] = []
+    for each in filter(None, map(str.strip, text.split(","))):
+        try:
+            faults.append(Deny(operation=each))
+        except ValidationError:
+            raise ValueError(f"{each} is no operation such as fsx:CreateFileSystem") from None
+        check_operation(faults[-1])
+    return faults

@@ -5,17 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import UnknownServiceError
-from moto.core.utils import get_service_model
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Deny, Fault, Invisible, Throttle
+from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Deny, Fault, Invisible, Throttle, check_operation, denied
 from rehearsal.aws.operations import Call
 
-_BOTOCORE_NAMES = {"tag": "resourcegroupstaggingapi"}
 _RUNNING = {"pending", "running"}
 
 
@@ -39,52 +36,61 @@ class InsufficientCapacity(EC2ClientError):
         )
 
 
+@dataclass
+class _On:
+    """A fault that is on. `left`: of a throttle, the calls still to refuse."""
+
+    fault: Fault
+    left: int = 0
+
+
 class Injected:
     """The faults that are on."""
 
     def __init__(self) -> None:
-        self._on: list[Fault] = []
-        self._left: dict[int, int] = {}  # of a throttle, by its place: calls still to refuse
+        self._on: list[_On] = []
 
     def add(self, faults: Iterable[Fault]) -> None:
         """Put these on beside those that are. Raises ValueError, and then none was put on."""
         wanted = list(faults)
         for fault in wanted:
             _check(fault)
-        for fault in wanted:
-            if isinstance(fault, Throttle):
-                self._left[len(self._on)] = fault.times
-            self._on.append(fault)
+        self._on += [_On(fault, fault.times if isinstance(fault, Throttle) else 0) for fault in wanted]
 
     def add_denials(self, environment: Iterable[tuple[str, str]] = tuple(os.environ.items())) -> None:
         """Those that the environment asks for from the start. Raises ValueError on what is no API operation."""
         wanted = dict(environment).get(DENY_VARIABLE, "")
         try:
-            self.add([Deny(operation=each.strip()) for each in wanted.split(",") if each.strip()])
+            self.add(denied(wanted))
         except ValueError as error:
             raise ValueError(f"{DENY_VARIABLE}={wanted}: {error}") from None
 
+    def remove(self, faults: Iterable[Fault]) -> None:
+        """End these, each one as often as it is named; one that is not on is no mistake."""
+        for fault in faults:
+            found = next((each for each in self._on if each.fault == fault), None)
+            if found is not None:
+                self._on.remove(found)
+
     def clear(self) -> None:
         self._on.clear()
-        self._left.clear()
 
     def told(self) -> list[dict[str, Any]]:
-        return [fault.model_dump() for fault in self._on]
+        return [each.fault.model_dump() for each in self._on]
 
     def check_call(self, call: Call, in_json: bool) -> None:
         """Raises Refusal when a fault holds for this call."""
         name = f"{call.service}:{call.operation}"
-        for place, fault in enumerate(self._on):
-            if isinstance(fault, Deny) and fault.operation == name:
-                message = f"User is not authorized to perform: {name} with an explicit deny"
-                raise denied(call, in_json, message)
-            if isinstance(fault, Throttle) and fault.operation == name and self._left[place] > 0:
-                self._left[place] -= 1
+        for each in self._on:
+            if isinstance(each.fault, Deny) and each.fault.operation == name:
+                raise denied(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
+            if isinstance(each.fault, Throttle) and each.fault.operation == name and each.left > 0:
+                each.left -= 1
                 raise _throttled(call, in_json)
 
     def room(self, instance_type: str, count: int) -> int:
         """How many of `count` instances of this type can be launched."""
-        limits = [fault for fault in self._on if isinstance(fault, Capacity)]
+        limits = [each.fault for each in self._on if isinstance(each.fault, Capacity)]
         if not limits:
             return count
         types = [each.instance_type for each in _running()]
@@ -104,7 +110,7 @@ class Injected:
         return delay <= _age(instance) < 2 * delay
 
     def _delay(self) -> float:
-        return max((fault.seconds for fault in self._on if isinstance(fault, Invisible)), default=0.0)
+        return max((each.fault.seconds for each in self._on if isinstance(each.fault, Invisible)), default=0.0)
 
 
 INJECTED = Injected()
@@ -124,14 +130,7 @@ def _check(fault: Fault) -> None:
     """Refuse a fault that could never show. Raises ValueError."""
     if isinstance(fault, Capacity) and fault.instance_type and fault.instance_type not in INSTANCE_TYPES:
         raise ValueError(f"no instance type {fault.instance_type}")
-    if isinstance(fault, (Deny, Throttle)):
-        service, _, operation = fault.operation.partition(":")
-        try:
-            known = get_service_model(_BOTOCORE_NAMES.get(service, service)).operation_names
-        except UnknownServiceError:
-            raise ValueError(f"no service {service} (of {fault.operation})") from None
-        if operation not in known:
-            raise ValueError(f"no API operation {fault.operation}")
+    check_operation(fault)
 
 
 def denied(call: Call, in_json: bool, message: str) -> Refusal:

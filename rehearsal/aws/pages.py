@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from contract.base import Contract
 from rehearsal.aws import control
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.faults import FAULTS
+from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.injection import INJECTED
 
 Page = Callable[[bytes], Any]
@@ -35,16 +35,24 @@ def _faults(_: bytes) -> list[dict[str, Any]]:
 
 
 def _add_faults(body: bytes) -> list[dict[str, Any]]:
+    INJECTED.add(_faults_in(body))
+    return INJECTED.told()
+
+
+def _end_faults(body: bytes) -> list[dict[str, Any]]:
+    """Those of the body; without one, all."""
+    if body:
+        INJECTED.remove(_faults_in(body))
+    else:
+        INJECTED.clear()
+    return INJECTED.told()
+
+
+def _faults_in(body: bytes) -> list[Fault]:
     try:
-        INJECTED.add(FAULTS.validate_json(body))
+        return FAULTS.validate_json(body)
     except ValidationError as error:
         raise ValueError(_reasons(error)) from None
-    return INJECTED.told()
-
-
-def _clear_faults(_: bytes) -> list[dict[str, Any]]:
-    INJECTED.clear()
-    return INJECTED.told()
 
 
 def _reasons(error: ValidationError) -> str:
@@ -60,5 +68,5 @@ PAGES: dict[tuple[str, str], Page] = {
     ("clock", "POST"): _advance,
     ("faults", "GET"): _faults,
     ("faults", "POST"): _add_faults,
-    ("faults", "DELETE"): _clear_faults,
+    ("faults", "DELETE"): _end_faults,
 }

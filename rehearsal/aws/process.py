@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from rehearsal.aws.billing import billed_seconds
-from rehearsal.aws.faults import Fault
+from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.truth import InstanceTruth, Resource
 
@@ -43,7 +45,7 @@ class EmulatedAws:
             with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as answer:  # noqa: S310 - on the loopback
                 about: dict[str, str] = json.load(answer)[0]
             return cls(None, Path(about["journal"]), endpoint, about["region"])
-        except (OSError, ValueError, TypeError, LookupError) as error:
+        except (OSError, HTTPException, ValueError, TypeError, LookupError) as error:
             raise ValueError(f"no emulated AWS answers there: {error}") from error
 
     @classmethod
@@ -121,6 +123,14 @@ class EmulatedAws:
         """Put faults on, beside those that are. Raises ValueError with the reason, and then none was put on."""
         given = [each if isinstance(each, dict) else each.model_dump() for each in faults]
         self._page("faults", "POST", given)
+
+    def faults(self) -> list[Fault]:
+        """Those that are on."""
+        return FAULTS.validate_python(self._page("faults"))
+
+    def end_faults(self, faults: Iterable[Fault]) -> None:
+        """End these; others stay on."""
+        self._page("faults", "DELETE", [each.model_dump() for each in faults])
 
     def clear_faults(self) -> None:
         """End all faults."""

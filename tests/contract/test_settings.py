@@ -1,14 +1,18 @@
 """Bad settings end with one clear message each, good ones say what they imply."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from contract.base import InputError
+from contract.reference import models_in
 from contract.rules import RULES
 from contract.settings import StackSettings, read_settings
+from contract.wording import WORDINGS
 
 GOOD: dict[str, Any] = {
     "instance_type": "c7i.xlarge",
@@ -21,8 +25,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("instance_typ", "c7i.xlarge", "trainyard:cluster.instance_typ = 'c7i.xlarge': no such key"),
     ("instance_type", "p9.huge", "instance_type = 'p9.huge': not in the hardware catalog"),
     ("head_instance_type", "t9.nano", "head_instance_type = 't9.nano': not in the hardware catalog"),
-    ("nodes", 0, "nodes = 0: Input should be greater than 0"),
-    ("nodes", "two", "nodes = 'two': Input should be a valid integer"),
+    ("nodes", 0, "nodes = 0: must be greater than 0"),
+    ("nodes", "two", "nodes = 'two': not a whole number"),
     ("nodes", 4096, "nodes = 4096"),
     ("job", None, "job = None"),
     ("job.name", "Two Words", "job.name = 'Two Words'"),
@@ -45,7 +49,20 @@ BAD: list[tuple[str, Any, str]] = [
     ("fsx", {"throughput_mbps_per_tib": 300}, "fsx.throughput_mbps_per_tib = 300"),
     ("root_volume_gib", 8, "root_volume_gib = 8"),
     ("launch", {"lease_minutes": 1}, "launch.lease_minutes = 1"),
-    ("node", {"system": "magic"}, "node.system = 'magic'"),
+    ("node", {"system": "magic"}, "node.system = 'magic': not one of 'configure' or 'as-is'. Write one of these in"),
+    ("tags", {"team": 7}, "tags.team = 7: not text. Write text, in quotes"),
+    ("job.builtin_corpus", "maybe", "job.builtin_corpus = 'maybe': neither true nor false. Write true or false in"),
+    ("job.train", {"optimizer": {"beta1": 1}}, "job.train.optimizer.beta1 = 1: must be less than 1"),
+    ("job.dataset", "My Data", "job.dataset = 'My Data': must be up to 63 lower-case letters, digits"),
+    ("job.resume", "../other", "job.resume = '../other': must be the id of a run, such as 20260131-183012-base-4f1a"),
+    ("job.secrets", {"API-KEY": "k"}, "job.secrets.API-KEY = 'API-KEY': must be the name of an environment variable"),
+    ("job.secrets", {"KEY": "a b"}, "job.secrets.KEY = 'a b': must be the name of an SSM parameter"),
+    ("job.environment", {"1ST": "x"}, "job.environment.1ST = '1ST': must be the name of an environment variable"),
+    (
+        "job.time_limit_minutes",
+        45,
+        "job.time_limit_minutes = 45.0: the workers end then, and bringing",
+    ),
 ]
 
 
@@ -117,6 +134,41 @@ def test_efa_and_placement_follow_the_type(tmp_path: Path) -> None:
     p4d, t3 = read("p4d.24xlarge"), read("t3.large")
     assert (p4d.efa, p4d.placement_group, p4d.processes_per_node) == (True, True, 8)
     assert (t3.efa, t3.placement_group, t3.processes_per_node) == (False, False, 1)
+
+
+def test_a_variable_has_one_value(tmp_path: Path) -> None:
+    job = {**GOOD["job"], "secrets": {"TOKEN": "/token"}, "environment": {"TOKEN": "x"}}
+    with pytest.raises(InputError, match=r"job\.secrets\.TOKEN = '/token': stands in job\.environment too"):
+        read_settings({**GOOD, "job": job}, tmp_path, "stacks/x.yaml")
+
+
+def test_a_source_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    raw = {**GOOD, "job": {"name": "a", "dataset": "d", "source": "train.py", "command": ["train.py"]}}
+    with pytest.raises(InputError, match=r"job\.source = 'train\.py': is a file, not a folder"):
+        read_settings(raw, tmp_path, "stacks/x.yaml")
+
+
+def keys_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        yield (*above, name)
+        for below in models_in(field.annotation):
+            yield from keys_of(below, (*above, name))
+
+
+@pytest.mark.parametrize("junk", [None, "x y", "", 0, -1, 2.5, float("nan"), 1e99, [], [[]], {}, {"a b": [1]}, True])
+def test_whatever_stands_in_a_key_is_refused_in_our_words(junk: Any, tmp_path: Path) -> None:
+    for path in keys_of(StackSettings):
+        raw = copy.deepcopy(GOOD)
+        part = raw
+        for name in path[:-1]:
+            part = part.setdefault(name, {})
+        part[path[-1]] = junk
+        try:
+            StackSettings.model_validate(raw)
+        except ValidationError as error:
+            for item in error.errors():
+                assert item["type"] in {*WORDINGS, "value_error"}, f"{'.'.join(path)}: {item['msg']}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.__name__ for rule in RULES])

@@ -15,7 +15,7 @@ import pytest
 
 from contract.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
 from contract.metrics import MetricLine
-from contract.report import LostResource, NotRehearsed, Report, Scaled
+from contract.report import Billed, LostResource, NotRehearsed, Report, Scaled
 from rehearsal.aws.truth import InstanceTruth
 from rehearsal.charts import loss_chart, nice_ticks, phases_chart
 from rehearsal.page import python_name, render, write_page
@@ -59,6 +59,8 @@ def a_report(**changes: Any) -> Report:
         "resources_deleted": 34,
         "retained": ("aws:s3/bucket:Bucket trainyard-data-0000",),
         "leaked": (),
+        "billed": (Billed(type="c7i.xlarge", instances=1, seconds=60),),
+        "faults": (),
         "phases": {"setup": 2.0, "resources": 8.0, "training": 30.0, "destroy": 3.0},
         "first_loss": 5.5,
         "last_loss": 2.5,

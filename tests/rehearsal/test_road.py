@@ -12,7 +12,7 @@ from tests.rehearsal.conftest import Ended, Rehearse
 KEYS = {
     *("ok", "errors", "stack", "backend", "engine", "run", "nodes", "processes_per_node", "resources_created"),
     *("resources_deleted", "retained", "leaked", "phases", "first_loss", "last_loss", "steps", "checkpoints"),
-    *("results_uri", "objects", "scaled", "not_rehearsed"),
+    *("results_uri", "objects", "scaled", "not_rehearsed", "billed", "faults"),
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rehearsal.aws.billing import billed_seconds
+from rehearsal.aws.billing import billed_by_type, billed_seconds
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.truth import InstanceTruth
 from tests.rehearsal.aws.conftest import Client
@@ -48,6 +48,15 @@ def test_seconds_are_billed_from_launch_to_termination_and_a_minute_at_least(
     instances: list[InstanceTruth], seconds: float
 ) -> None:
     assert billed_seconds(instances, NOW) == seconds
+
+
+def test_the_bill_is_told_by_instance_type() -> None:
+    small = ran(1000, 1600).model_copy(update={"instance_type": "t3.medium"})
+    told = [one.model_dump() for one in billed_by_type([small, ran(1000, 1600), ran(1000, 1010)], NOW)]
+    assert told == [
+        {"type": "p4d.24xlarge", "instances": 2, "seconds": 660.0},
+        {"type": "t3.medium", "instances": 1, "seconds": 600.0},
+    ]
 
 
 def test_an_ended_instance_is_billed_no_further(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:

@@ -329,6 +329,16 @@ def test_cleared_faults_are_off(aws: EmulatedAws, client: Client) -> None:
     client("ec2").describe_subnets()
 
 
+def test_an_ended_fault_is_off_and_others_stay(aws: EmulatedAws, client: Client) -> None:
+    ended: Fault = Deny(operation="ec2:DescribeVpcs")
+    stays: Fault = Deny(operation="ec2:DescribeSubnets")
+    aws.inject(ended, stays)
+    aws.end_faults([ended])
+    client("ec2").describe_vpcs()
+    assert code_of(client("ec2").describe_subnets) == ("UnauthorizedOperation", 403)
+    assert aws.faults() == [stays]
+
+
 def test_a_page_has_its_methods_only(aws: EmulatedAws) -> None:
     for page, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
         with (
