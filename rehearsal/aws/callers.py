@@ -7,7 +7,7 @@ from typing import Any
 from moto.iam.models import iam_backends
 from moto.sts.models import sts_backends
 
-from rehearsal.aws.injection import denied
+from rehearsal.aws.injection import forbidden
 from rehearsal.aws.lookup import bucket_of
 from rehearsal.aws.operations import Call
 from rehearsal.aws.policies import Ask, Verdict, judge
@@ -35,7 +35,7 @@ class Caller:
         why = none if verdict is None else "with an explicit deny"
         on = f" on resource: {ask.resource}" if ask.resource else ""
         message = f"User: {self._arn} is not authorized to perform: {ask.action}{on} {why}"
-        raise denied(self.call, self._in_json, message)
+        raise forbidden(self.call, self._in_json, message)
 
     def _verdict(self, ask: Ask) -> Verdict:
         documents = [*self._policies]

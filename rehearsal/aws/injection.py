@@ -83,7 +83,7 @@ class Injected:
         name = f"{call.service}:{call.operation}"
         for each in self._on:
             if isinstance(each.fault, Deny) and each.fault.operation == name:
-                raise denied(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
+                raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
             if isinstance(each.fault, Throttle) and each.fault.operation == name and each.left > 0:
                 each.left -= 1
                 raise _throttled(call, in_json)
@@ -133,7 +133,7 @@ def _check(fault: Fault) -> None:
     check_operation(fault)
 
 
-def denied(call: Call, in_json: bool, message: str) -> Refusal:
+def forbidden(call: Call, in_json: bool, message: str) -> Refusal:
     """The answer to a caller who may not."""
     if call.service == "ec2":
         message = f"You are not authorized to perform this operation. {message}"
