@@ -19,18 +19,20 @@ from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment, Event
 from rehearsal.adapter.mocks import UpFailed, up
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
-from rehearsal.adapter.teardown import DestroyFailed, destroy
+from rehearsal.adapter.teardown import Destroyed, DestroyFailed, destroy
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.follow import FollowError, follow, log_tails, skipped_roles, until
-from rehearsal.ground import Options, environment, given_account, prepare_folder, read_stack
+from rehearsal.ground import Options, environment, given_account, marking, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.hypervisor.processes import marked
+from rehearsal.interrupts import Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.show import Show
 from rehearsal.story import Span, Story, tell
 
+INTERRUPTED = "interrupted: what was made goes now"
 OUTCOME_SECONDS = 1800.0
 NODES_GONE_SECONDS = 120.0
 RESULTS_SECONDS = 300
@@ -60,7 +62,7 @@ class Findings:
     story: Story = field(default_factory=Story)
 
 
-def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
+def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Report, Story]:
     """Run the whole road: its report, and what the page tells beside it.
 
     Raises InputError for what the user can mend, before anything is made.
@@ -70,15 +72,23 @@ def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
     found = Findings(scaled=scaled)
     with ExitStack() as stack:
         account = given_account()
-        stack.enter_context(stack_lock(options.folder, options.stack))
-        prepare_folder(options.folder, show)
-        addresses = stack.enter_context(address_block())
-        region = str(config.get("aws:region", "us-east-1"))
-        aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
-        stack.enter_context(environment(aws.environment()))
-        Rehearsal(options, config, settings, aws, show, clock, found).go()
+        cut = stack.enter_context(stack_lock(options.folder, options.stack))
+        interrupts.keep(f"interrupted again, cut: the next rehearsal of {options.stack} sweeps up what is left")
+        try:
+            with interrupts.raised():
+                prepare_folder(options.folder, show, cut)
+                stack.enter_context(marking(options.folder))
+                addresses = stack.enter_context(address_block())
+                region = str(config.get("aws:region", "us-east-1"))
+                aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
+                stack.enter_context(environment(aws.environment()))
+            Rehearsal(options, config, settings, aws, show, clock, found, interrupts).go()
+        except KeyboardInterrupt:
+            show.line("failed", INTERRUPTED)
+    if interrupts.seen:
+        found.errors.insert(0, INTERRUPTED)
     if left := marked(options.folder):
-        found.errors.append(f"processes of nodes still run: {[process.pid for process in left]}")
+        found.errors.append(f"processes still run: {[process.pid for process in left]}")
     report = Report(
         ok=not found.errors,
         errors=tuple(found.errors),
@@ -118,9 +128,11 @@ class Rehearsal:
         show: Show,
         clock: PhaseClock,
         found: Findings,
+        interrupts: Interrupts,
     ) -> None:
         self.options, self.config, self.settings = options, config, settings
         self.aws, self.show, self.clock, self.found = aws, show, clock, found
+        self.interrupts = interrupts
         self.folder = options.folder
         self.backend = ProcessBackend(self.folder)
         self.deployment: Deployment | None = None
@@ -138,20 +150,17 @@ class Rehearsal:
 
         with Hypervisor(self.aws, self.backend, self.options.stack, broken) as hypervisor:
             try:
-                self.bring_up(account)
-                self.train(hypervisor)
-                self.bring_home()
+                with self.interrupts.raised():
+                    self.bring_up(account)
+                    self.train(hypervisor)
+                    self.bring_home()
+            except KeyboardInterrupt:
+                self.show.line("failed", INTERRUPTED)
             except UpFailed as error:
-                self.deployment = error.deployment
                 # What the launch wrote was shown as it came: its last word is the error.
                 told = str(error)
-                if isinstance(error.__cause__, KeyboardInterrupt):
-                    self.fail("interrupted: what was made goes now")
-                else:
-                    self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
-                    self.keep_node_logs()
-            except KeyboardInterrupt:
-                self.fail("interrupted: what was made goes now")
+                self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
+                self.keep_node_logs()
             except Exception as error:
                 known = isinstance(error, FollowError | RuntimeError)
                 self.fail(str(error) if known else f"{type(error).__name__}: {error}")
@@ -179,10 +188,15 @@ class Rehearsal:
         own = [one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")]
         self.show.line("preview", f"{len(own)} AWS resources to make")
         self.clock.enter("resources")
-        self.deployment = up(self.config, self.options.stack, self.options.root, account=account, on_event=self.tell)
-        launched = LaunchResult.model_validate_json(self.deployment.exports["launch"].splitlines()[-1])
+        deployment = up(
+            self.config, self.options.stack, self.options.root, account=account, on_event=self.tell, begun=self.begun
+        )
+        launched = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
         self.clock.split(launched.phases)
         self.found.run, self.found.nodes = launched.run, len(launched.nodes)
+
+    def begun(self, deployment: Deployment) -> None:
+        self.deployment = deployment  # whatever cuts the way from here on: destroy takes it down
 
     def tell(self, event: Event) -> None:
         match event.kind:
@@ -276,7 +290,7 @@ class Rehearsal:
         self.note_limits(deployment)
         self.note_story(deployment)
         try:
-            gone = destroy(deployment, on_event=self.tell)
+            gone = self.destroyed(deployment)
         except DestroyFailed as error:
             self.fail(f"destroy failed: {error}")
             return
@@ -292,6 +306,15 @@ class Rehearsal:
         except FollowError as error:
             self.fail(str(error))
         self.show.line("destroy", f"{self.found.deleted} AWS resources deleted, {len(kept)} retained")
+
+    def destroyed(self, deployment: Deployment) -> Destroyed:
+        """A destroy that a signal cuts is repeated from there: what was made must go."""
+        try:
+            with self.interrupts.raised():
+                return destroy(deployment, on_event=self.tell)
+        except KeyboardInterrupt:
+            self.show.line("failed", f"{INTERRUPTED}, destroy is repeated")
+            return destroy(deployment, on_event=self.tell)
 
     def count_made(self, deployment: Deployment) -> None:
         own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]
