@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -127,6 +127,7 @@ class Running:
     def close(self) -> None:
         """Whatever a test left of it."""
         if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
         sweep(self.folder)
@@ -187,6 +188,8 @@ def listeners(running: Running) -> list[str]:
 
 
 def lock_is_free(folder: Path) -> bool:
+    if not (folder / "lock").exists():  # it ended before it took it
+        return True
     with (folder / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,15 +199,16 @@ def lock_is_free(folder: Path) -> bool:
 
 
 Begin = Callable[..., Running]
+Kind = TypeVar("Kind", bound=Running)
 
 
 @contextmanager
-def beginning(tree: Path) -> Iterator[Begin]:
-    """Starts rehearsals, and ends what a failed test leaves of them."""
-    made: list[Running] = []
+def beginning(tree: Path, kind: type[Kind] = Running) -> Iterator[Callable[..., Kind]]:  # type: ignore[assignment]
+    """Starts rehearsals, and ends what a test leaves of them."""
+    made: list[Kind] = []
 
-    def begin(stack: str, job: str = "endless", account: dict[str, str] | None = None) -> Running:
-        made.append(Running(tree, stack, job, account))
+    def begin(stack: str, job: str = "endless", account: dict[str, str] | None = None) -> Kind:
+        made.append(kind(tree, stack, job, account))
         return made[-1]
 
     try:
