@@ -45,7 +45,7 @@ class Leased(Running):
         self.page("clock", {"advance_seconds": seconds})
 
     def jump_to_the_end(self) -> None:
-        """Past the lease; then past the heartbeat of an action that no agent may live to complete."""
+        """Past the lease; then past the heartbeat, since an agent that lives would take its time."""
         self.jump(LEASE_SECONDS + 1)
         eventually(lambda: self.worker() != "running" or self.leaving(), "the lease's end of the worker")
         if self.worker() != "terminated":
@@ -164,7 +164,7 @@ def test_a_dead_controller_comes_back_and_renews_the_lease_and_without_it_the_wo
     second.kill()
     eventually(lambda: not running.running("fleet.controller"), "the end of the controller")
     assert running.worker() == "running"
-    running.jump(LEASE_SECONDS + 1)  # the agent lives: it ends its job and completes the action
+    running.jump_to_the_end()
     running.ended_by_aws()
     assert running.running("fleet.controller") == []
 
