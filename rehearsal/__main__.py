@@ -1,5 +1,10 @@
 """`python -m rehearsal run`: the whole road, offline. Exit status: 0 all was well, 1 it was not, 2 bad input."""
 
+# ruff: noqa: E402 (signals are handled before the seconds that the other imports take)
+from rehearsal.interrupts import Interrupts
+
+interrupts = Interrupts()
+
 import os
 import shutil
 import signal
@@ -42,11 +47,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end by taking down what was made
     try:
         options = Options(stack=stack, nodes=whole_nodes(nodes), faults=faults_of(fault or []))
         with Show() as display:
-            report, story = rehearse(options, display)
+            report, story = rehearse(options, display, interrupts)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -20,6 +20,7 @@ from infra.source import pack_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.process import sweep
+from rehearsal.hypervisor.processes import MARK
 from rehearsal.scaling import scale
 from rehearsal.show import Show
 
@@ -125,10 +126,12 @@ def check_region(region: str, source: str) -> None:
         raise InputError([Problem(key="aws:region", value=region, why="AWS has no such region", fix=fix)])
 
 
-def prepare_folder(folder: Path, show: Show) -> None:
-    """An empty folder, after an earlier rehearsal in it is swept up, whatever way it ended."""
-    if ended := sweep(folder):
-        show.line("account", f"ended {ended} processes that an earlier rehearsal left")
+def prepare_folder(folder: Path, show: Show, cut: str) -> None:
+    """An empty folder, after an earlier rehearsal in it is swept up. `cut`: that one's process, if it was cut."""
+    ended = sweep(folder)
+    if cut or ended:
+        who = f" (process {cut}, which was cut)" if cut else ""
+        show.line("account", f"swept up: {ended} processes that an earlier rehearsal{who} left")
     empty(folder)
 
 
@@ -157,6 +160,16 @@ def given_account() -> EmulatedAws | None:
             fix="Start one with `python -m rehearsal aws`, or unset it: the rehearsal then has an account of its own",
         )
         raise InputError([problem]) from None
+
+
+@contextmanager
+def marking(folder: Path) -> Iterator[None]:
+    """What is started meanwhile bears the folder's mark: should it outlive us, the next rehearsal finds it."""
+    os.environ[MARK] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
 
 
 @contextmanager

@@ -16,8 +16,11 @@ _NETWORK = "127.77"
 
 
 @contextmanager
-def stack_lock(folder: Path, stack: str) -> Iterator[None]:
-    """Hold `folder`/lock. Raises InputError that names the holder's process when another rehearsal has it."""
+def stack_lock(folder: Path, stack: str) -> Iterator[str]:
+    """Hold `folder`/lock. Its value: the process of the last holder, where that was cut and could not let go of it.
+
+    Raises InputError that names the holder's process when another rehearsal has it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         try:
@@ -28,10 +31,13 @@ def stack_lock(folder: Path, stack: str) -> Iterator[None]:
             raise InputError(
                 [Problem(key="--stack", value=stack, why=why, fix="Wait for its end, or end it by its id")]
             ) from None
+        file.seek(0)
+        cut = file.read().strip()
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield cut
+        file.truncate(0)
 
 
 @contextmanager

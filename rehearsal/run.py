@@ -20,15 +20,16 @@ from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment, Event
 from rehearsal.adapter.mocks import UpFailed, up
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
-from rehearsal.adapter.teardown import DestroyFailed, destroy
+from rehearsal.adapter.teardown import Destroyed, DestroyFailed, destroy
 from rehearsal.aws.billing import billed_by_type
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.faults import spec_of
 from rehearsal.follow import FollowError, follow, log_tails, skipped_roles, until
-from rehearsal.ground import Options, empty, environment, given_account, prepare_folder, read_stack
+from rehearsal.ground import Options, empty, environment, given_account, marking, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.hypervisor.processes import marked
+from rehearsal.interrupts import Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
@@ -36,6 +37,7 @@ from rehearsal.reserve import Reserve
 from rehearsal.show import Show
 from rehearsal.story import Span, Story, tell
 
+INTERRUPTED = "interrupted: what was made goes now"
 OUTCOME_SECONDS = 1800.0
 NODES_GONE_SECONDS = 120.0
 RESULTS_SECONDS = 300
@@ -67,7 +69,7 @@ class Findings:
     story: Story = field(default_factory=Story)
 
 
-def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
+def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Report, Story]:
     """Run the whole road: its report, and what the page tells beside it.
 
     Raises InputError for what the user can mend, before anything is made.
@@ -79,19 +81,26 @@ def rehearse(options: Options, show: Show) -> tuple[Report, Story]:
         account = given_account()
         check_machine(options.folder, options.root, settings)
         addresses = stack.enter_context(address_block())
-        stack.enter_context(stack_lock(options.folder, options.stack))
-        prepare_folder(options.folder, show)
-        reserve = stack.enter_context(Reserve(options.folder))
-        region = str(config.get("aws:region", "us-east-1"))
-        aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
-        stack.enter_context(environment(aws.environment()))
+        cut = stack.enter_context(stack_lock(options.folder, options.stack))
+        interrupts.keep(f"interrupted again, cut: the next rehearsal of {options.stack} sweeps up what is left")
         try:
-            Rehearsal(options, config, settings, aws, show, clock, found, reserve).go()
+            with interrupts.raised():
+                prepare_folder(options.folder, show, cut)
+                reserve = stack.enter_context(Reserve(options.folder))
+                stack.enter_context(marking(options.folder))
+                region = str(config.get("aws:region", "us-east-1"))
+                aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
+                stack.enter_context(environment(aws.environment()))
+            Rehearsal(options, config, settings, aws, show, clock, found, interrupts, reserve).go()
+        except KeyboardInterrupt:
+            show.line("failed", INTERRUPTED)
         except InputError:
             empty(options.folder)  # the program's look-ups needed an account
             raise
+    if interrupts.seen:
+        found.errors.insert(0, INTERRUPTED)
     if left := marked(options.folder):
-        found.errors.append(f"processes of nodes still run: {[process.pid for process in left]}")
+        found.errors.append(f"processes still run: {[process.pid for process in left]}")
     report = Report(
         ok=not found.errors,
         errors=tuple(found.errors),
@@ -133,11 +142,12 @@ class Rehearsal:
         show: Show,
         clock: PhaseClock,
         found: Findings,
+        interrupts: Interrupts,
         reserve: Reserve,
     ) -> None:
         self.options, self.config, self.settings = options, config, settings
         self.aws, self.show, self.clock, self.found = aws, show, clock, found
-        self.folder, self.reserve = options.folder, reserve
+        self.interrupts, self.reserve, self.folder = interrupts, reserve, options.folder
         self.backend = ProcessBackend(self.folder)
         self.deployment: Deployment | None = None
         self.made: dict[str, str] = {}
@@ -162,20 +172,17 @@ class Rehearsal:
 
         with Hypervisor(self.aws, self.backend, self.options.stack, broken) as hypervisor:
             try:
-                self.bring_up(account)
-                self.train(hypervisor)
-                self.bring_home()
+                with self.interrupts.raised():
+                    self.bring_up(account)
+                    self.train(hypervisor)
+                    self.bring_home()
+            except KeyboardInterrupt:
+                self.show.line("failed", INTERRUPTED)
             except UpFailed as error:
-                self.deployment = error.deployment
                 # What the launch wrote was shown as it came: its last word is the error.
                 told = str(error)
-                if isinstance(error.__cause__, KeyboardInterrupt):
-                    self.fail("interrupted: what was made goes now")
-                else:
-                    self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
-                    self.keep_node_logs()
-            except KeyboardInterrupt:
-                self.fail("interrupted: what was made goes now")
+                self.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
+                self.keep_node_logs()
             except Exception as error:
                 if isinstance(error, InputError) and not self.previewed:
                     raise
@@ -212,10 +219,15 @@ class Rehearsal:
         self.show.line("preview", f"{len(own)} AWS resources to make")
         self.previewed = True
         self.clock.enter("resources")
-        self.deployment = up(self.config, self.options.stack, self.options.root, account=account, on_event=self.tell)
-        launched = LaunchResult.model_validate_json(self.deployment.exports["launch"].splitlines()[-1])
+        deployment = up(
+            self.config, self.options.stack, self.options.root, account=account, on_event=self.tell, begun=self.begun
+        )
+        launched = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
         self.clock.split(launched.phases)
         self.found.run, self.found.nodes = launched.run, len(launched.nodes)
+
+    def begun(self, deployment: Deployment) -> None:
+        self.deployment = deployment  # whatever cuts the way from here on: destroy takes it down
 
     def tell(self, event: Event) -> None:
         match event.kind:
@@ -310,7 +322,7 @@ class Rehearsal:
         self.note_limits(deployment)
         self.note_story(deployment)
         try:
-            gone = destroy(deployment, on_event=self.tell)
+            gone = self.destroyed(deployment)
         except DestroyFailed as error:
             self.fail(f"destroy failed: {error}")
             return
@@ -333,6 +345,15 @@ class Rehearsal:
             self.aws.end_faults(self.options.faults)
         except OSError as error:
             self.fail(f"the faults can't be ended: {error}")
+
+    def destroyed(self, deployment: Deployment) -> Destroyed:
+        """A destroy that a signal cuts is repeated from there: what was made must go."""
+        try:
+            with self.interrupts.raised():
+                return destroy(deployment, on_event=self.tell)
+        except KeyboardInterrupt:
+            self.show.line("failed", f"{INTERRUPTED}, destroy is repeated")
+            return destroy(deployment, on_event=self.tell)
 
     def count_made(self, deployment: Deployment) -> None:
         own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]

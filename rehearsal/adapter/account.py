@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from rehearsal.adapter import compute, filesystem, identity, network, security, storage
 from rehearsal.adapter.command import Command
-from rehearsal.adapter.errors import AdapterError, Refused, UnknownType
+from rehearsal.adapter.errors import AdapterError, Refused, UnknownType, gone_already
 from rehearsal.adapter.handler import Call, Handler, Made, check_keys
 from rehearsal.adapter.lookups import LOOK_UPS
 from rehearsal.adapter.session import Aws
@@ -62,7 +62,7 @@ class Adapter:
 
     def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None:
         handler = self.handler(subject)
-        with self._serving(subject):
+        with self._serving(subject), gone_already():
             handler.delete(self._call(subject, root, say))
 
     def look_up(self, token: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,17 +29,22 @@ class Command(Handler):
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip
         self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
         self._lock = threading.Lock()
 
     def create(self, call: Call) -> Made:
-        return f"{call.name}-command", self._run(call, call.inputs.get("create"))
+        return f"{call.name}-command", self._run(call, call.inputs.get("create"), begin=lambda: not self._stopped)
 
     def delete(self, call: Call) -> None:
         self._run(call, call.inputs.get("delete"))
 
     def stop(self) -> None:
-        """End every command that runs now, and what it started. What waits for it then sees it fail."""
+        """End every command that runs now, and what it started; no `create` begins any more.
+
+        What waits for one then sees it fail.
+        """
         with self._lock:
+            self._stopped = True
             running = list(self._running)
         for process in running:
             _signal(process, signal.SIGTERM)
@@ -48,11 +54,13 @@ class Command(Handler):
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
 
-    def _run(self, call: Call, command: str | None) -> dict[str, Any]:
+    def _run(self, call: Call, command: str | None, begin: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         if command is None or self.skip:
             return {"stdout": "", "stderr": ""}
         folder = Path(os.path.normpath(call.root / "infra" / call.inputs.get("dir", ".")))
         with self._lock:  # a stop finds every command that has begun
+            if not begin():
+                raise CommandFailed(f"`{command}` was not begun: stopped before")
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 cwd=folder,

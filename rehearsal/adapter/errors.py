@@ -1,5 +1,17 @@
 """What can go wrong between the program and the account. Each names the resource."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore.exceptions import ClientError
+
+# What a thing that is not there is answered with. Of Auto Scaling, which has one code for all, also what it says.
+_GONE = re.compile(
+    r"\S+\.NotFound|NoSuchEntity|NoSuchBucket|FileSystemNotFound|NatGatewayNotFound|Gateway\.NotAttached"
+    r"|InvalidPlacementGroup\.Unknown|ValidationError (No Lifecycle Hook found|AutoScalingGroup name not found)"
+)
+
 
 class AdapterError(Exception):
     """The adapter could not do what the program asked."""
@@ -23,3 +35,14 @@ class WaitExpired(AdapterError):
 
 class CommandFailed(AdapterError):
     """A command of the program ended with a non-zero status."""
+
+
+@contextmanager
+def gone_already() -> Iterator[None]:
+    """Around a call that deletes: a deletion that was cut is repeated, and what is gone then is as wanted."""
+    try:
+        yield
+    except ClientError as error:
+        told = error.response["Error"]
+        if not _GONE.match(f"{told['Code']} {told.get('Message', '')}"):
+            raise

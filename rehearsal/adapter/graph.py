@@ -12,7 +12,10 @@ STACK_TYPE = "pulumi:pulumi:Stack"
 
 @dataclass(kw_only=True)
 class Resource:
-    """One registration. `made`: whether it stands in the account now (components: whether they were registered)."""
+    """One registration. `made`: whether it stands in the account now (components: whether they were registered).
+
+    `deleted`: a destroy has deleted it.
+    """
 
     urn: str
     type: str
@@ -30,6 +33,7 @@ class Resource:
     outputs: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     made: bool = False
+    deleted: bool = False
 
     @property
     def adopted(self) -> bool:

@@ -44,7 +44,8 @@ class InstanceProfile(Handler):
 
     def delete(self, call: Call) -> None:
         iam = call.aws.client("iam")
-        iam.remove_role_from_instance_profile(InstanceProfileName=call.id, RoleName=call.inputs["role"])
+        for role in iam.get_instance_profile(InstanceProfileName=call.id)["InstanceProfile"]["Roles"]:
+            iam.remove_role_from_instance_profile(InstanceProfileName=call.id, RoleName=role["RoleName"])
         iam.delete_instance_profile(InstanceProfileName=call.id)
 
 

@@ -23,6 +23,7 @@ from contract.base import InputError
 from rehearsal.adapter.account import Account, Adapter
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
+from rehearsal.adapter.pool import settled
 
 PROJECT = "trainyard"
 _THREADS = 16
@@ -48,19 +49,28 @@ def up(
     preview: bool = False,
     account: Account | None = None,
     on_event: OnEvent = lambda event: None,
+    begun: Callable[[Deployment], None] = lambda deployment: None,
 ) -> Deployment:
     """Run `infra/__main__.py` of the tree `root` and make what it registers.
 
     `stack_file` is a Pulumi.<stack>.yaml, or its `config` as a mapping. `account` is where things are made, by default
     the emulated AWS in the stack's region. `preview` makes nothing: look-ups are answered, and outputs are unknown.
+    The program has a thread of its own: a KeyboardInterrupt, when it comes through, has let it end what it had begun;
+    what was made stands in the graph that `begun` received.
     Raises InputError for what the user can mend, and UpFailed, which carries the graph, for everything else.
     """
     values = stack_file if isinstance(stack_file, Mapping) else _config_of(stack_file)
     region = str(values.get("aws:region", "us-east-1"))
     deployment = Deployment(stack=stack_name, root=root, account=account or Adapter(region), preview=preview)
+    begun(deployment)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    with _ONE_AT_A_TIME:
-        contextvars.copy_context().run(_run, deployment, texts, on_event)
+    monitor = Monitor(deployment, on_event)
+    with _ONE_AT_A_TIME, settled(ThreadPoolExecutor(1, thread_name_prefix="program")) as thread:
+        try:
+            thread.submit(contextvars.copy_context().run, _run, deployment, texts, monitor).result()
+        except KeyboardInterrupt:
+            monitor.stop()
+            raise
     return deployment
 
 
@@ -70,8 +80,7 @@ def _config_of(stack_file: Path) -> dict[str, Any]:
     return found
 
 
-def _run(deployment: Deployment, texts: dict[str, str], on_event: OnEvent) -> None:
-    monitor = Monitor(deployment, on_event)
+def _run(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="up")
@@ -95,8 +104,6 @@ def _run(deployment: Deployment, texts: dict[str, str], on_event: OnEvent) -> No
     except Exception as error:
         cause = monitor.failure or error
         raise UpFailed(str(cause), deployment) from cause
-    except KeyboardInterrupt as error:
-        raise UpFailed("interrupted", deployment) from error
     finally:
         if not finished:
             deployment.account.stop()
@@ -156,6 +163,16 @@ class Monitor(mocks.MockMonitor):
         self._on_event = on_event
         self._lock = threading.Lock()
         self.failure: AdapterError | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Let nothing new begin, and end the commands that run: the program then fails at its next step."""
+        self._stopped = True
+        self._deployment.account.stop()
+
+    def _refuse_if_stopped(self, what: str) -> None:
+        if self._stopped:
+            raise AdapterError(f"{what}: not begun, the run was stopped before")
 
     def make_urn(self, parent: str, type_: str, name: str) -> str:
         """As the engine does: the types of all ancestors but the stack."""
@@ -164,6 +181,7 @@ class Monitor(mocks.MockMonitor):
         return f"urn:pulumi:{self._deployment.stack}::{PROJECT}::{qualified}::{name}"
 
     def Invoke(self, request: Any) -> Any:
+        self._refuse_if_stopped(request.tok)
         given = _plain(rpc.deserialize_properties(request.args))
         try:
             answer = self._deployment.account.look_up(request.tok, given)
@@ -176,6 +194,7 @@ class Monitor(mocks.MockMonitor):
         urn = self.make_urn(request.parent, request.type, request.name)
         if request.type == STACK_TYPE:
             return proto.resource_pb2.RegisterResourceResponse(urn=urn)
+        self._refuse_if_stopped(f"{request.type} {request.name}")
         sync_await._ensure_event_loop()  # type: ignore[no-untyped-call]
         resource = Resource(
             urn=urn,

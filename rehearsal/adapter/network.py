@@ -2,6 +2,7 @@
 
 from botocore.exceptions import ClientError
 
+from rehearsal.adapter.errors import gone_already
 from rehearsal.adapter.handler import Call, Handler, Made, known
 from rehearsal.adapter.session import wait_until
 
@@ -56,7 +57,8 @@ class InternetGateway(Handler):
 
     def delete(self, call: Call) -> None:
         ec2 = call.aws.client("ec2")
-        ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.inputs["vpcId"])
+        with gone_already():
+            ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.inputs["vpcId"])
         ec2.delete_internet_gateway(InternetGatewayId=call.id)
 
 

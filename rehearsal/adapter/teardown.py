@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
+from rehearsal.adapter.pool import settled
 
 _THREADS = 16
 
@@ -23,7 +24,7 @@ class DestroyFailed(Exception):
 
 @dataclass(frozen=True)
 class Destroyed:
-    """What a destroy came to."""
+    """What a destroy came to, those before it that were cut included."""
 
     deleted: tuple[Resource, ...]
     retained: tuple[Resource, ...]
@@ -32,12 +33,11 @@ class Destroyed:
 def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambda event: None) -> Destroyed:
     """Delete all that the deployment made and does not retain.
 
-    May be called again after a failure: it goes on with what is left. Raises DestroyFailed when anything is.
+    May be called again after a failure, or where it was cut: it goes on with what is left. Raises DestroyFailed when
+    anything is. All that it knows stands in the graph, so it may be cut between any two lines.
     """
     waiting = {urn: resource for urn, resource in deployment.resources.items() if resource.made}
     needs = {urn: _needs(deployment, resource) for urn, resource in waiting.items()}
-    deleted: list[Resource] = []
-    retained: list[Resource] = []
     failures: dict[str, str] = {}
     running: dict[Future[None], Resource] = {}
 
@@ -48,10 +48,10 @@ def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambd
         began = time.monotonic()
         tell("deleting", resource)
         deployment.account.delete(resource.subject, deployment.root, lambda line: tell("line", resource, text=line))
-        resource.made = False
+        resource.made, resource.deleted = False, True
         tell("deleted", resource, time.monotonic() - began)
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="destroy") as pool:
+    with settled(ThreadPoolExecutor(_THREADS, thread_name_prefix="destroy")) as pool:
         while waiting or running:
             # Free to go: nothing that stands, is going, or would not go needs it.
             needed = set().union(*(needs[urn] for urn in (*waiting, *failures, *(r.urn for r in running.values()))))
@@ -59,7 +59,6 @@ def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambd
             for resource in free:
                 del waiting[resource.urn]
                 if resource.retain_on_delete and resource.custom:
-                    retained.append(resource)
                     tell("retained", resource)
                 elif resource.custom:
                     running[pool.submit(delete, resource)] = resource
@@ -73,16 +72,18 @@ def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambd
             for future in done:
                 resource = running.pop(future)
                 error = future.exception()
-                if error is None:
-                    deleted.append(resource)
-                    continue
-                failures[resource.urn] = str(error)
-                tell("failed", resource, text=str(error))
+                if error is not None:
+                    failures[resource.urn] = str(error)
+                    tell("failed", resource, text=str(error))
     if failures:
         left = [resource for urn, resource in deployment.resources.items() if urn in waiting or urn in failures]
         raise DestroyFailed(failures, [resource for resource in left if resource.custom])
     assert not waiting, f"a circle of dependencies: {sorted(waiting)}"
-    return Destroyed(tuple(deleted), tuple(retained))
+    own = [resource for resource in deployment.resources.values() if resource.custom]
+    return Destroyed(
+        deleted=tuple(resource for resource in own if resource.deleted),
+        retained=tuple(resource for resource in own if resource.made),
+    )
 
 
 def _needs(deployment: Deployment, resource: Resource) -> set[str]:

@@ -74,14 +74,17 @@ class EmulatedAws:
                 stderr=output,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_SECONDS
-        while not port_file.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                process.wait()
-                tail = log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the emulated AWS did not listen within {START_SECONDS:.0f} s: {tail}")
-            time.sleep(0.02)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not port_file.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    tail = log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"the emulated AWS did not listen within {START_SECONDS:.0f} s: {tail}")
+                time.sleep(0.02)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
         return cls(process, journal, f"http://127.0.0.1:{port_file.read_text()}", region)
 
     @property

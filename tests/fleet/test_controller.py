@@ -187,6 +187,22 @@ def test_the_lease_moves_forward_but_never_past_the_time_limit(account: Emulated
     assert longer.cluster.lease() == pytest.approx(time.time() + 20 * 60, abs=10.0)
 
 
+def test_no_renewal_reaches_past_the_time_limit(account: EmulatedAws) -> None:
+    """A lease of 3 s, renewed until a limit of 5 s is over: looked up in the account after each step."""
+    run = Run(build(REGION), minutes=5 / 60)
+    limits = run.record.limits.model_copy(update={"lease_minutes": 3 / 60})
+    run.record = run.record.model_copy(update={"limits": limits})
+    run.supervise()
+    seen: set[float] = set()
+    while run.supervision.step() is None:
+        lease = run.cluster.lease()
+        if lease is not None:  # it may just have been over
+            assert lease <= run.record.deadline
+            seen.add(lease)
+    assert len(seen) > 2
+    assert max(seen) > run.record.deadline - 1
+
+
 @pytest.mark.parametrize(
     ("created", "minutes", "reason"),
     [(0.0, 60.0, "the time limit of 60 minutes is over"), (3000.0, 600.0, "had not started within 5 minutes")],

@@ -1,77 +1,96 @@
-"""A rehearsal that is stopped in the middle: what was made goes, the report says so, nothing runs on."""
+"""A rehearsal that is stopped in any of its phases: what was made goes, the report says so, nothing stays."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
+import pytest
 
-from rehearsal.hypervisor.processes import marked
-from tests.rehearsal.conftest import clean_environment, write_stack
+from tests.rehearsal.conftest import clean_environment
+from tests.rehearsal.running import INTERRUPTED, JOB_OF, Begin, Ended, Running, beginning, nothing_left
 
-
-@dataclass(frozen=True)
-class Stopped:
-    """How it ended."""
-
-    status: int
-    told: str
-    report: dict[str, Any]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
-def stopped(tree: Path, stack: str, number: int, before: Callable[[Path], None] = lambda folder: None) -> Stopped:
-    """Start a rehearsal of `stack` and send its process group the signal while the head configures itself."""
-    write_stack(tree, stack)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"],
-        cwd=tree,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if "configuring itself" in line:
-            before(tree / "build/rehearsal" / stack)
-            os.killpg(process.pid, number)  # as a terminal does
-            break
-    stdout, stderr = process.communicate(timeout=120)
-    return Stopped(process.returncode, "".join(lines) + stderr, json.loads(stdout))
+@pytest.fixture
+def begin(quick_tree: Path) -> Iterator[Begin]:
+    with beginning(quick_tree, Running) as begin:
+        yield begin
 
 
-def test_ctrl_c_takes_down_what_was_made(tree: Path) -> None:
-    ended = stopped(tree, "interrupted", signal.SIGINT)
+def check_taken_down(running: Running, errors: tuple[str, ...] = ()) -> Ended:
+    ended = running.ends()
     assert ended.status == 1, ended.told
-    assert ended.report["errors"] == ["interrupted: what was made goes now"]
-    assert ended.report["resources_created"] == ended.report["resources_deleted"] + len(ended.report["retained"])
-    assert ended.report["leaked"] == []
     assert "Traceback" not in ended.told
-    assert marked(tree / "build/rehearsal/interrupted") == []
+    report = ended.report
+    assert [error.splitlines()[0] for error in report["errors"]] == [INTERRUPTED, *errors], ended.told
+    # All of one bucket stays and counts once a resource.
+    assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
+    nothing_left(running)
+    return ended
 
 
-def test_sigterm_does_too_and_what_a_hand_made_meanwhile_is_seen(tree: Path) -> None:
-    made = []
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_anything_is_made_it_just_ends(begin: Begin, number: int) -> None:
+    running = begin("early")
+    running.reaches("start")
+    running.send(number)
+    ended = running.ends()
+    assert (ended.status, ended.told) == (1, "rehearsal: interrupted: nothing was made\n")
 
-    def by_hand(folder: Path) -> None:
-        endpoint = f"http://127.0.0.1:{(folder / 'aws/port').read_text()}"
-        keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
-        ec2 = boto3.client("ec2", endpoint_url=endpoint, region_name="us-east-1", **keys)
-        made.append(ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"])
 
-    ended = stopped(tree, "terminated", signal.SIGTERM, by_hand)
-    assert ended.status == 1, ended.told
-    assert [(one["kind"], one["id"]) for one in ended.report["leaked"]] == [("volume", made[0])]
-    assert ended.report["errors"] == ["interrupted: what was made goes now", f"leaked: ec2 volume {made[0]}"]
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("phase", ["account", "preview", "resources", "bring-up"])
+def test_what_was_made_goes(begin: Begin, phase: str, number: int) -> None:
+    running = begin("interrupted")
+    running.reaches(phase)
+    running.send(number)
+    ended = check_taken_down(running)
+    assert ended.report["leaked"] == []
+    made = ended.report["resources_created"]
+    assert made == 0 if phase in {"account", "preview"} else made > 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_destroy_that_is_cut_is_repeated(begin: Begin, number: int) -> None:
+    running = begin("cut", "refused")
+    running.reaches("destroy")
+    running.send(number)
+    data = running.told().rpartition("s3://")[2].split()[0]
+    why = f"trainyard: job.resume = 'no-such-run': that run left no checkpoint in s3://{data}"
+    ended = check_taken_down(running, (why,))
+    assert f"{INTERRUPTED}, destroy is repeated" in ended.told
+    assert ended.report["resources_deleted"] > 30
+    assert ended.report["leaked"] == []
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_nodes_go_in_whatever_they_do(begin: Begin, number: int) -> None:
+    """Side by side: one whose node comes up, one whose job runs, one whose job writes a checkpoint."""
+    phases = ["launch", "training", "checkpoint"]
+    running = {phase: begin(phase, JOB_OF.get(phase, "endless")) for phase in phases}
+    for phase in phases:
+        running[phase].reaches(phase)
+        assert len(list(running[phase].folder.glob("nodes/*"))) > 0
+        running[phase].send(number)
+    for phase in phases:
+        check_taken_down(running[phase])
+
+
+def test_what_a_hand_made_meanwhile_is_seen(begin: Begin) -> None:
+    running = begin("by-hand")
+    running.reaches("resources")
+    keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
+    endpoint = f"http://127.0.0.1:{running.port()}"
+    ec2 = boto3.client("ec2", endpoint_url=endpoint, region_name="us-east-1", **keys)
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
+    running.send(signal.SIGTERM)
+    ended = check_taken_down(running, (f"leaked: ec2 volume {volume}",))
+    assert [(one["kind"], one["id"]) for one in ended.report["leaked"]] == [("volume", volume)]
 
 
 def test_what_aws_refuses_is_told_with_its_resource(tree: Path) -> None:
