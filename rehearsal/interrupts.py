@@ -10,6 +10,7 @@ from types import FrameType
 
 # `timeout`, make and some shells signal a process and its group: what comes within this time is one signal.
 ONE_SECONDS = 1.0
+INTERRUPTED = "interrupted: what was made goes now"
 _SHOW_CURSOR = "\x1b[?25h"
 
 

@@ -17,10 +17,10 @@ import psutil
 
 from rehearsal.hypervisor.process import sweep
 from rehearsal.hypervisor.processes import marked
+from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment, write_stack
 
-INTERRUPTED = "interrupted: what was made goes now"
 END_SECONDS = 120.0
 # Jobs of one process. The second writes a checkpoint that is never whole.
 JOBS = {

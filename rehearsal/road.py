@@ -1,0 +1,126 @@
+"""The way of a rehearsal from nothing to results at home: the program, the nodes, the job."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+from contract.layout import RunLayout
+from contract.objects import Bucket
+from contract.run import LaunchResult
+from rehearsal import audit
+from rehearsal.adapter.account import Adapter
+from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.mocks import up
+from rehearsal.follow import follow, until
+from rehearsal.hypervisor.hypervisor import Hypervisor
+from rehearsal.scene import Scene
+
+OUTCOME_SECONDS = 1800.0
+NODES_GONE_SECONDS = 120.0
+RESULTS_SECONDS = 300
+
+
+class Road:
+    """The phases, in their order, on a running emulated AWS. `previewed`: whether the program has been through one."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.previewed = False
+
+    def bring_up(self, account: Adapter) -> None:
+        """Preview, then resources and launch, as `pulumi up` does."""
+        self.scene.clock.enter("preview")
+        planned = up(
+            self.scene.config, self.scene.options.stack, self.scene.options.root, preview=True, account=account
+        )
+        own = [one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")]
+        self.scene.show.line("preview", f"{len(own)} AWS resources to make")
+        self.previewed = True
+        self.scene.clock.enter("resources")
+        deployment = up(
+            self.scene.config,
+            self.scene.options.stack,
+            self.scene.options.root,
+            account=account,
+            on_event=self.scene.tell,
+            begun=self.begun,
+        )
+        launched = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
+        self.scene.clock.split(launched.phases)
+        self.scene.found.run, self.scene.found.nodes = launched.run, len(launched.nodes)
+
+    def begun(self, deployment: Deployment) -> None:
+        self.scene.deployment = deployment  # whatever cuts the way from here on: destroy takes it down
+
+    def train(self, hypervisor: Hypervisor) -> None:
+        """Until the controller has ended the run and the workers are gone."""
+        self.scene.clock.enter("training")
+        assert self.scene.found.run is not None
+        outcome = follow(
+            self.data(),
+            self.scene.found.run,
+            seconds=OUTCOME_SECONDS,
+            failure=lambda: hypervisor.failure,
+            say=lambda text: self.scene.show.line("job", text),
+        )
+        self.scene.show.line("job", f"{outcome.state}: {outcome.reason}")
+        if outcome.state != "succeeded":
+            trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
+            self.scene.fail(f"the job {outcome.state}: {outcome.reason}{trace}")
+        until("the end of the workers", lambda: not self.workers(), NODES_GONE_SECONDS)
+
+    def workers(self) -> list[str]:
+        """Worker instances that EC2 says are running."""
+        groups = self.scene.deployment.exports["groups"] if self.scene.deployment else []
+        return [
+            one.id for one in self.scene.aws.instances() if one.autoscaling_group in groups and one.state == "running"
+        ]
+
+    def data(self) -> Bucket:
+        assert self.scene.deployment is not None
+        return Bucket(self.scene.deployment.exports["data_bucket"], self.scene.aws.region)
+
+    def bring_home(self) -> None:
+        """Results by the operator's own command; figures from S3; each checkpoint loaded."""
+        self.scene.clock.enter("results")
+        run, data = self.scene.found.run, self.data()
+        assert run is not None
+        fetched = self.fetch_results(run)
+        self.scene.found.results_uri = fetched["results_uri"]
+        self.scene.found.checkpoints = tuple(fetched["checkpoints"])
+        self.scene.found.objects = dict(
+            Counter(key.removeprefix(RunLayout(run).prefix).split("/")[0] for key in data.keys(RunLayout(run).prefix))
+        )
+        if self.scene.settings.job.train is not None and not self.scene.found.errors:
+            self.scene.found.losses = audit.read_losses(data, run)
+            unfit = audit.check_checkpoints(self.scene.found.checkpoints, {"AWS_REGION": self.scene.aws.region})
+            count = len(self.scene.found.checkpoints)
+            self.scene.show.line("results", f"{count - len(unfit)} of {count} checkpoints load in a fresh process")
+            for problem in [*audit.check_results(data, run, self.scene.found.losses), *unfit]:
+                self.scene.fail(problem)
+
+    def fetch_results(self, run: str) -> dict[str, Any]:
+        """Results and logs by the operator's own commands."""
+        folder, logs = self.scene.options.folder / "results", self.scene.options.folder / "logs.txt"
+        fetched: dict[str, Any] = json.loads(self.operate("results", "--run", run, "--to", str(folder), "--json"))
+        logs.write_text(self.operate("logs", "--run", run, "--source", "."))
+        self.scene.show.line(
+            "results", f"{len(fetched['files'])} files in {folder}, what the ranks wrote in {logs.name} beside"
+        )
+        return fetched
+
+    def operate(self, command: str, *words: str) -> str:
+        """Run `trainyard` as the operator does; its stdout. Raises RuntimeError with its message when it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", "trainyard", command, "--stack", self.scene.options.stack, *words],
+            cwd=self.scene.options.root,
+            capture_output=True,
+            text=True,
+            timeout=RESULTS_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"trainyard {command} failed: {done.stderr.strip()}")
+        return done.stdout

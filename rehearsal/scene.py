@@ -1,0 +1,50 @@
+"""What every part of a rehearsal works on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from contract.settings import StackSettings
+from rehearsal.adapter.graph import Deployment, Event
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.findings import Findings
+from rehearsal.ground import Options
+from rehearsal.interrupts import Interrupts
+from rehearsal.phases import PhaseClock
+from rehearsal.reserve import Reserve
+from rehearsal.show import Show
+
+
+@dataclass
+class Scene:
+    """One rehearsal. `deployment`: what stands of the program, from the moment when something may."""
+
+    options: Options
+    config: dict[str, Any]
+    settings: StackSettings
+    aws: EmulatedAws
+    show: Show
+    clock: PhaseClock
+    found: Findings
+    interrupts: Interrupts
+    reserve: Reserve
+    deployment: Deployment | None = None
+
+    def fail(self, message: str) -> None:
+        if self.reserve.gives_way():
+            advice = f"the disk is full: make room for {self.options.folder} and run it again"
+            message = f"{advice}. It was seen by this: {message}"
+        self.found.errors.append(message)
+        self.show.line("failed", message)
+
+    def tell(self, event: Event) -> None:
+        match event.kind:
+            case "line":
+                self.show.line(event.name, event.text)
+            case "creating" | "deleting":
+                self.show.detail("resources", f"{event.kind} {event.type} {event.name}")
+            case "adopted":
+                self.show.line("resources", f"adopted {event.type} {event.name} of an earlier up")
+            case "failed":
+                self.show.line("resources", f"failed: {event.text.splitlines()[0]}")
+            case _:
+                self.show.detail("resources", f"{event.kind} {event.type} {event.name}, {event.seconds:.1f} s")
