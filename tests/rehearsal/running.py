@@ -203,7 +203,7 @@ Kind = TypeVar("Kind", bound=Running)
 
 
 @contextmanager
-def beginning(tree: Path, kind: type[Kind] = Running) -> Iterator[Callable[..., Kind]]:  # type: ignore[assignment]
+def beginning(tree: Path, kind: type[Kind]) -> Iterator[Callable[..., Kind]]:
     """Starts rehearsals, and ends what a test leaves of them."""
     made: list[Kind] = []
 

@@ -18,7 +18,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 @pytest.fixture
 def begin(quick_tree: Path) -> Iterator[Begin]:
-    with beginning(quick_tree) as begin:
+    with beginning(quick_tree, Running) as begin:
         yield begin
 
 

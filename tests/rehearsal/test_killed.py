@@ -13,7 +13,7 @@ from tests.rehearsal.running import INTERRUPTED, JOB_OF, Begin, Running, beginni
 
 @pytest.fixture
 def begin(quick_tree: Path) -> Iterator[Begin]:
-    with beginning(quick_tree) as begin:
+    with beginning(quick_tree, Running) as begin:
         yield begin
 
 

@@ -159,7 +159,7 @@ def test_a_dead_controller_comes_back_and_renews_the_lease_and_without_it_the_wo
     root = running.root()
     unit = root / "etc/systemd/system" / CONTROLLER
     unit.write_text(unit.read_text().replace("Restart=always", "Restart=no"))
-    systemctl = [root / "usr/bin/systemctl", "daemon-reload"]
+    systemctl = [str(root / "usr/bin/systemctl"), "daemon-reload"]
     subprocess.run(systemctl, env=os.environ | {"TRAINYARD_ROOT": str(root)}, check=True, timeout=30)
     second.kill()
     eventually(lambda: not running.running("fleet.controller"), "the end of the controller")
