@@ -1,17 +1,12 @@
 """Rules across the fields of a stack's settings. Each yields problems; all are reported together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from contract.base import CONFIG_KEY, Problem
+from contract.settings import StackSettings
 
-if TYPE_CHECKING:
-    from contract.settings import StackSettings
-
-Rule = Callable[["StackSettings", Path], Iterator[Problem]]
+Rule = Callable[[StackSettings, Path], Iterator[Problem]]
 
 _RESERVED_BY_AWS = 5
 _FSX_ADDRESSES = 8

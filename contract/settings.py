@@ -1,17 +1,17 @@
 """A stack's settings: all that stands under `trainyard:cluster` in a stack file. The descriptions are the reference."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from ipaddress import IPv4Network
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from contract.base import CONFIG_KEY, Contract, InputError, Problem, problems_of
+from contract.base import Contract
 from contract.catalog import InstanceType, catalog
 from contract.manifest import NodeSystem
-from contract.rules import problems_across
 from contract.training import TrainerConfig
 
 MOST_NODES = 1024
@@ -64,6 +64,13 @@ class NetworkSettings(Contract):
     placement_group: bool | None = Field(
         None, description="Cluster placement group; none: where the instance type can be in one."
     )
+
+    @field_validator("cidr", mode="before")
+    @classmethod
+    def _written_out(cls, value: object) -> object:
+        if not isinstance(value, str):  # a number is an address too
+            raise PydanticCustomError("ip_v4_network", "not a range")
+        return value
 
 
 class FsxSettings(Contract):
@@ -172,23 +179,3 @@ class StackSettings(Contract):
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
-
-
-def read_settings(raw: Any, root: Path, source: str) -> StackSettings:
-    """Validate what stands under `trainyard:cluster`. `root` is Pulumi.yaml's folder, `source` names the stack file.
-
-    Raises InputError with every problem: types and keys first, then the rules across fields.
-    """
-    if not isinstance(raw, Mapping):
-        why = "the stack file has no such object" if raw is None else "must be an object"
-        raise InputError(
-            [Problem(key=CONFIG_KEY, value=raw, why=why, fix=f"Describe the cluster under it in {source}")]
-        )
-    try:
-        settings = StackSettings.model_validate(raw)
-    except ValidationError as error:
-        raise InputError(problems_of(error, CONFIG_KEY, source)) from None
-    problems = problems_across(settings, root)
-    if problems:
-        raise InputError(problems)
-    return settings

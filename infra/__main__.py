@@ -15,7 +15,8 @@ import pulumi
 from contract import layout
 from contract.base import InputError
 from contract.catalog import catalog
-from contract.settings import StackSettings, read_settings
+from contract.reading import read_settings
+from contract.settings import StackSettings
 from infra.bundle import Archives, ArchivesArgs, pack_bundle
 from infra.filesystem import FileSystem, FileSystemArgs
 from infra.head import Head, HeadArgs

@@ -14,8 +14,9 @@ import boto3
 import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
+from contract.reading import read_settings
 from contract.report import Scaled
-from contract.settings import MOST_NODES, StackSettings, read_settings
+from contract.settings import MOST_NODES, StackSettings
 from infra.source import pack_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws

@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from contract.base import InputError
+from contract.reading import read_settings
 from contract.reference import models_in
 from contract.rules import RULES
-from contract.settings import StackSettings, read_settings
+from contract.settings import StackSettings
 from contract.wording import WORDINGS
 
 GOOD: dict[str, Any] = {

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from contract.base import CONFIG_KEY
-from contract.settings import StackSettings, read_settings
+from contract.reading import read_settings
+from contract.settings import StackSettings
 from rehearsal.scaling import scale
 
 ROOT = Path(__file__).parents[2]
