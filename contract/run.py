@@ -43,7 +43,9 @@ class Control(Contract):
     nodes: tuple[str, ...] = Field((), description="Instances of the attempt, rank order.")
     stop: bool = Field(False, description="Agents end their workers and start no more.")
     started: bool = Field(False, description="All workers of some attempt were up.")
-    waiting: bool = Field(False, description="The attempt is over; the next one waits for nodes.")
+    waiting_since: float | None = Field(
+        None, description="Unix time since which the attempt is over and the next one waits for nodes; none: it runs."
+    )
     save: bool = Field(False, description="Agents ask the attempt before this one for a checkpoint before they end it.")
     lost: LostAttempt | None = Field(None, description="The last attempt that was lost.")
 

@@ -42,6 +42,7 @@ class Supervision:
         self.fleet = Fleet()
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
+        self._spare_since: dict[str, float] = {}
         self._members_at = self._renewed_at = self._failed_at = 0.0
         found = self.data.find(self.layout.control)
         self.control = Control() if found is None else Control.model_validate_json(found)
@@ -77,9 +78,10 @@ class Supervision:
 
     def _judge(self, now: float) -> Outcome | None:
         attempt, nodes = self.control.attempt, self.control.nodes
-        if attempt == 0 or self.control.waiting:
+        if attempt == 0 or self.control.waiting_since is not None:
             self._open_next()
-            return None
+            return self._waited_in_vain(now)
+        self._end_surplus(now)
         if self._in_all("workers_done"):
             return self._verified()
         gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
@@ -100,14 +102,32 @@ class Supervision:
         print(f"attempt {attempt} is lost: {why}", flush=True)
         self._failed_at = 0.0
         reason = failed_for_good(earlier, lost)
-        self._order(waiting=True, lost=lost)
+        self._order(waiting_since=time.time(), lost=lost)
         return None if reason is None else self.outcome("failed", reason, lost)
 
     def _open_next(self, save: bool = False) -> None:
         nodes = self.fleet.candidates(self._members, self.run.nodes)
         if nodes is not None:
-            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting=False, save=save)
+            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting_since=None, save=save)
             print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
+
+    def _waited_in_vain(self, now: float) -> Outcome | None:
+        """Nodes that were lost and don't come back end the run: those that wait for them are billed."""
+        since, minutes = self.control.waiting_since, self.run.limits.bring_up_minutes
+        if since is None or now <= since + minutes * 60:
+            return None
+        there = len(set(self._members) & self.fleet.latest.keys())
+        lost = f"{minutes:g} minutes after attempt {self.control.attempt} was lost"
+        return self.outcome("failed", f"{there} of {self.run.nodes} nodes were ready {lost}", self.control.lost)
+
+    def _end_surplus(self, now: float) -> None:
+        """Nodes that no attempt has taken in when a bring-up's time is over: who launched them may be dead."""
+        spare = set(self._members) - set(self.control.nodes)
+        self._spare_since = {node: self._spare_since.get(node, now) for node in spare}
+        for node, since in self._spare_since.items():
+            if now > since + self.run.limits.bring_up_minutes * 60:
+                print(f"{node} is in no attempt: it goes", flush=True)
+                self.groups.remove(node)
 
     def _checkpoints(self) -> list[str]:
         keys = list(self.data.keys(self.layout.checkpoints))

@@ -26,6 +26,12 @@ class Groups:
             if not instance["LifecycleState"].startswith(_GONE)
         ]
 
+    def remove(self, instance: str) -> None:
+        """End one member, and ask for no other in its place."""
+        self._autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=instance, ShouldDecrementDesiredCapacity=True
+        )
+
     def renew_lease(self, until: float) -> None:
         """Move the lease to `until`, Unix time in seconds."""
         put_lease(self._autoscaling, self._names, until)

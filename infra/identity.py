@@ -98,6 +98,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             [
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:PutScheduledUpdateGroupAction",
+                "autoscaling:TerminateInstanceInAutoScalingGroup",
             ],
             ["*"],
             Condition={"StringEquals": {f"aws:ResourceTag/{tags.STACK}": args.scope.stack}},

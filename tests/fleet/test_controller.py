@@ -233,7 +233,7 @@ def test_the_first_report_of_a_failure_is_not_taken_for_the_whole(run: Run) -> N
     run.supervision.step()
     control = run.control()
     assert control is not None
-    assert not control.waiting
+    assert control.waiting_since is None
     run.cluster.agent(run.record.run, run.nodes[1], "workers_failed", 1, (FAILURE,))
     run.supervision.step()
     control = run.control()
@@ -296,3 +296,39 @@ def test_a_growth_that_was_taken_back_goes_on_with_the_old_nodes(run: Run) -> No
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes), control.save) == (3, set(old), False)
+
+
+def hurried(run: Run) -> None:
+    """A bring-up that takes no time."""
+    limits = run.record.limits.model_copy(update={"bring_up_minutes": 1e-6})
+    run.supervision.run = run.record.model_copy(update={"limits": limits})
+    run.supervision._members_at = 0.0
+
+
+def test_a_node_that_no_attempt_takes_in_goes(run: Run) -> None:
+    """As after a launch that was killed while it grew the run."""
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    old, new = list(run.nodes), run.cluster.launch(1)
+    run.supervision._members_at = 0.0
+    run.supervision.step()
+    assert sorted(run.cluster.members()) == sorted([*old, *new])  # it may still come up
+    hurried(run)
+    assert run.supervision.step() is None
+    assert sorted(run.cluster.members()) == sorted(old)
+    assert run.cluster.described()["DesiredCapacity"] == 2
+
+
+def test_nodes_that_do_not_come_back_end_the_run(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
+    )
+    run.supervision._members_at = 0.0
+    assert run.supervision.step() is None
+    hurried(run)
+    outcome = run.supervision.step()
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("1 of 2 nodes were ready 1e-06 minutes after attempt 1 was lost")
