@@ -136,7 +136,7 @@ def launch_calls(aws: EmulatedAws, nodes: int, polls: int) -> Counter[str]:
     actors.head_is_ready()
 
     def act(poll: int) -> None:
-        run, launched = launch.record.run, launch.workers.added
+        run, launched = launch.record.run, launch.workers.members()
         if poll == polls // 5:
             actors.plays(run, launched, "started")
         elif poll == polls // 2:

@@ -1,6 +1,7 @@
 """What the Pulumi program tells the nodes: `manifest.json` in the staging bucket. Holds no clock and no secret."""
 
 import hashlib
+import json
 from typing import Literal
 
 from pydantic import Field
@@ -79,6 +80,13 @@ class Job(Contract):
     resume: str | None = Field(description="Run whose newest checkpoint a new run starts from.")
     secrets: dict[str, str] = Field(description="Environment variable -> name of the SSM parameter with its value.")
     environment: dict[str, str] = Field(description="Plain environment variables of the job.")
+    checkpoint_on_request: bool = Field(
+        False, description="Whether the user's job saves when CHECKPOINT_REQUEST appears, as the built-in trainer does."
+    )
+
+    @property
+    def saves_on_request(self) -> bool:
+        return self.train is not None or self.checkpoint_on_request
 
 
 class Limits(Contract):
@@ -110,6 +118,6 @@ class Manifest(Contract):
     limits: Limits = Field(description="Deadlines.")
 
     def digest(self) -> str:
-        """SHA-256 of all but the groups' sizes: a run of the same digest can grow into this manifest."""
-        groups = tuple(group.model_copy(update={"nodes": 1}) for group in self.groups)
-        return hashlib.sha256(self.model_copy(update={"groups": groups}).model_dump_json().encode()).hexdigest()
+        """SHA-256 of all but sizes and deadlines: a run of the same digest can become what this manifest says."""
+        told = self.model_dump(mode="json", exclude={"limits": True, "groups": {"__all__": {"nodes"}}})
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ from contract.manifest import Job, Limits
 
 
 class RunRecord(Contract):
-    """`run.json`: made by the launch; one that grows the run changes `nodes`. A copy in the staging bucket names the
+    """`run.json`: made by the launch; a later one may change size and deadlines. A copy in the staging bucket names the
     current run."""
 
     run: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$", description="Run id.")
@@ -18,7 +18,7 @@ class RunRecord(Contract):
     deadline: float = Field(description="Unix time at which the workers end in any case, seconds.")
     manifest: str = Field(
         pattern="^[0-9a-f]{64}$",
-        description="What it was launched from: SHA-256 of the manifest but for the groups' sizes.",
+        description="What it was launched from: SHA-256 of the manifest but for sizes and deadlines.",
     )
     nodes: int = Field(gt=0, description="Nodes of the run.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
@@ -46,7 +46,7 @@ class Control(Contract):
     waiting_since: float | None = Field(
         None, description="Unix time since which the attempt is over and the next one waits for nodes; none: it runs."
     )
-    save: bool = Field(False, description="Agents ask the attempt before this one for a checkpoint before they end it.")
+    save: bool = Field(False, description="Agents ask ranks that still run for a checkpoint before they end them.")
     lost: LostAttempt | None = Field(None, description="The last attempt that was lost.")
 
 

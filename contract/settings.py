@@ -108,6 +108,11 @@ class JobSettings(Contract):
     command: tuple[str, ...] | None = Field(
         None, min_length=1, description="Script in the source folder and its arguments, run by torchrun."
     )
+    checkpoint_on_request: bool = Field(
+        False,
+        description="The user's job saves a checkpoint when the file CHECKPOINT_REQUEST appears, and then removes it: "
+        "before its nodes leave, or others join. The built-in trainer always does.",
+    )
     environment: dict[VariableName, str] = Field(
         default_factory=dict, description="Plain environment variables of the job."
     )

@@ -22,8 +22,8 @@ from fleet.chunks import ChunkWriter
 from fleet.node import BASE, Node, manifest_at_boot, this_node
 
 POLL_SECONDS = 1.0
-# A leaving node's checkpoint: ours is saved when asked for; a user's job may not listen, and gets what a hook gives.
-LEAVE_SECONDS, UNASKED_SECONDS = 600.0, 100.0
+# How long a checkpoint may take before a node leaves.
+LEAVE_SECONDS = 600.0
 # The next attempt's new nodes wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
 
@@ -38,6 +38,13 @@ class Agent:
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: Attempt | None = None
+        group = manifest.groups[0]
+        self._action = {
+            "AutoScalingGroupName": group.autoscaling_group,
+            "LifecycleHookName": group.lifecycle_hook,
+            "InstanceId": node.instance,
+        }
+        self._autoscaling = client("autoscaling", node.region)
         self._memory = BASE / "runs" / run.run / "agent.json"
         self._last, self._told = 0, True
 
@@ -73,6 +80,8 @@ class Agent:
         found = self._data.find(self._layout.control)
         control = Control() if found is None else Control.model_validate_json(found)
         if control.stop:
+            if control.save:
+                self._save(LEAVE_SECONDS)
             self._end_attempt()
         elif self._attempt is not None:
             self._watch(self._attempt, control)
@@ -111,8 +120,8 @@ class Agent:
             attempt.told_up = True
             self.tell("workers_up", attempt.number)
         superseded = control.attempt > attempt.number
-        if superseded and control.save and attempt.told_up:
-            attempt.save(RESIZE_SECONDS, lambda: None)
+        if superseded and control.save:
+            self._save(RESIZE_SECONDS)
         code = attempt.ended()
         if code is None and not superseded:
             return
@@ -121,6 +130,17 @@ class Agent:
             self._ended("workers_done", attempt.number)
         elif code is not None:
             self._ended("workers_failed", attempt.number, attempt.failures())
+
+    def _save(self, seconds: float) -> None:
+        """A checkpoint of the attempt that runs, where the job makes one when it is asked. Others have what torchrun
+        gives their ranks between SIGTERM and SIGKILL."""
+        if self._attempt is not None and self._attempt.told_up and self.run.job.saves_on_request:
+            self._attempt.save(seconds, self._stay_on)
+
+    def _stay_on(self) -> None:
+        """A node that leaves is held by the hook, as long as it says that it still needs that."""
+        if leaving():
+            self._autoscaling.record_lifecycle_action_heartbeat(**self._action)
 
     def _end_attempt(self) -> None:
         """After this nothing of the attempt runs, and all that it said is in S3."""
@@ -131,20 +151,11 @@ class Agent:
 
     def _leave(self) -> None:
         """The one way out of a group: a checkpoint, the workers' end, the last words, the completed action."""
-        group = self.manifest.groups[0]
-        action = {
-            "AutoScalingGroupName": group.autoscaling_group,
-            "LifecycleHookName": group.lifecycle_hook,
-            "InstanceId": self.node.instance,
-        }
-        autoscaling = client("autoscaling", self.node.region)
-        if self._attempt is not None and self._attempt.told_up:
-            patience = LEAVE_SECONDS if self.run.job.train else UNASKED_SECONDS
-            self._attempt.save(patience, lambda: autoscaling.record_lifecycle_action_heartbeat(**action))
+        self._save(LEAVE_SECONDS)
         self._end_attempt()
         self.tell("left", self._last)
         self._events.close()
-        autoscaling.complete_lifecycle_action(**action, LifecycleActionResult="CONTINUE")
+        self._autoscaling.complete_lifecycle_action(**self._action, LifecycleActionResult="CONTINUE")
 
 
 def leaving() -> bool:

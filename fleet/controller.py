@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
 from contract.events import NODE_EVENT, AgentEvent, ServiceEvent
@@ -43,6 +44,7 @@ class Supervision:
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
         self._spare_since: dict[str, float] = {}
+        self._sent_away: set[str] = set()
         self._members_at = self._renewed_at = self._failed_at = 0.0
         found = self.data.find(self.layout.control)
         self.control = Control() if found is None else Control.model_validate_json(found)
@@ -81,13 +83,13 @@ class Supervision:
         if attempt == 0 or self.control.waiting_since is not None:
             self._open_next()
             return self._waited_in_vain(now)
-        self._end_surplus(now)
         if self._in_all("workers_done"):
             return self._verified()
         gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
         if not gone and not failed:
             if self.run.nodes > len(nodes):
                 self._open_next(save=True)
+            self._end_surplus(now)
             return None
         self._failed_at = self._failed_at or now
         if not gone and self.fleet.silent(attempt, nodes) and now - self._failed_at < REPORTS_SECONDS:
@@ -108,13 +110,19 @@ class Supervision:
     def _open_next(self, save: bool = False) -> None:
         nodes = self.fleet.candidates(self._members, self.run.nodes)
         if nodes is not None:
-            self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting_since=None, save=save)
-            print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
+            self._open(nodes, save)
+
+    def _open(self, nodes: tuple[str, ...], save: bool = False) -> None:
+        self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting_since=None, save=save)
+        print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
 
     def _waited_in_vain(self, now: float) -> Outcome | None:
         """Nodes that were lost and don't come back end the run: those that wait for them are billed."""
         since, minutes = self.control.waiting_since, self.run.limits.bring_up_minutes
         if since is None or now <= since + minutes * 60:
+            return None
+        if fewer := self.fleet.candidates(self._members, len(self.control.nodes)):
+            self._open(fewer)  # a growth came to nothing: what there was before goes on
             return None
         there = len(set(self._members) & self.fleet.latest.keys())
         lost = f"{minutes:g} minutes after attempt {self.control.attempt} was lost"
@@ -125,9 +133,13 @@ class Supervision:
         spare = set(self._members) - set(self.control.nodes)
         self._spare_since = {node: self._spare_since.get(node, now) for node in spare}
         for node, since in self._spare_since.items():
-            if now > since + self.run.limits.bring_up_minutes * 60:
+            if now > since + self.run.limits.bring_up_minutes * 60 and node not in self._sent_away:
                 print(f"{node} is in no attempt: it goes", flush=True)
-                self.groups.remove(node)
+                try:
+                    self.groups.remove(node)
+                    self._sent_away.add(node)
+                except ClientError as error:  # it stays, but no look at the job is missed for it
+                    print(f"{node} could not be ended: {error}", flush=True)
 
     def _checkpoints(self) -> list[str]:
         keys = list(self.data.keys(self.layout.checkpoints))
@@ -166,7 +178,9 @@ class Supervision:
         if outcome is not None:
             self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
             print(f"run {self.run.run} {outcome.state}: {outcome.reason}", flush=True)
-        self._order(stop=True)
+        # What has been made since the last checkpoint is worth one more, unless the job itself is over.
+        over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
+        self._order(stop=True, save=not over)
         self.groups.end()
 
 

@@ -145,7 +145,10 @@ def main(root: Path) -> None:
                 "job": {
                     **job.model_dump(
                         mode="json",
-                        include={"name", "command", "train", "builtin_corpus", "resume", "secrets", "environment"},
+                        include={
+                            *("name", "command", "train", "builtin_corpus", "resume"),
+                            *("secrets", "environment", "checkpoint_on_request"),
+                        },
                     ),
                     "source": {"uri": archives.uris["job"], "sha256": source.sha256} if source else None,
                     "data_uri": pulumi.Output.concat("s3://", data.name, "/", layout.dataset_prefix(job.dataset)),

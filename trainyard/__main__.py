@@ -13,7 +13,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.base import InputError
 from trainyard import runs
 from trainyard.cluster import Cluster
-from trainyard.launch import Launch, LaunchError
+from trainyard.errors import LaunchError
+from trainyard.launch import Launch
 from trainyard.progress import display
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)

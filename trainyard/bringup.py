@@ -13,16 +13,13 @@ from contract.objects import client
 from contract.run import Outcome
 from contract.streams import Cursor
 from trainyard.cluster import Cluster
+from trainyard.errors import BringUpError, DeadlineError
 from trainyard.progress import Display
 
 POLL_SECONDS = 1.0
 # A play that failed is started again by its unit: an index or a mirror may have been away for a moment.
 HOPELESS_PLAYS = 2
 SILENT, SILENT_SECONDS, CONSOLE_LINES = "no sign yet", 15 * 60.0, 20
-
-
-class BringUpError(RuntimeError):
-    """What was waited for will not come; the message says why."""
 
 
 class Deadline:
@@ -32,10 +29,10 @@ class Deadline:
         self.minutes, self.at = minutes, time.time() + minutes * 60
 
     def wait(self, what: str, done: Callable[[], bool]) -> None:
-        """Poll until done. Raises BringUpError with what was waited for when the deadline is over."""
+        """Poll until done. Raises DeadlineError with what was waited for when it is over."""
         while not done():
             if time.time() > self.at:
-                raise BringUpError(f"{what} did not come within {self.minutes:g} minutes (launch.bring_up_minutes)")
+                raise DeadlineError(f"{what} did not come within {self.minutes:g} minutes (launch.bring_up_minutes)")
             time.sleep(POLL_SECONDS)
 
 
@@ -130,11 +127,9 @@ class Nodes:
     def _wait(self, what: str, done: Callable[[], bool]) -> None:
         try:
             self._deadline.wait(what, done)
-        except BringUpError as error:
-            if "did not come" not in str(error):
-                raise
+        except DeadlineError as error:
             states = "; ".join(f"{node}: {text}" for node, text in self._last.items())
-            raise BringUpError(f"{error}. Last seen: {states}") from None
+            raise DeadlineError(f"{error}. Last seen: {states}") from None
 
     def _look(self) -> Outcome | None:
         """Hear what came; the run's outcome, where it is over. Raises BringUpError for a node that will not come."""

@@ -5,27 +5,27 @@ the manifest only wants on more nodes is grown: the new nodes join it at its nex
 """
 
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import FrameType
 
-from contract.dataset import INDEX
-from contract.layout import CURRENT_RUN, RunLayout, split_s3_uri
+from contract.layout import CURRENT_RUN, RunLayout
 from contract.lease import put_lease
 from contract.manifest import Manifest
-from contract.run import LaunchResult, Outcome, RunRecord
-from trainyard import corpus, runs
-from trainyard.bringup import BringUpError, Deadline, Nodes, wait_for_head
+from contract.run import Control, LaunchResult, Outcome, RunRecord
+from trainyard import dataset, runs
+from trainyard.bringup import Deadline, Nodes, wait_for_head
 from trainyard.cluster import Cluster
+from trainyard.errors import LaunchError
 from trainyard.progress import Display
-from trainyard.workers import CapacityError, Workers
+from trainyard.signals import interruptible, undisturbed
+from trainyard.workers import Workers
 
-
-class LaunchError(RuntimeError):
-    """The launch ended, and nothing that it added runs; the message says why."""
+END_BY_HAND = (
+    "the lease or the controller ends them; to do it now: aws autoscaling terminate-instance-in-auto-scaling-group "
+    "--should-decrement-desired-capacity --instance-id ID"
+)
 
 
 def mint_run(job: str, now: float) -> str:
@@ -58,60 +58,82 @@ class Launch:
         )
 
     def go(self, update: bool = False) -> LaunchResult:
-        """Start the manifest's job. With `update`, bring the cluster in line with a manifest that has changed: nothing
-        where its run is that already, else another run is stopped first.
+        """Start the manifest's job, or give more nodes to the run on the cluster that only lacks these.
 
+        With `update`, bring the cluster in line with a manifest that has changed: nothing is launched where its run is
+        that already, and a run of another manifest is stopped first.
         Raises LaunchError, or InputError for what the user can mend; then nothing that it added runs.
         """
         current = self.cluster.current_run()
-        alive = current is not None and self._alive(current)
-        if current is not None:
-            grows = current.manifest == self.record.manifest and current.nodes < self.record.nodes
-            if alive and grows and self._started(current):
-                return self._taking_back(lambda: self._grow(current), lambda reason: self._stay(current))
-            if update and self._started(current) and (current.manifest, current.nodes) == self._wanted():
+        if current is None:
+            return self._alone()
+        control, alive = self.cluster.control(current.run), self._alive(current)
+        if control is not None and control.started and current.manifest == self.record.manifest:
+            lacking = self.record.nodes - (len(control.nodes) if alive else current.nodes)
+            if alive and lacking > 0:
+                # A growth that was killed may have asked for more than it got.
+                base = self._retimed(current).model_copy(update={"nodes": len(control.nodes)})
+                return self._more_nodes(base, control)
+            if update and lacking == 0:
+                current = self._retimed(current) if alive else current
                 self.show.line("run", f"{current.run} is what the manifest says: nothing to launch")
                 return self._result(current.run, self.workers.members())
-            if alive and not update:
-                raise LaunchError(
-                    f"run {current.run} is still on the cluster; wait for it, or end it: trainyard stop --stack "
-                    f"{self.cluster.stack}"
-                )
-            if alive:
-                self.show.line("run", f"{current.run} makes way for another launch")
-                runs.stop(self.cluster)
-                self.deadline, self.record = Deadline(self.manifest.limits.bring_up_minutes), self._mint()
-            self.deadline.wait("the end of the earlier run's nodes", lambda: not self.workers.members())
+        if alive and not update:
+            raise LaunchError(
+                f"run {current.run} is still on the cluster; wait for it, or end it: trainyard stop --stack "
+                f"{self.cluster.stack}"
+            )
+        if alive:
+            self.show.line("run", f"{current.run} makes way for another launch")
+            runs.stop(self.cluster)
+            self.deadline, self.record = Deadline(self.manifest.limits.bring_up_minutes), self._mint()
+        self.deadline.wait("the end of the earlier run's nodes", lambda: not self.workers.members())
+        return self._alone()
+
+    def _alone(self) -> LaunchResult:
         return self._taking_back(self._start, self._close)
 
-    def _wanted(self) -> tuple[str, int]:
-        return self.record.manifest, self.record.nodes
+    def _more_nodes(self, current: RunRecord, control: Control) -> LaunchResult:
+        return self._taking_back(lambda: self._grow(current, control), lambda reason: self._stay(current))
 
     def _alive(self, run: RunRecord) -> bool:
         # A launch that still waits for capacity has a run and no nodes yet.
         young = time.time() < run.created + run.limits.bring_up_minutes * 60
         return self.cluster.outcome(run.run) is None and (young or bool(self.workers.members()))
 
-    def _started(self, run: RunRecord) -> bool:
-        control = self.cluster.control(run.run)
-        return control is not None and control.started
+    def _retimed(self, run: RunRecord) -> RunRecord:
+        """A live run with the manifest's deadlines, which the controller then holds."""
+        limits = self.manifest.limits
+        if run.limits == limits:
+            return run
+        minutes = limits.time_limit_minutes
+        changed = run.model_copy(update={"limits": limits, "deadline": run.created + minutes * 60})
+        self._write(changed)
+        self.show.line("run", f"{run.run} has new deadlines: it ends {minutes:g} minutes after its launch")
+        return changed
 
     def _taking_back(self, way: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
-        """Go the way; whatever breaks on it, what was added goes and `undo` is told why."""
-        try:
-            with _interruptible():
+        """Go the way; whatever breaks on it, `undo` is told why, and what was added goes."""
+        with interruptible():
+            try:
                 return way()
-        except BaseException as error:
-            self.workers.take_back(self.show)
-            undo(str(error) or type(error).__name__)
-            if isinstance(error, BringUpError | CapacityError):
-                raise LaunchError(str(error)) from None
-            raise
+            except BaseException as error:
+                reason = str(error) or type(error).__name__
+                stuck: list[str] = []
+                with undisturbed():
+                    try:
+                        undo(reason)
+                    finally:
+                        stuck = self.workers.take_back(self.show)
+                if stuck:
+                    reason += f". AWS would not end {', '.join(stuck)}, so they still run: {END_BY_HAND}"
+                    raise LaunchError(reason) from None
+                raise
 
     def _start(self) -> LaunchResult:
         """A run of its own."""
         with self._phase("dataset"):
-            self._dataset()
+            dataset.ensure(self.cluster, self.show)
         with self._phase("head"):
             wait_for_head(self.cluster, self.show, self.deadline)
         with self._phase("workers"):
@@ -123,12 +145,18 @@ class Launch:
         self._say_started()
         return self._result(self.record.run, added)
 
-    def _grow(self, current: RunRecord) -> LaunchResult:
+    def _grow(self, current: RunRecord, control: Control) -> LaunchResult:
         """More nodes for a run that goes on meanwhile: they are ready before it is interrupted for them."""
-        control = self.cluster.control(current.run)
-        assert control is not None
+        members = self.workers.members()
+        if absent := sorted(set(control.nodes) - set(members)):
+            raise LaunchError(
+                f"run {current.run} has lost {', '.join(absent)} and waits for others: it can't be given more now; try "
+                f"again when it runs, or end it: trainyard stop --stack {self.cluster.stack}"
+            )
         with self._phase("workers"):
             self.show.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
+            self._end_spares(control, members)
+            self._put_lease(current)
             nodes = Nodes(self.cluster, self.show, self.deadline, current.run)
             nodes.expect(self._add(self.record.nodes - current.nodes))
         with self._phase("bring_up"):
@@ -137,6 +165,15 @@ class Launch:
             nodes.wait_for_job(self.record.nodes, after=control.attempt)
         self._say_started()
         return self._result(current.run, self.workers.members())
+
+    def _end_spares(self, control: Control, members: list[str]) -> None:
+        """Nodes that an earlier launch left, which was killed: nobody knows how far they came."""
+        spares = sorted(set(members) - set(control.nodes))
+        for name in spares:
+            self.workers.end(name, self.show)
+        if spares:
+            self.show.line("nodes", f"ended, as an earlier launch left them: {', '.join(spares)}")
+            self.deadline.wait("their end", lambda: not set(spares) & set(self.workers.members()))
 
     def _stay(self, current: RunRecord) -> None:
         """After a growth that failed: the run is what it was."""
@@ -158,27 +195,6 @@ class Launch:
         yield
         self.phases[name] = round(time.monotonic() - began, 3)
 
-    def _dataset(self) -> None:
-        job = self.manifest.job
-        bucket, prefix = split_s3_uri(job.data_uri)
-        data = self.cluster.data
-        assert bucket == data.name
-        name = prefix.removesuffix("/").rsplit("/", 1)[-1]
-        if data.find(prefix + INDEX) is not None:
-            self.show.line("dataset", f"{job.data_uri} is there")
-        elif job.builtin_corpus:
-            corpus.prepare(data, name, lambda text: self.show.detail("dataset", text))
-            self.show.line("dataset", f"{job.data_uri} filled with the built-in corpus")
-        elif job.train is not None:
-            raise LaunchError(
-                f"{job.data_uri} has no dataset ({INDEX}): upload one there, or set job.builtin_corpus: true to fill "
-                "it with the built-in corpus"
-            )
-        else:
-            self.show.line("dataset", f"{job.data_uri} is the job's own matter")
-        if job.resume is not None and not any(data.keys(RunLayout(job.resume).checkpoints)):
-            raise LaunchError(f"job.resume = {job.resume!r}: that run left no checkpoint in s3://{data.name}")
-
     def _write(self, record: RunRecord) -> None:
         content = record.model_dump_json().encode()
         self.cluster.data.write(RunLayout(record.run).record, content)
@@ -188,10 +204,12 @@ class Launch:
     def _open_run(self) -> None:
         """From here on the run exists: its record, and the lease that ends it whoever dies."""
         self._write(self.record)
-        minutes = self.manifest.limits.lease_minutes
-        until = min(time.time() + minutes * 60, self.record.deadline)
+        self._put_lease(self.record)
+        self.show.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
+
+    def _put_lease(self, run: RunRecord) -> None:
+        until = min(time.time() + run.limits.lease_minutes * 60, run.deadline)
         put_lease(self.cluster.autoscaling, [group.autoscaling_group for group in self.manifest.groups], until)
-        self.show.line("run", f"{self.record.run}, lease of {minutes:g} minutes")
 
     def _add(self, wanted: int) -> list[str]:
         self.show.detail("nodes", f"launching {wanted} x {self.workers.group.instance_type}")
@@ -211,17 +229,3 @@ class Launch:
             run_uri=f"s3://{self.manifest.data_bucket}/{RunLayout(run).prefix}",
             phases=self.phases,
         )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the launch as Ctrl-C does: by taking back what it added."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(f"signal {number}")
-
-    earlier = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)

@@ -150,6 +150,23 @@ def test_stop_ends_the_workers_and_the_agent_stays(node: OnNode) -> None:
     assert node.thread.is_alive()  # it has still to see the node out of its group
 
 
+def test_a_stop_that_asks_for_it_saves_first(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    node.order(1, stop=True, save=True)
+    eventually(lambda: node.agent._attempt is None, "the end of the workers")
+    assert (node.folder / "bundle/saved").exists()
+
+
+def test_a_job_that_does_not_save_when_asked_is_not_waited_for(node: OnNode) -> None:
+    node.order(1)
+    node.tells("workers_up 1")
+    node.agent.run = node.record.model_copy(update={"job": node.record.job.model_copy(update={"train": None})})
+    node.order(1, stop=True, save=True)
+    eventually(lambda: node.agent._attempt is None, "the end of the workers")
+    assert not (node.folder / "bundle/saved").exists()
+
+
 def test_an_agent_started_again_tells_the_attempt_as_lost(node: OnNode) -> None:
     node.order(1)
     node.tells("workers_up 1")
@@ -193,7 +210,7 @@ def test_a_leaving_node_saves_says_so_and_completes_the_action(node: OnNode, mon
         def record_lifecycle_action_heartbeat(self, **asked: Any) -> None:
             """Its own test is the hook's in the emulated account."""
 
-    monkeypatch.setattr(agent_module, "client", lambda service, region: Recorder())
+    monkeypatch.setattr(node.agent, "_autoscaling", Recorder())
     node.order(1)
     node.tells("workers_up 1")
     node.leaving = True

@@ -1,6 +1,7 @@
 """A manifest that wants more nodes: the run on the cluster gets them, or stays as it was."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,14 +9,15 @@ import pytest
 
 from contract.layout import CURRENT_RUN, MANIFEST, RunLayout
 from contract.run import Control, RunRecord
-from rehearsal.aws.faults import Capacity
+from rehearsal.aws.faults import Capacity, Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.test_launch import Recorder
-from trainyard import bringup
+from trainyard import bringup, workers
 from trainyard.cluster import Cluster
-from trainyard.launch import Launch, LaunchError
+from trainyard.errors import LaunchError
+from trainyard.launch import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +120,7 @@ def test_a_failed_growth_leaves_the_old_nodes(growing: Growing, account: Emulate
     assert sorted(growing.cluster.members()) == sorted(growing.old)
     assert growing.cluster.described()["DesiredCapacity"] == 2
     assert growing.current() == growing.record
-    assert growing.show.lines[-1] == f"run {growing.record.run} goes on with its 2 nodes"
+    assert f"run {growing.record.run} goes on with its 2 nodes" in growing.show.lines
 
 
 def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, nodes: Any) -> None:
@@ -186,3 +188,71 @@ def test_another_job_takes_the_place_of_the_run(growing: Growing, monkeypatch: p
     assert ended is not None
     assert ended.state == "stopped"
     assert growing.current().run != growing.record.run
+
+
+def test_a_growth_is_under_a_lease(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing.want(4)
+    made = growing.launch()
+    seen: list[float | None] = []
+
+    def add(wanted: int) -> list[str]:
+        seen.append(growing.cluster.lease())
+        raise LaunchError("seen")
+
+    monkeypatch.setattr(made, "_add", add)
+    with pytest.raises(LaunchError, match="seen"):
+        made.go(update=True)
+    assert seen[0] == pytest.approx(time.time() + 20 * 60, abs=20)
+
+
+def test_what_a_killed_growth_left_goes_first(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = growing.cluster.launch(2)
+    growing.want(4)
+    made = growing.launch()
+
+    def add(wanted: int) -> list[str]:
+        assert sorted(growing.cluster.members()) == sorted(growing.old)
+        assert wanted == 2
+        raise LaunchError("seen")
+
+    monkeypatch.setattr(made, "_add", add)
+    with pytest.raises(LaunchError, match="seen"):
+        made.go(update=True)
+    assert any("an earlier launch left them" in line and left[0] in line for line in growing.show.lines)
+
+
+def test_a_run_that_has_lost_a_node_is_not_grown(growing: Growing) -> None:
+    lost, _ = growing.old
+    growing.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=lost, ShouldDecrementDesiredCapacity=True
+    )
+    growing.want(4)
+    with pytest.raises(LaunchError, match=f"has lost {lost} and waits for others"):
+        growing.launch().go(update=True)
+
+
+def test_nodes_that_aws_will_not_end_are_named(
+    growing: Growing, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.0)
+    growing.want(4)
+    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
+    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
+    try:
+        with pytest.raises(LaunchError, match=r"AWS would not end i-\w+, so they still run: .*--instance-id ID"):
+            growing.launch().go(update=True)
+    finally:
+        account.clear_faults()
+    assert not any("taken back" in line for line in growing.show.lines)
+
+
+def test_a_longer_time_limit_does_not_end_the_run(growing: Growing) -> None:
+    manifest = growing.cluster.manifest
+    limits = manifest.limits.model_copy(update={"time_limit_minutes": 120.0})
+    changed = manifest.model_copy(update={"limits": limits})
+    growing.cluster.staging.write(MANIFEST, changed.model_dump_json().encode())
+    result = growing.launch().go(update=True)
+    assert result.run == growing.record.run
+    assert growing.current().deadline == pytest.approx(growing.record.created + 120 * 60)
+    assert sorted(growing.cluster.members()) == sorted(growing.old)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
+from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.run import Outcome, RunRecord
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from trainyard import bringup
-from trainyard.bringup import BringUpError, Deadline, Nodes
+from trainyard.bringup import Deadline, Nodes
 from trainyard.cluster import Cluster
-from trainyard.launch import Launch, LaunchError
+from trainyard.errors import BringUpError, LaunchError
+from trainyard.launch import Launch
 
 
 class Recorder:
@@ -105,6 +106,22 @@ def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypa
     with pytest.raises(LaunchError, match="seen"):
         made.go()
     assert seen[0] == pytest.approx(time.time() + 20 * 60, abs=20)
+
+
+def test_the_lease_never_outlives_the_time_limit(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = cluster.manifest.limits.model_copy(update={"time_limit_minutes": 6.0})
+    manifest = cluster.manifest.model_copy(update={"limits": limits})
+    cluster.staging.write(MANIFEST, manifest.model_dump_json().encode())
+    cluster.head_is_ready()
+    made, _ = launch(cluster)
+
+    def look(wanted: int) -> None:
+        raise LaunchError("seen")
+
+    monkeypatch.setattr(made, "_add", look)
+    with pytest.raises(LaunchError, match="seen"):
+        made.go()
+    assert cluster.lease() == pytest.approx(made.record.deadline, abs=1.0)
 
 
 def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, account: EmulatedAws) -> None:
