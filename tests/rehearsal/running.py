@@ -49,12 +49,19 @@ class Ended:
 
 
 class Running:
-    """A rehearsal of one node; without an `account` that stays it has its own."""
+    """A rehearsal of one node; without an `account` that stays it has its own. `script`: a job that JOBS has not."""
 
-    def __init__(self, tree: Path, stack: str, job: str = "endless", account: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        tree: Path,
+        stack: str,
+        job: str = "endless",
+        account: dict[str, str] | None = None,
+        script: str | None = None,
+    ) -> None:
         self.tree, self.stack, self.account = tree, stack, account or {}
         self.folder = tree / "build/rehearsal" / stack
-        self._stack_file(job)
+        self._stack_file(job, script)
         beside = tree.parent / f"{stack}-{len(list(tree.parent.iterdir()))}"
         self.temporary = beside / "tmp"
         self.temporary.mkdir(parents=True)
@@ -72,11 +79,11 @@ class Running:
             )
         self.family: set[psutil.Process] = set()
 
-    def _stack_file(self, job: str) -> None:
+    def _stack_file(self, job: str, script: str | None) -> None:
         """`refused` is a job whose launch fails at once: the shortest way to destroy."""
         source = self.tree / "examples" / job
         source.mkdir(exist_ok=True)
-        (source / "train.py").write_text(JOBS.get(job, JOBS["endless"]))
+        (source / "train.py").write_text(script or JOBS.get(job, JOBS["endless"]))
         settings = {"name": job, "dataset": "none", "source": f"examples/{job}", "command": ["train.py"]}
         resume = {"resume": "no-such-run"} if job == "refused" else {}
         write_stack(self.tree, self.stack, nodes=1, job={**settings, "processes_per_node": 1, **resume})
@@ -207,8 +214,8 @@ def beginning(tree: Path, kind: type[Kind]) -> Iterator[Callable[..., Kind]]:
     """Starts rehearsals, and ends what a test leaves of them."""
     made: list[Kind] = []
 
-    def begin(stack: str, job: str = "endless", account: dict[str, str] | None = None) -> Kind:
-        made.append(kind(tree, stack, job, account))
+    def begin(stack: str, job: str = "endless", **more: Any) -> Kind:
+        made.append(kind(tree, stack, job, **more))
         return made[-1]
 
     try:
