@@ -83,8 +83,15 @@ class Running:
         """`refused` is a job whose launch fails at once: the shortest way to destroy."""
         source = self.tree / "examples" / job
         source.mkdir(exist_ok=True)
-        (source / "train.py").write_text(script or JOBS.get(job, JOBS["endless"]))
-        settings = {"name": job, "dataset": "none", "source": f"examples/{job}", "command": ["train.py"]}
+        text = script or JOBS.get(job, JOBS["endless"])
+        (source / "train.py").write_text(text)
+        settings: dict[str, Any] = {
+            "name": job,
+            "dataset": "none",
+            "source": f"examples/{job}",
+            "command": ["train.py"],
+        }
+        settings["checkpoint_on_request"] = "CHECKPOINT_REQUEST" in text
         resume = {"resume": "no-such-run"} if job == "refused" else {}
         write_stack(self.tree, self.stack, nodes=1, job={**settings, "processes_per_node": 1, **resume})
 
