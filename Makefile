@@ -34,8 +34,8 @@ $(STAMP): $(REQUIREMENTS)
 rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's, FAULT= faults
 	@$(BIN)/python -m rehearsal run --stack '$(STACK)' $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
 
-test: $(STAMP) ## Every test
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## Every test, on two cores at most
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2
 
 lint: $(STAMP) ## ruff, mypy (strict), yamllint, ansible-lint
 	@$(BIN)/ruff format --check .

@@ -14,6 +14,20 @@ REGION = "us-east-1"
 _numbers = count(1)
 
 
+# Files of tests by how long they take, longest first: the rest fills the gaps. Those that look at the main rehearsal
+# share the process that has run it.
+LOCAL = ("test_side_by_side", "test_road", "test_audit")
+LONG = (*LOCAL, "test_interrupt", "test_gpu_stack", "test_killed", "test_lease", "test_bad_input", "test_run")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one process, in their order; the long ones begin."""
+    for item in items:
+        name = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("local" if name in LOCAL else f"{item.path.parent.name}/{name}"))
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(scope="session")
 def running_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
     with EmulatedAws.start(tmp_path_factory.mktemp("account"), region=REGION) as running:
