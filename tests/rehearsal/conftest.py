@@ -103,7 +103,8 @@ def kept_account(tree: Path) -> Iterator[dict[str, str]]:
 
 
 def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    """Nothing of an account, and nothing of the make that may run the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MAKE", "MFLAGS"))}
 
 
 @pytest.fixture(scope="session")
