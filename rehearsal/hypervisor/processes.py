@@ -41,7 +41,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             continue
 
 
-def kill_marked(folder: Path, node: Path | None = None, seconds: float = 10.0) -> int:
+def kill_marked(folder: Path, node: Path | None = None, seconds: float = 30.0) -> int:
     """End every marked process with SIGKILL, also those that come while we look. Returns how many there were.
 
     Raises TimeoutError when some are still there after `seconds`.

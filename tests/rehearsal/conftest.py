@@ -107,6 +107,7 @@ def kept_account(tree: Path) -> Iterator[dict[str, str]]:
                 status = process.wait(20)
             finally:
                 process.kill()
+                process.wait()
     assert status == 0
 
 
