@@ -18,7 +18,7 @@ from rich.console import Console
 from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.faults import FORMS, faults_of
-from rehearsal.ground import ROOT, Options, whole_nodes
+from rehearsal.ground import ROOT, Options, account_folder, sweep_accounts, whole_nodes
 from rehearsal.locks import address_block
 from rehearsal.page import write_page
 from rehearsal.report import show as show_report
@@ -70,7 +70,8 @@ def run(
 @app.command()
 def aws(region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1") -> None:
     """An emulated AWS that stays until Ctrl-C: rehearsals in its environment share the account, as `pulumi up`s do."""
-    folder = ROOT / "build" / "rehearsal" / f"aws-{os.getpid()}"
+    sweep_accounts(ROOT / "build" / "rehearsal")
+    folder = account_folder(ROOT / "build" / "rehearsal", os.getpid())
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())

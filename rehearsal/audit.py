@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from rehearsal.aws.truth import Resource
 
 _ROOT = Path(__file__).parents[1]
 CHECK_SECONDS = 120
-SESSION_KEYS = "ASIA"  # what AWS begins a session's access key with
 
 
 @dataclass(frozen=True)
@@ -100,13 +99,15 @@ def leaked(before: Iterable[Resource], after: Iterable[Resource], retained: Iter
     ]
 
 
-def check_rights(journal: Iterable[JournalEntry]) -> list[str]:
-    """No role was refused anything: a node that works around a missing right hides it. One line for each right."""
+def check_rights(journal: Iterable[JournalEntry], roles: Collection[str]) -> list[str]:
+    """None of these roles was refused anything: a node that works around a missing right hides it.
+
+    One line for each right. Roles of others may share the account, and lose their rights in their own time.
+    """
     refused = {
         entry.error_message or f"{entry.service}:{entry.operation}"
         for entry in journal
-        if (entry.access_key or "").startswith(SESSION_KEYS)
-        and (entry.status == 403 or (entry.error_code or "").startswith("AccessDenied"))
+        if entry.role in roles and (entry.status == 403 or (entry.error_code or "").startswith("AccessDenied"))
     }
     return [f"refused: {message}" for message in sorted(refused)]
 

@@ -1,6 +1,7 @@
 """The end of a rehearsal, whatever way it went: destroy, and the account's truth after it."""
 
 import time
+from collections.abc import Iterable
 
 from contract.objects import Bucket
 from contract.report import NotRehearsed
@@ -9,18 +10,26 @@ from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
 from rehearsal.adapter.teardown import Destroyed, DestroyFailed, destroy
 from rehearsal.aws.billing import billed_by_type
-from rehearsal.follow import FollowError, skipped_roles, until
+from rehearsal.follow import NODES_GONE_SECONDS, FollowError, log_tails, skipped_roles, until
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.interrupts import INTERRUPTED
 from rehearsal.scene import Scene
 from rehearsal.story import tell
 
-NODES_GONE_SECONDS = 120.0
-NOT_EMULATED = [
-    NotRehearsed(what="the operator's own rights (IAM)", why="only calls of roles are judged by their policies"),
-    NotRehearsed(what="AWS's delays, quotas and throttling", why="the emulated AWS answers at once"),
-]
+_DELAYS = {"capacity", "invisible", "throttle"}  # faults that are what AWS itself may do
+
+
+def not_emulated(faults: Iterable[str]) -> list[NotRehearsed]:
+    """What the emulated AWS leaves out, with these faults on (as `--fault` takes them)."""
+    on = [spec for spec in faults if spec.partition(",")[0] in _DELAYS]
+    what, why = "AWS's delays, quotas and throttling", "the emulated AWS answers at once"
+    if on:
+        what, why = f"{what}, but for the faults", f"{why}, but for what was injected: {'; '.join(on)}"
+    rights = NotRehearsed(
+        what="the operator's own rights (IAM)", why="only calls of roles are judged by their policies"
+    )
+    return [rights, NotRehearsed(what=what, why=why)]
 
 
 class Clearing:
@@ -37,14 +46,21 @@ class Clearing:
     def take_down(self, hypervisor: Hypervisor) -> None:
         """`pulumi destroy`: also after a failure, of whatever was made."""
         self.scene.clock.enter("destroy")
-        self.note_rights()
-        self.end_faults()
+        with self.scene.bearing("the faults can't be ended"):  # destroy meets AWS as it is
+            self.scene.aws.end_faults(self.scene.options.faults)
         deployment = self.scene.deployment
         if deployment is None:
             return
         self.count_made(deployment)
-        self.note_limits(deployment)
-        self.note_story(deployment)
+        self.note_limits()
+        with self.scene.bearing("the journal of calls can't be read"):
+            self.note_rights(deployment)
+        with self.scene.bearing("which roles the nodes left out can't be read"):
+            self.note_left_out(deployment)
+        with self.scene.bearing("the nodes' events and metrics can't be read"):
+            self.note_story(deployment)
+        if self.scene.account_died:
+            return  # nothing stands any more
         try:
             gone = self.destroyed(deployment)
         except DestroyFailed as error:
@@ -63,20 +79,11 @@ class Clearing:
             self.scene.fail(str(error))
         self.scene.show.line("destroy", f"{self.scene.found.deleted} AWS resources deleted, {len(kept)} retained")
 
-    def note_rights(self) -> None:
-        """Before roles go, while nodes still call. Nothing that is wrong with it stands in the way of destroy."""
-        try:
-            for problem in audit.check_rights(self.scene.aws.journal()[self._calls :]):
-                self.scene.fail(problem)
-        except (OSError, ValueError) as error:
-            self.scene.fail(f"the journal of calls can't be read: {error}")
-
-    def end_faults(self) -> None:
-        """Those of this rehearsal: destroy meets AWS as it is."""
-        try:
-            self.scene.aws.end_faults(self.scene.options.faults)
-        except OSError as error:
-            self.scene.fail(f"the faults can't be ended: {error}")
+    def note_rights(self, deployment: Deployment) -> None:
+        """Of the stack's own roles, before they go, while nodes still call."""
+        roles = {one.id for one in deployment.of_type("aws:iam/role:Role") if one.made}
+        for problem in audit.check_rights(self.scene.aws.journal()[self._calls :], roles):
+            self.scene.fail(problem)
 
     def destroyed(self, deployment: Deployment) -> Destroyed:
         """A destroy that a signal cuts is repeated from there: what was made must go."""
@@ -92,29 +99,36 @@ class Clearing:
         self.scene.found.created = len(own)
         self._made = {one.urn: f"{one.type} {one.name}" for one in own}
 
-    def note_limits(self, deployment: Deployment) -> None:
-        """What stood in for something, from what happened on the nodes."""
+    def note_limits(self) -> None:
+        """What stood in for something."""
         self.scene.found.scaled += self.backend.scaled()
-        self.scene.found.not_rehearsed += self.backend.not_rehearsed() + NOT_EMULATED
+        self.scene.found.not_rehearsed += [*self.backend.not_rehearsed(), *not_emulated(self.scene.found.faults)]
+
+    def note_left_out(self, deployment: Deployment) -> None:
+        """What was not rehearsed, as the nodes' plays told it."""
         buckets = [deployment.exports.get(name) for name in ("data_bucket", "staging_bucket")]
         if all(buckets):
             data, staging = (Bucket(str(name), self.scene.aws.region) for name in buckets)
             self.scene.found.not_rehearsed += skipped_roles(data, staging, self.scene.found.run)
 
     def note_story(self, deployment: Deployment) -> None:
-        """While its buckets are there. Nothing that is wrong with it stands in the way of destroy."""
-        trainer = self.scene.settings.job.train is not None
-        try:
-            tell(
-                self.scene.found.story,
-                deployment,
-                self.scene.aws.instances(),
-                self.scene.aws.region,
-                time.time(),
-                trainer=trainer,
-            )
-        except Exception as error:  # of any kind: what was made must go
-            self.scene.fail(f"the nodes' events and metrics can't be read: {error!r}")
+        """While its buckets are there."""
+        tell(
+            self.scene.found.story,
+            deployment,
+            self.scene.aws.instances(),
+            self.scene.aws.region,
+            time.time(),
+            trainer=self.scene.settings.job.train is not None,
+        )
+
+    def keep_node_logs(self) -> None:
+        """What the nodes logged last, for a failure that left no better word."""
+        file = self.scene.options.folder / "node-logs.txt"
+        with self.scene.bearing("the nodes' logs can't be kept"):
+            if tails := log_tails(self.scene.options.folder):
+                file.write_text(tails)
+                self.scene.show.line("logs", f"of the nodes: {file}")
 
     def examine(self) -> None:
         """The account after destroy against the account before."""

@@ -14,6 +14,7 @@ from contract.run import Outcome
 from contract.streams import Cursor
 
 POLL_SECONDS = 1.0
+NODES_GONE_SECONDS = 120.0
 SHOWN_STEPS = 10
 LEFT_OUT = "Name the roles left out"  # the task of node.yml and head.yml that says so
 

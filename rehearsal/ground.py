@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
@@ -144,6 +145,19 @@ def empty(folder: Path) -> None:
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
+
+
+def account_folder(rehearsals: Path, holder: int) -> Path:
+    """Where an account that stays keeps its journal. `holder`: the process that it stays with."""
+    return rehearsals / f"aws-{holder}"
+
+
+def sweep_accounts(rehearsals: Path) -> None:
+    """Remove what accounts left whose holder was killed. A folder with a lock is a rehearsal's: of a stack so named."""
+    for folder in rehearsals.glob("aws-*"):
+        holder = folder.name.removeprefix("aws-")
+        if holder.isdecimal() and not psutil.pid_exists(int(holder)) and not (folder / "lock").exists():
+            shutil.rmtree(folder)
 
 
 def given_account() -> EmulatedAws | None:

@@ -36,8 +36,10 @@ def stack_lock(folder: Path, stack: str) -> Iterator[str]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield cut
-        file.truncate(0)
+        try:
+            yield cut
+        finally:
+            file.truncate(0)
 
 
 @contextmanager

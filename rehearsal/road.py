@@ -13,12 +13,11 @@ from rehearsal import audit
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.mocks import up
-from rehearsal.follow import follow, until
+from rehearsal.follow import NODES_GONE_SECONDS, follow, until
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.scene import Scene
 
 OUTCOME_SECONDS = 1800.0
-NODES_GONE_SECONDS = 120.0
 RESULTS_SECONDS = 300
 
 

@@ -10,7 +10,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.clearing import Clearing
 from rehearsal.faults import spec_of
 from rehearsal.findings import Findings
-from rehearsal.follow import FollowError, log_tails
+from rehearsal.follow import FollowError
 from rehearsal.ground import Options, empty, environment, given_account, marking, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process import ProcessBackend
@@ -54,6 +54,10 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
         except InputError:
             empty(options.folder)  # the program's look-ups needed an account
             raise
+        except Exception as error:
+            message = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+            found.errors.append(message)
+            show.line("failed", message)
     if interrupts.seen:
         found.errors.insert(0, INTERRUPTED)
     if left := marked(options.folder):
@@ -91,28 +95,15 @@ def go(scene: Scene) -> None:
             # What the launch wrote was shown as it came: its last word is the error.
             told = str(error)
             scene.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
-            keep_node_logs(scene)
+            clearing.keep_node_logs()
         except Exception as error:
             if isinstance(error, InputError) and not road.previewed:
                 raise
             known = isinstance(error, FollowError | RuntimeError | InputError)
             scene.fail(str(error) if known else f"{type(error).__name__}: {error}")
-            keep_node_logs(scene)
+            clearing.keep_node_logs()
         finally:
-            clearing.take_down(hypervisor)
-    try:
+            with scene.bearing("what was made can't be taken down"):
+                clearing.take_down(hypervisor)
+    with scene.bearing("the account can't be looked at"):
         clearing.examine()
-    except Exception as error:
-        scene.fail(f"the account can't be looked at: {type(error).__name__}: {error}")
-
-
-def keep_node_logs(scene: Scene) -> None:
-    """What the nodes logged last, for a failure that left no better word."""
-    folder = scene.options.folder
-    if tails := log_tails(folder):
-        try:
-            (folder / "node-logs.txt").write_text(tails)
-        except OSError as error:
-            scene.fail(f"the nodes' logs can't be kept: {error}")
-            return
-        scene.show.line("logs", f"of the nodes: {folder / 'node-logs.txt'}")

@@ -1,5 +1,7 @@
 """What every part of a rehearsal works on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +30,26 @@ class Scene:
     interrupts: Interrupts
     reserve: Reserve
     deployment: Deployment | None = None
+    account_died: bool = False
 
     def fail(self, message: str) -> None:
-        if self.reserve.gives_way():
+        if self.account_died:
+            return  # it was told, and all else follows from it
+        if died := self.aws.died():
+            self.account_died, message = True, f"{died}. It was seen by this: {message}"
+        elif self.reserve.gives_way():
             advice = f"the disk is full: make room for {self.options.folder} and run it again"
             message = f"{advice}. It was seen by this: {message}"
         self.found.errors.append(message)
         self.show.line("failed", message)
+
+    @contextmanager
+    def bearing(self, what: str) -> Iterator[None]:
+        """A part of the end that stands in no other's way: whatever breaks in it is an error of the report."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(f"{what}: {type(error).__name__}: {error}")
 
     def tell(self, event: Event) -> None:
         match event.kind:

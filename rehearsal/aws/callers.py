@@ -7,7 +7,7 @@ from typing import Any
 from moto.iam.models import iam_backends
 from moto.sts.models import sts_backends
 
-from rehearsal.aws.injection import forbidden
+from rehearsal.aws.injection import Refusal, forbidden
 from rehearsal.aws.lookup import bucket_of
 from rehearsal.aws.operations import Call
 from rehearsal.aws.policies import Ask, Verdict, judge
@@ -20,7 +20,8 @@ class Caller:
     def __init__(self, call: Call, in_json: bool, session: Any) -> None:
         self.call = call
         self._in_json, self._arn = in_json, session.arn
-        self._policies = list(_policies(session))
+        self.role = str(session.role_arn).rpartition("/")[2]
+        self._policies = list(_policies(session, self.role))
 
     def may(self, ask: Ask) -> bool:
         """Whether one of the policies allows it, the role's or the bucket's, and none denies it."""
@@ -51,21 +52,34 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def caller_of(call: Call, in_json: bool) -> Caller | None:
-    """The session that signed the call; None where the key is no role's."""
+    """The session that signed the call; None where the key is no session's. Raises Refusal for an unknown one."""
     if not (call.access_key or "").startswith("ASIA"):
         return None
     sessions: Any = sts_backends
     for account, _, backend in sessions.iter_backends():
         if account == ACCOUNT and (session := backend.get_assumed_role_from_access_key(call.access_key)):
             return Caller(call, in_json, session)
-    return None
+    raise _unknown(call, in_json)
 
 
-def _policies(session: Any) -> Iterator[str]:
+def _unknown(call: Call, in_json: bool) -> Refusal:
+    """The answer to a key that AWS did not give out, as each protocol has it."""
+    invalid = "The security token included in the request is invalid."
+    if call.service == "s3":
+        message = "The AWS Access Key Id you provided does not exist in our records."
+        return Refusal("403 Forbidden", "InvalidAccessKeyId", message)
+    if call.service == "ec2":
+        message = "AWS was not able to validate the provided access credentials"
+        return Refusal("401 Unauthorized", "AuthFailure", message)
+    if in_json:
+        return Refusal("400 Bad Request", "UnrecognizedClientException", invalid)
+    return Refusal("403 Forbidden", "InvalidClientTokenId", invalid)
+
+
+def _policies(session: Any, name: str) -> Iterator[str]:
     """The role's documents as they are now; none once it is deleted. Raises NotImplementedError for other bounds."""
     if session.policy:
         raise NotImplementedError("a policy of the session's own")
-    name = session.role_arn.rpartition("/")[2]
     roles = iam_backends[session.account_id][session.partition].roles
     role = next((role for role in list(roles.values()) if role.name == name), None)
     if role is None:

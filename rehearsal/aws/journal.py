@@ -10,6 +10,8 @@ from pydantic import Field
 from contract.base import Contract
 from rehearsal.aws.operations import Call, error_of
 
+ROLE = "trainyard.role"  # where the server leaves the caller's in a request's environment
+
 
 class JournalEntry(Contract):
     """One API call as it was answered."""
@@ -19,6 +21,7 @@ class JournalEntry(Contract):
     service: str = Field(description="Service as in IAM, e.g. ec2.")
     operation: str = Field(description="API operation, e.g. CreateVpc.")
     access_key: str | None = Field(description="Access key that signed it; none for an unsigned call.")
+    role: str | None = Field(description="Name of the role whose session made it; none for any other caller.")
     urn: str | None = Field(description="Header x-trainyard-urn: the Pulumi resource that the call serves.")
     status: int = Field(description="HTTP status.")
     error_code: str | None = Field(description="AWS's error code; none when the call succeeded.")
@@ -45,6 +48,7 @@ class Journal:
                 service=call.service,
                 operation=call.operation,
                 access_key=call.access_key,
+                role=environ.get(ROLE),
                 urn=environ.get("HTTP_X_TRAINYARD_URN"),
                 status=status,
                 error_code=code,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ ACCOUNT = "123456789012"
 OPERATOR_KEY = "AKIAREHEARSALOPERATE"
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 _ROOT = Path(__file__).parents[2]
 
 
@@ -146,6 +148,16 @@ class EmulatedAws:
     def journal(self) -> list[JournalEntry]:
         """Every API call so far, in order."""
         return read_journal(self._journal)
+
+    def died(self) -> str:
+        """How it ended before its time; empty while it listens."""
+        where = urlsplit(self.endpoint)
+        try:
+            socket.create_connection((where.hostname, where.port), ANSWER_SECONDS).close()
+        except OSError as error:
+            log = f"its log is {self._journal.with_name('aws.log')}"
+            return f"the emulated AWS at {self.endpoint} died, and all that it held went with it ({error}): {log}"
+        return ""
 
     def _page(self, name: str, method: str = "GET", content: Any = None) -> Any:
         body = None if content is None else json.dumps(content).encode()

@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rehearsal.aws.callers import CALLER, caller_of
+from rehearsal.aws.callers import CALLER, Caller
 from rehearsal.aws.needs import needs
 from rehearsal.aws.operations import Call
 
 
 @contextmanager
-def rights(call: Call, environ: dict[str, Any], in_json: bool) -> Iterator[None]:
-    """Around the answer to one call. Raises Refusal, and NotImplementedError where the rights can't be judged."""
-    caller = caller_of(call, in_json)
+def rights(caller: Caller | None, call: Call, environ: dict[str, Any]) -> Iterator[None]:
+    """Around the answer to one call; without a caller all is allowed.
+
+    Raises Refusal, and NotImplementedError where the rights can't be judged.
+    """
     if caller is None:
         yield
         return

@@ -29,10 +29,11 @@ from rehearsal.aws import (
     security_rules,
     visibility,
 )
+from rehearsal.aws.callers import caller_of
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.injection import INJECTED, Refusal
 from rehearsal.aws.interfaces import Addresses
-from rehearsal.aws.journal import Journal
+from rehearsal.aws.journal import ROLE, Journal
 from rehearsal.aws.launch import Launcher
 from rehearsal.aws.operations import Call, call_of
 from rehearsal.aws.process import ACCOUNT
@@ -81,8 +82,10 @@ class Account:
                     turns.enter_context(lock)
                 if call.service != "s3":
                     CLOCK.pass_time()
+                caller = caller_of(call, in_json)
+                environ[ROLE] = caller.role if caller else None
                 INJECTED.check_call(call, in_json)
-                with rights(call, environ, in_json):
+                with rights(caller, call, environ):
                     body = b"".join(self._moto(environ, start))
         except Refusal as refusal:
             return _refused(call, in_json, refusal)

@@ -57,7 +57,7 @@ class Hypervisor:
 
     def running(self) -> list[str]:
         """Instances whose machine is on."""
-        return [name for name, machine in self._machines.items() if not machine.gone]
+        return [name for name, machine in list(self._machines.items()) if not machine.gone]
 
     def reconcile(self) -> None:
         """Boot, stop and clear away what EC2's truth asks for, once."""

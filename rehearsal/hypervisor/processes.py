@@ -25,6 +25,14 @@ def marked(folder: Path, node: Path | None = None) -> list[psutil.Process]:
     return found
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether it still runs: one that ends while we look does not, and a zombie has only its parent to wait for."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         try:
@@ -33,13 +41,13 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             continue
 
 
-def kill_marked(folder: Path, node: Path | None = None, seconds: float = 10.0) -> int:
+def kill_marked(folder: Path, node: Path | None = None, seconds: float = 30.0) -> int:
     """End every marked process with SIGKILL, also those that come while we look. Returns how many there were.
 
     Raises TimeoutError when some are still there after `seconds`.
     """
     ended, deadline = set(), time.monotonic() + seconds
-    while left := [one for one in marked(folder, node) if one.status() != psutil.STATUS_ZOMBIE]:
+    while left := [one for one in marked(folder, node) if lives(one)]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[one.pid for one in left]} of {node or folder} outlive SIGKILL")
         ended |= {one.pid for one in left}

@@ -30,7 +30,7 @@ TRUTH: dict[str, Any] = {
     "lifecycle_state": "InService",
 }
 CREDENTIALS = {
-    "AccessKeyId": "ASIAEXAMPLE",
+    "AccessKeyId": "AKIAEXAMPLE",
     "SecretAccessKey": "secret",
     "Token": "token",
     "Expiration": "2099-01-01T00:00:00Z",

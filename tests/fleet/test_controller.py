@@ -1,6 +1,8 @@
 """The controller against a real group and real objects: attempts, the lease, and every way to end."""
 
 import time
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from contract.layout import RunLayout
 from contract.metrics import Results
 from contract.run import Control, Outcome, RunRecord
 from contract.training import TrainerConfig
+from fleet import controller
 from fleet.controller import Supervision
 from fleet.node import Node
 from rehearsal.aws.faults import Deny
@@ -188,19 +191,21 @@ def test_the_lease_moves_forward_but_never_past_the_time_limit(account: Emulated
     assert longer.cluster.lease() == pytest.approx(time.time() + 20 * 60, abs=10.0)
 
 
-def test_no_renewal_reaches_past_the_time_limit(account: EmulatedAws) -> None:
-    """A lease of 3 s, renewed until a limit of 5 s is over: looked up in the account after each step."""
-    run = Run(build(REGION), minutes=5 / 60)
-    limits = run.record.limits.model_copy(update={"lease_minutes": 3 / 60})
+def test_no_renewal_reaches_past_the_time_limit(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of 20 minutes under a limit of 50, a minute from step to step: looked up in the account after each."""
+    run = Run(build(REGION), created=float(int(time.time())), minutes=50.0)  # AWS tells microseconds
+    limits = run.record.limits.model_copy(update={"lease_minutes": 20.0, "bring_up_minutes": 60.0})
     run.record = run.record.model_copy(update={"limits": limits})
     run.supervise()
+    minutes = count(run.record.created, 60.0)
+    monkeypatch.setattr(controller, "time", SimpleNamespace(time=lambda: next(minutes)))
     seen: set[float] = set()
     while run.supervision.step() is None:
         lease = run.cluster.lease()
-        if lease is not None:  # it may just have been over
-            assert lease <= run.record.deadline + 0.001  # AWS keeps less than a float does
-            seen.add(lease)
-    assert len(seen) > 2
+        assert lease is not None
+        assert lease <= run.record.deadline + 0.001  # AWS keeps less than a float does
+        seen.add(lease)
+    assert len(seen) == 1 + 30 / 5  # four times in its length it moves, until it is at the limit
     assert max(seen) > run.record.deadline - 1
 
 

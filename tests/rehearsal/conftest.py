@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +16,8 @@ from typing import Any
 import boto3
 import pytest
 import yaml
+
+from tests.polling import eventually
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".*_cache", "tests")
@@ -86,20 +88,27 @@ def shared(tree: Path) -> Iterator[dict[str, str]]:
 @contextmanager
 def kept_account(tree: Path) -> Iterator[dict[str, str]]:
     """The environment that `python -m rehearsal aws` prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=subprocess.PIPE, text=True, env=clean_environment()
-    )
-    assert process.stdout is not None
-    found: dict[str, str] = {}
-    while len(found) < 8:
-        line = process.stdout.readline()
-        assert line, "the emulated AWS ended before it told its environment"
-        name, _, value = line.strip().removeprefix("export ").partition("=")
-        found[name] = value
-    yield found
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    process.stdout.close()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=out, env=clean_environment()
+        )
+
+        def told() -> str:
+            return os.pread(out.fileno(), 2**16, 0).decode()  # a seek would be the writer's too
+
+        try:
+            eventually(lambda: told().count("\n") == 8 or process.poll() is not None, "the environment of an account")
+            assert process.poll() is None, "the emulated AWS ended before it told its environment"
+            pairs = (line.removeprefix("export ").partition("=") for line in told().splitlines())
+            yield {name: value for name, _, value in pairs}
+        finally:
+            process.terminate()
+            try:
+                status = process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+    assert status == 0
 
 
 def clean_environment() -> dict[str, str]:

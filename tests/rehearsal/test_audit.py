@@ -76,6 +76,7 @@ def entry(seq: int, **changes: Any) -> JournalEntry:
         "service": "ec2",
         "operation": "CreateVpc",
         "access_key": "ADAPTER",
+        "role": None,
         "urn": "urn:a",
         "status": 200,
         "error_code": None,
@@ -104,11 +105,15 @@ def test_calls_of_others_need_no_resource() -> None:
 
 
 def test_a_right_that_a_role_lacks_is_seen_once() -> None:
-    refused = {"access_key": "ASIANODE", "status": 403, "error_code": "AccessDenied", "error_message": "User: ... s3:X"}
-    in_json = {"access_key": "ASIANODE", "status": 400, "error_code": "AccessDeniedException"}
+    refused = {"role": "node", "status": 403, "error_code": "AccessDenied", "error_message": "User: ... s3:X"}
+    in_json = {"role": "head", "status": 400, "error_code": "AccessDeniedException"}
     journal = [entry(1, **refused), entry(2, **refused), entry(3, **in_json)]
-    assert audit.check_rights(journal) == ["refused: User: ... s3:X", "refused: ec2:CreateVpc"]
+    assert audit.check_rights(journal, {"node", "head"}) == ["refused: User: ... s3:X", "refused: ec2:CreateVpc"]
 
 
 def test_what_a_fault_denies_to_others_is_no_lack_of_a_right() -> None:
-    assert audit.check_rights([entry(1, status=403, error_code="AccessDenied")]) == []
+    assert audit.check_rights([entry(1, status=403, error_code="AccessDenied")], {"node"}) == []
+
+
+def test_what_a_neighbours_node_is_refused_after_its_role_went_is_the_neighbours() -> None:
+    assert audit.check_rights([entry(1, role="neighbour", status=403, error_code="AccessDenied")], {"node"}) == []

@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rehearsal.hypervisor.processes import marked
+from rehearsal.hypervisor.processes import kill_marked
 from rehearsal.reserve import RESERVE_BYTES, Reserve
 from tests.rehearsal.conftest import LEFT_OUT, ROOT, clean_environment, write_stack
 from tests.rehearsal.test_bad_input import on_tmpfs
@@ -55,20 +56,28 @@ def test_a_full_disk_ends_the_rehearsal_in_one_message(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     told = []
-    for line in process.stderr:
-        told.append(line)
-        if "configuring itself" in line:
-            fill(Path(f"/proc/{process.pid}/root{clone}/build/filler"))  # its build/ is not the one that we see
-            break
-    stdout, stderr = process.communicate(timeout=240)
+    deadline = threading.Timer(240, process.kill)
+    deadline.start()
+    try:
+        for line in process.stderr:
+            told.append(line)
+            if "configuring itself" in line:
+                fill(Path(f"/proc/{process.pid}/root{clone}/build/filler"))  # its build/ is not the one that we see
+                break
+        stdout, stderr = process.communicate()
+    finally:
+        deadline.cancel()
+        process.kill()
+        process.wait()
+        left = kill_marked(clone / "build/rehearsal/full")  # the mount goes with the last of them
     assert process.returncode == 1, told
+    assert left == 0
     assert "Traceback" not in "".join(told) + stderr
     report = json.loads(stdout)
     (error,) = report["errors"]
     assert error.startswith(f"the disk is full: make room for {clone}/build/rehearsal/full and run it again")
     assert report["leaked"] == []
     assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
-    assert marked(clone / "build/rehearsal/full") == []
 
 
 def fill(file: Path) -> None:

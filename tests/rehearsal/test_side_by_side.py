@@ -18,6 +18,7 @@ from infra.bundle import pack_bundle
 from rehearsal.hypervisor.processes import marked
 from tests.polling import eventually
 from tests.rehearsal.conftest import LEFT_OUT, ROOT, RUN_SECONDS, Ended, clean_environment
+from tests.rehearsal.test_road import metric_lines
 
 NOBODY = 65534
 # Mounts of the test's own, in a namespace of its own, where a folder above the virtual environment is closed to others:
@@ -139,16 +140,16 @@ def test_the_third_says_who_holds_the_lock(pair: dict[str, Ended]) -> None:
     assert ": process " in pair["third"].told
 
 
-def test_the_losses_are_equal_to_the_last_bit(clone: Clone, tree: Path, local: Ended, pair: dict[str, Ended]) -> None:
+def test_the_losses_are_equal_to_the_last_bit(local: Ended, s3: Any, clone: Clone, pair: dict[str, Ended]) -> None:
     """Another user, clone, account, path and load; the same seed."""
 
-    def losses(root: Path) -> list[tuple[int, int, str, str]]:
-        lines = (root / "build/rehearsal/local/results/metrics.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        return [(one["step"], one["consumed"], one["loss"].hex(), one["gradient_norm"].hex()) for one in found]
+    def losses(lines: list[dict[str, Any]]) -> list[tuple[int, int, str, str]]:
+        return [(one["step"], one["consumed"], one["loss"].hex(), one["gradient_norm"].hex()) for one in lines]
 
-    assert len(losses(tree)) == local.report["steps"] == 60
-    assert losses(clone.tree) == losses(tree)
+    file = clone.folder("local") / "results/metrics.jsonl"
+    found = losses([json.loads(line) for line in file.read_text().splitlines()])
+    assert len(found) == local.report["steps"] == 60
+    assert found == losses(metric_lines(s3, local.report))
 
 
 def test_the_bundle_is_the_same_in_another_clone(clone: Clone) -> None:

@@ -455,3 +455,29 @@ def test_bounds_that_are_not_looked_at_are_an_error(
     managed = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
     client("iam").put_role_permissions_boundary(RoleName=name, PermissionsBoundary=managed)
     assert answer(lambda: s3.get_object(Bucket=bucket, Key="own/x")) == UNKNOWN
+
+
+UNGIVEN: dict[str, tuple[Callable[[Any], Any], tuple[str, int]]] = {
+    "s3": (lambda client: client.list_buckets(), ("InvalidAccessKeyId", 403)),
+    "ec2": (lambda client: client.describe_vpcs(), ("AuthFailure", 401)),
+    "ssm": (lambda client: client.get_parameter(Name="x"), ("UnrecognizedClientException", 400)),
+    "autoscaling": (lambda client: client.describe_auto_scaling_groups(), ("InvalidClientTokenId", 403)),
+    "sts": (lambda client: client.get_caller_identity(), ("InvalidClientTokenId", 403)),
+}
+
+
+@pytest.mark.parametrize("service", UNGIVEN)
+def test_a_session_key_that_nobody_was_given_may_nothing(aws: EmulatedAws, service: str) -> None:
+    call, told = UNGIVEN[service]
+    keys = boto3.Session("ASIANOBODYWASGIVEN00", "secret", "token", region_name="us-east-1")
+    client = keys.client(service, endpoint_url=aws.endpoint, config=CONFIG)
+    assert answer(lambda: call(client)) == told
+
+
+def test_the_journal_names_the_role_of_a_session(aws: EmulatedAws, client: Client, role: Role, name: str) -> None:
+    node = role(allow("ec2:DescribeVpcs", "*"))
+    before = len(aws.journal())
+    node("ec2").describe_vpcs()
+    assert answer(lambda: node("s3").list_buckets())[0] == "AccessDenied"
+    client("ec2").describe_vpcs()
+    assert [entry.role for entry in aws.journal()[before:]] == [name, name, None]
