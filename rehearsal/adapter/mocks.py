@@ -23,7 +23,7 @@ from contract.base import InputError
 from rehearsal.adapter.account import Account, Adapter
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
-from rehearsal.adapter.pool import settled
+from rehearsal.adapter.pool import settled, some_done
 
 PROJECT = "trainyard"
 _THREADS = 16
@@ -67,7 +67,8 @@ def up(
     monitor = Monitor(deployment, on_event)
     with _ONE_AT_A_TIME, settled(ThreadPoolExecutor(1, thread_name_prefix="program")) as thread:
         try:
-            thread.submit(contextvars.copy_context().run, _run, deployment, texts, monitor).result()
+            (program,) = some_done([thread.submit(contextvars.copy_context().run, _run, deployment, texts, monitor)])
+            program.result()
         except KeyboardInterrupt:
             monitor.stop()
             raise

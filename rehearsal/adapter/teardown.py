@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
-from rehearsal.adapter.pool import settled
+from rehearsal.adapter.pool import settled, some_done
 
 _THREADS = 16
 
@@ -68,8 +68,7 @@ def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambd
                 if free:
                     continue
                 break
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in some_done(running.keys()):
                 resource = running.pop(future)
                 error = future.exception()
                 if error is not None:

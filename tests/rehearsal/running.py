@@ -21,7 +21,7 @@ from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment, write_stack
 
-END_SECONDS = 120.0
+END_SECONDS = 240.0
 # Jobs of one process. The second writes a checkpoint that is never whole.
 JOBS = {
     "endless": "import time\nwhile True:\n    time.sleep(1)\n",
@@ -122,9 +122,25 @@ class Running:
     def says(self, words: str) -> None:
         self.until(repr(words), lambda: words in self.told())
 
-    def reaches(self, phase: str) -> None:
-        self.until(f"the phase {phase}", lambda: PHASES[phase](self))
+    def reaches(self, phase: str, then: Callable[[], None] = lambda: None) -> None:
+        """`then`: what is done at once when it is there."""
+
+        def there() -> bool:
+            if found := PHASES[phase](self):
+                then()
+            return found
+
+        self.until(f"the phase {phase}", there)
         self.family = {*psutil.Process(self.process.pid).children(recursive=True), *marked(self.folder)}
+
+    def hold(self, phase: str) -> None:
+        """Stop it the moment that a phase is seen: what a test then looks up stays so until `go_on`."""
+        self.reaches(phase, lambda: self.process.send_signal(signal.SIGSTOP))
+        eventually(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED, "its stop", 10.0)
+
+    def go_on(self) -> None:
+        """After `hold`; a signal sent meanwhile is the first that it meets."""
+        self.process.send_signal(signal.SIGCONT)
 
     def send(self, number: int) -> None:
         """SIGINT as a terminal does, to the whole group; any other to the process alone."""

@@ -1,0 +1,55 @@
+"""A GPU stack rehearsed in its own shape, and how its report names what was made smaller or left out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.scaling import SMALL_MODEL, SMALL_STEPS
+from tests.rehearsal.conftest import RUN_SECONDS, clean_environment
+
+SECONDS = 300.0  # what two cores may take for it
+
+
+@pytest.fixture(scope="module")
+def report(tree: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rehearsal", "run", "--stack", "a100-cluster", "--nodes", "3", "--json"],
+        cwd=tree,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_it_ends_well(report: dict[str, Any]) -> None:
+    assert report["ok"]
+    assert (report["nodes"], report["processes_per_node"]) == (3, 2)
+    assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
+    assert report["leaked"] == []
+    assert (report["steps"], len(report["checkpoints"])) == (SMALL_STEPS["steps"], 2)
+    assert report["last_loss"] < report["first_loss"]
+
+
+def test_it_takes_no_longer_than_it_may(report: dict[str, Any]) -> None:
+    assert sum(report["phases"].values()) <= SECONDS, report["phases"]
+
+
+def test_what_was_made_smaller_is_named(report: dict[str, Any]) -> None:
+    scaled = {one["what"]: one["by"] for one in report["scaled"]}
+    assert scaled["8 processes a node"] == "2 processes a node"
+    preset = f"a preset of dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {SMALL_STEPS['steps']} steps"
+    assert scaled["the stack's model and steps"] == preset
+
+
+def test_what_no_folder_can_be_is_named(report: dict[str, Any]) -> None:
+    left_out = {one["what"] for one in report["not_rehearsed"]}
+    assert {f"role {name} on a worker" for name in ("efa", "lustre", "nvidia_driver")} <= left_out
