@@ -6,6 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from botocore.exceptions import ClientError
+
 from contract.base import Contract
 from contract.layout import chunk_key
 from contract.objects import Bucket
@@ -13,13 +15,15 @@ from contract.objects import Bucket
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
 CLOSE_SECONDS = 120.0  # an outage of S3 that a writer outlives at its end
+# A role that was just made may not be known everywhere yet; one that has gone does not come back.
+REFUSED_SECONDS = 20.0
 
 
 class ChunkWriter:
     """Collects lines and puts them to S3 every two seconds, in order, as `<prefix><seq>.jsonl`.
 
     A later writer under the same prefix goes on with the next number. A failed put is tried again with the next flush;
-    `close` flushes what is left, trying for two minutes.
+    `close` flushes what is left, trying for two minutes; for less where S3 answers and refuses.
     """
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
@@ -66,12 +70,12 @@ class ChunkWriter:
     def close(self) -> None:
         self._ending.set()
         self._thread.join()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        began = time.monotonic()
         while True:
             try:
                 return self.flush()
-            except Exception:
-                if time.monotonic() > deadline:
+            except Exception as error:
+                if time.monotonic() > began + (REFUSED_SECONDS if refused(error) else CLOSE_SECONDS):
                     raise
                 time.sleep(FLUSH_SECONDS)
 
@@ -82,6 +86,13 @@ class ChunkWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def refused(error: Exception) -> bool:
+    """Whether S3 was there and said no: the bucket or the right is missing."""
+    if not isinstance(error, ClientError):
+        return False
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403, 404}
 
 
 def line_end(piece: bytes) -> int:

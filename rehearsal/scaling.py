@@ -8,7 +8,7 @@ from contract.catalog import catalog
 from contract.report import Scaled
 from contract.training import TrainerConfig
 
-BRING_UP_MINUTES = 5.0
+BRING_UP_MINUTES = 10.0
 GPU_PROCESSES = 2
 # In place of the model of a GPU stack: a minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from contract.objects import Bucket
 from fleet import chunks
 from fleet.chunks import ChunkWriter, Tail
+from rehearsal.aws.faults import Deny
+from rehearsal.aws.process import EmulatedAws
 
 
 def content(bucket: Bucket, prefix: str) -> list[bytes]:
@@ -74,3 +77,19 @@ def test_a_line_that_never_ends_is_shipped_in_pieces(
     with ChunkWriter(bucket, "s/a-") as writer:
         Tail(file, writer).pump()
     assert b"".join(content(bucket, "s/")) == b"abcd\nefgh\n"
+
+
+def test_a_refusal_is_not_waited_for_as_an_outage_is(
+    account: EmulatedAws, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a node that outlives its role."""
+    monkeypatch.setattr(chunks, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(chunks, "FLUSH_SECONDS", 0.05)
+    writer = ChunkWriter(bucket, "a-")
+    account.inject(Deny(operation="s3:PutObject"))
+    try:
+        writer.add(b"last words")
+        with pytest.raises(ClientError, match="AccessDenied"):
+            writer.close()
+    finally:
+        account.clear_faults()

@@ -21,7 +21,7 @@ from tests.polling import eventually
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".*_cache", "tests")
-RUN_SECONDS = 600
+RUN_SECONDS = 900
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ import pytest
 from rehearsal.scaling import SMALL_MODEL, SMALL_STEPS
 from tests.rehearsal.conftest import RUN_SECONDS, clean_environment
 
-SECONDS = 300.0  # what two cores may take for it
-
 
 @pytest.fixture(scope="module")
 def report(tree: Path) -> dict[str, Any]:
@@ -37,10 +35,6 @@ def test_it_ends_well(report: dict[str, Any]) -> None:
     assert report["leaked"] == []
     assert (report["steps"], len(report["checkpoints"])) == (SMALL_STEPS["steps"], 2)
     assert report["last_loss"] < report["first_loss"]
-
-
-def test_it_takes_no_longer_than_it_may(report: dict[str, Any]) -> None:
-    assert sum(report["phases"].values()) <= SECONDS, report["phases"]
 
 
 def test_what_was_made_smaller_is_named(report: dict[str, Any]) -> None:
