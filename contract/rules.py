@@ -10,6 +10,13 @@ Rule = Callable[[StackSettings, Path], Iterator[Problem]]
 
 _RESERVED_BY_AWS = 5
 _FSX_ADDRESSES = 8
+# Of torchrun (docs.pytorch.org, "torchrun", environment variables), and those that the node's agent sets.
+_TAKEN = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA_URI", "CHECKPOINT_URI", "RESULTS_URI", "RESUME_URI"),
+    *("METRICS_DIR", "CHECKPOINT_REQUEST"),
+}
+_TAKEN_BEGINNINGS = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
 
 
 def efa_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -156,6 +163,18 @@ def variables_have_one_source(settings: StackSettings, root: Path) -> Iterator[P
         )
 
 
+def variables_are_free(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    for part in ("environment", "secrets"):
+        for name, value in sorted(getattr(settings.job, part).items()):
+            if name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
+                yield Problem(
+                    key=f"{CONFIG_KEY}.job.{part}.{name}",
+                    value=value,
+                    why="torchrun, AWS's SDKs or the node's agent set that variable",
+                    fix="Choose another name",
+                )
+
+
 def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Problem]:
     limit, bring_up = settings.job.time_limit_minutes, settings.launch.bring_up_minutes
     if limit <= bring_up:
@@ -177,6 +196,7 @@ RULES: tuple[Rule, ...] = (
     processes_fit,
     corpus_is_for_trainer,
     variables_have_one_source,
+    variables_are_free,
     time_suffices_to_start,
 )
 

@@ -36,6 +36,8 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
     found = Findings(scaled=scaled)
     with ExitStack() as stack:
         account = given_account()
+        if account is not None:
+            show.line("account", f"the one at {account.endpoint} (AWS_ENDPOINT_URL), which stays")
         check_machine(options.folder, options.root, settings)
         addresses = stack.enter_context(address_block())
         cut = stack.enter_context(stack_lock(options.folder, options.stack))

@@ -66,9 +66,9 @@ def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[
         by=f"{BRING_UP_MINUTES:g} minutes",
         why="nothing is installed",
     )
-    _without_gpus(scaling)
     if nodes is not None:
         _whole_batches(scaling)
+    _without_gpus(scaling)
     return settings, scaling.changes
 
 
@@ -79,12 +79,22 @@ def _whole_batches(scaling: Scaling) -> None:
     if train is None:
         return
     config = TrainerConfig.model_validate(train)
-    share = config.micro_batch_size * settings["nodes"] * (job.get("processes_per_node") or 1)
+    worker = catalog().get(settings["instance_type"])
+    assert worker is not None, "the settings are valid"
+    each = job.get("processes_per_node") or (worker.gpu.count if worker.gpu else 1)
+    share = config.micro_batch_size * settings["nodes"] * each
     whole = -(-config.batch_size // share) * share
     if whole == config.batch_size:
         return
     what, by = f"a batch of {config.batch_size} sequences", f"one of {whole}"
-    scaling.put(train, "batch_size", whole, what=what, by=by, why=f"it must split over {settings['nodes']} nodes")
+    scaling.put(
+        train,
+        "batch_size",
+        whole,
+        what=what,
+        by=by,
+        why=f"it must split over {settings['nodes']} nodes x {each}, on AWS too",
+    )
 
 
 def _without_gpus(scaling: Scaling) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from contract import objects
 from contract.objects import Bucket
@@ -14,18 +17,26 @@ REGION = "us-east-1"
 _numbers = count(1)
 
 
-# Files of tests by how long they take, longest first: the rest fills the gaps. Those that look at the main rehearsal
-# share the process that has run it.
-LOCAL = ("test_side_by_side", "test_road", "test_audit")
-LONG = (*LOCAL, "test_interrupt", "test_gpu_stack", "test_killed", "test_lease", "test_bad_input", "test_run")
+# Files of tests that take long, the longest first: the rest fills the gaps. Those that look at the main rehearsal share
+# the process that has run it.
+MAIN = ("test_side_by_side", "test_road", "test_audit")
+LONG = (*MAIN, "test_interrupt", "test_gpu_stack", "test_killed", "test_lease", "test_bad_input", "test_run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests run in one process, in their order; the long ones begin."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("local" if name in LOCAL else f"{item.path.parent.name}/{name}"))
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+class Files(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests run in one process, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "main" if Path(file).stem in MAIN else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Files(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -91,12 +91,18 @@ def status(stack: Stack, run: Run = None, as_json: Json = False) -> None:
 def logs(
     stack: Stack,
     run: Run = None,
-    source: Annotated[str, typer.Option(help="Regular expression on instance/boot/attempt-rank-stream.")] = "stderr",
+    source: Annotated[
+        str, typer.Option(help="Regular expression on instance/boot/attempt-source, e.g. rank0-stderr or torchrun.")
+    ] = "rank",
 ) -> None:
     """What the ranks wrote, each line with its writer."""
     with _told():
+        found = False
         for writer, line in runs.logs(Cluster.of(stack), run, source):
             print(f"{writer}: {line}")
+            found = True
+        if not found:
+            print(f"trainyard: no line of a source like {source!r} is in S3 yet", file=sys.stderr)
 
 
 @app.command()

@@ -68,10 +68,17 @@ def status(cluster: Cluster, run: str | None) -> RunStatus:
 
 def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, str]]:
     """(writer, line) of the logs of every node whose source matches the regular expression `source`."""
+    try:
+        wanted = re.compile(source)
+    except re.error as error:
+        why = f"not a regular expression: {error}"
+        raise InputError(
+            [Problem(key="--source", value=source, why=why, fix="Write one such as rank0-stderr")]
+        ) from None
     prefix = RunLayout(find_run(cluster, run).run).logs
     for key, line in Cursor(cluster.data, prefix).lines():
         writer = key.removeprefix(prefix).rsplit("-", 1)[0]
-        if re.search(source, writer):
+        if wanted.search(writer):
             yield writer, line.decode(errors="replace")
 
 
@@ -84,6 +91,9 @@ def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
 
 def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
     """Bring a run's results home, below `folder`; its metric lines, where it left any, as metrics.jsonl."""
+    if folder.exists() and not folder.is_dir():
+        why, fix = "it is there and is no folder", "Name a folder"
+        raise InputError([Problem(key="--to", value=str(folder), why=why, fix=fix)])
     record = find_run(cluster, run)
     prefix = RunLayout(record.run).results
     files = []

@@ -57,6 +57,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("job.dataset", "My Data", "job.dataset = 'My Data': must be up to 63 lower-case letters, digits"),
     ("job.resume", "../other", "job.resume = '../other': must be the id of a run, such as 20260131-183012-base-4f1a"),
     ("job.secrets", {"API-KEY": "k"}, "job.secrets.API-KEY = 'API-KEY': must be the name of an environment variable"),
+    (
+        "job.environment",
+        {"WORLD_SIZE": "7"},
+        "job.environment.WORLD_SIZE = '7': torchrun, AWS's SDKs or the node's agent",
+    ),
+    ("job.secrets", {"AWS_SECRET_ACCESS_KEY": "k"}, "job.secrets.AWS_SECRET_ACCESS_KEY = 'k': torchrun, AWS's SDKs"),
     ("job.secrets", {"KEY": "a b"}, "job.secrets.KEY = 'a b': must be the name of an SSM parameter"),
     ("job.environment", {"1ST": "x"}, "job.environment.1ST = '1ST': must be the name of an environment variable"),
     (

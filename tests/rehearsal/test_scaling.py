@@ -61,3 +61,9 @@ def test_scaling_does_not_touch_what_it_was_given(stack: str) -> None:
     raw = settings_of(stack)
     scale(raw, 5)
     assert raw == settings_of(stack)
+
+
+def test_a_batch_that_the_gpus_of_other_nodes_do_not_share_is_told() -> None:
+    """The preset takes its place here; on AWS the stack file must change."""
+    _, changes = scaled("a100-cluster", 3)
+    assert "a batch of 512 sequences" in changes

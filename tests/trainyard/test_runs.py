@@ -135,3 +135,14 @@ def test_the_launcher_finds_its_python_from_any_folder(
     )
     assert done.returncode == 0, done.stderr
     assert f"run {record.run}: running" in done.stdout
+
+
+def test_a_source_that_is_no_expression_is_told(cluster: clusters.Cluster, record: RunRecord) -> None:
+    with pytest.raises(InputError, match=r"--source = '\(': not a regular expression"):
+        list(runs.logs(found(cluster), None, "("))
+
+
+def test_results_do_not_go_into_a_file(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--to = .*it is there and is no folder"):
+        runs.results(found(cluster), None, tmp_path / "file")
