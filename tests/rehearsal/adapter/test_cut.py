@@ -87,7 +87,7 @@ def test_a_destroy_cut_between_any_two_deletions_is_repeated(
         cuts += 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(teardown, "wait", cut)
+    monkeypatch.setattr(teardown, "some_done", cut)
     gone = None
     while gone is None:
         try:
