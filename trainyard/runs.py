@@ -102,6 +102,7 @@ def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
         cluster.data.download(key, folder / name)
         files.append(name)
     if metrics := metric_lines(cluster.data, record.run):
+        folder.mkdir(parents=True, exist_ok=True)  # a run that goes on has metrics, and no results yet
         (folder / METRICS).write_text("".join(f"{line.model_dump_json()}\n" for line in metrics))
         files.append(METRICS)
     return FetchedResults(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,17 @@ def test_results_come_home_with_their_folders(cluster: clusters.Cluster, record:
     assert (tmp_path / "tensorboard/events").read_bytes() == b"x"
 
 
-def test_metrics_come_home_a_line_a_step(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
-    for attempt, loss in ((1, 3.0), (2, 2.0)):  # the later attempt has made the step again
+def leave_metrics(cluster: clusters.Cluster, run: str, losses: Iterable[tuple[int, float]]) -> None:
+    """A line of step 1 for each (attempt, loss)."""
+    for attempt, loss in losses:
         line = {"time": 1.0, "attempt": attempt, "step": 1, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0}
         more = {"consumed": 8, "tokens_per_second": 1.0, "step_seconds": 1.0}
-        prefix = chunk_prefix(RunLayout(record.run).metrics, "i-1", "0001", attempt_source(attempt, "metrics"))
+        prefix = chunk_prefix(RunLayout(run).metrics, "i-1", "0001", attempt_source(attempt, "metrics"))
         cluster.data.write(chunk_key(prefix, 0), json.dumps(line | more).encode())
+
+
+def test_metrics_come_home_a_line_a_step(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
+    leave_metrics(cluster, record.run, ((1, 3.0), (2, 2.0)))  # the later attempt has made the step again
     assert "metrics.jsonl" in runs.results(found(cluster), None, tmp_path).files
     (kept,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(kept)["loss"] == 2.0
@@ -146,3 +152,11 @@ def test_results_do_not_go_into_a_file(cluster: clusters.Cluster, record: RunRec
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"--to = .*it is there and is no folder"):
         runs.results(found(cluster), None, tmp_path / "file")
+
+
+def test_metrics_come_home_of_a_run_that_has_no_results_yet(cluster: clusters.Cluster, tmp_path: Path) -> None:
+    made = cluster.record()
+    cluster.data.write(RunLayout(made.run).record, made.model_dump_json().encode())
+    leave_metrics(cluster, made.run, ((1, 3.0),))
+    assert runs.results(found(cluster), made.run, tmp_path / "new").files == ("metrics.jsonl",)
+    assert (tmp_path / "new/metrics.jsonl").exists()
