@@ -25,6 +25,10 @@ class RunRecord(Contract):
     job: Job = Field(description="The job as it was launched.")
     limits: Limits = Field(description="Deadlines of the run.")
 
+    def lease_end(self, now: float) -> float:
+        """When a lease that is put or moved at `now` ends, both Unix time: never past the run's own deadline."""
+        return min(now + self.limits.lease_minutes * 60, self.deadline)
+
 
 class LostAttempt(Contract):
     """An attempt that did not end well, as far as it decides whether to go on."""

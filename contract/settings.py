@@ -1,7 +1,5 @@
 """A stack's settings: all that stands under `trainyard:cluster` in a stack file. The descriptions are the reference."""
 
-import re
-from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -13,45 +11,35 @@ from contract.base import Contract
 from contract.catalog import InstanceType, catalog
 from contract.manifest import NodeSystem
 from contract.training import TrainerConfig
+from contract.wording import spelled
 
 MOST_NODES = 1024
-
-
-def _spelled(pattern: str, words: str) -> Callable[[str], str]:
-    """A check of how a text is spelled, which tells its rule in words."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"must be {words}")
-        return value
-
-    return check
 
 
 JobName = Annotated[
     str,
     AfterValidator(
-        _spelled("[a-z][a-z0-9-]{0,30}", "a lower-case letter, then up to 30 lower-case letters, digits and hyphens")
+        spelled("[a-z][a-z0-9-]{0,30}", "a lower-case letter, then up to 30 lower-case letters, digits and hyphens")
     ),
 ]
 DatasetName = Annotated[
     str,
     AfterValidator(
-        _spelled("[a-z0-9][a-z0-9._-]{0,62}", "up to 63 lower-case letters, digits, dots, hyphens and underscores")
+        spelled("[a-z0-9][a-z0-9._-]{0,62}", "up to 63 lower-case letters, digits, dots, hyphens and underscores")
     ),
 ]
 RunId = Annotated[
-    str, AfterValidator(_spelled("[a-z0-9][a-z0-9-]{0,62}", "the id of a run, such as 20260131-183012-base-4f1a"))
+    str, AfterValidator(spelled("[a-z0-9][a-z0-9-]{0,62}", "the id of a run, such as 20260131-183012-base-4f1a"))
 ]
 VariableName = Annotated[
     str,
     AfterValidator(
-        _spelled("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
+        spelled("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
     ),
 ]
 ParameterName = Annotated[
     str,
-    AfterValidator(_spelled("[A-Za-z0-9_./-]{1,1011}", "the name of an SSM parameter: letters, digits and . - _ /")),
+    AfterValidator(spelled("[A-Za-z0-9_./-]{1,1011}", "the name of an SSM parameter: letters, digits and . - _ /")),
 ]
 
 

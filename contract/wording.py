@@ -1,6 +1,7 @@
 """Pydantic's errors in our own words: what is wrong with a value, and what to write instead."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,17 @@ WORDINGS = {
     "less_than": Wording("must be less than {lt}", "Write a smaller one"),
     "less_than_equal": Wording("must be {le} or less", "Write a smaller one"),
 }
+
+
+def spelled(pattern: str, words: str) -> Callable[[str], str]:
+    """A check of how a text is spelled, which tells its rule in words."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return check
 
 
 def in_words(item: Mapping[str, Any]) -> Wording:

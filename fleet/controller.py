@@ -65,7 +65,7 @@ class Supervision:
         if not self.control.started and now > self.run.created + limits.bring_up_minutes * 60:
             return self.outcome("failed", f"the job had not started within {limits.bring_up_minutes:g} minutes")
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
-            self.groups.renew_lease(min(now + limits.lease_minutes * 60, self.run.deadline))
+            self.groups.renew_lease(self.run.lease_end(now))
             self._renewed_at = now
         return self._judge(now)
 

@@ -4,7 +4,6 @@ import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
@@ -118,7 +117,3 @@ class Cluster:
     def control(self, run: str) -> Control | None:
         found = self.data.find(RunLayout(run).control)
         return None if found is None else Control.model_validate_json(found)
-
-    @property
-    def autoscaling(self) -> Any:
-        return client("autoscaling", self.region)

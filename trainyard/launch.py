@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from contract.layout import CURRENT_RUN, RunLayout
-from contract.lease import put_lease
 from contract.manifest import Manifest
 from contract.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard import dataset, runs
@@ -156,7 +155,7 @@ class Launch:
         with self._phase("workers"):
             self.show.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
             self._end_spares(control, members)
-            self._put_lease(current)
+            self.workers.put_lease(current.lease_end(time.time()))
             nodes = Nodes(self.cluster, self.show, self.deadline, current.run)
             nodes.expect(self._add(self.record.nodes - current.nodes))
         with self._phase("bring_up"):
@@ -204,12 +203,8 @@ class Launch:
     def _open_run(self) -> None:
         """From here on the run exists: its record, and the lease that ends it whoever dies."""
         self._write(self.record)
-        self._put_lease(self.record)
+        self.workers.put_lease(self.record.lease_end(time.time()))
         self.show.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
-
-    def _put_lease(self, run: RunRecord) -> None:
-        until = min(time.time() + run.limits.lease_minutes * 60, run.deadline)
-        put_lease(self.cluster.autoscaling, [group.autoscaling_group for group in self.manifest.groups], until)
 
     def _add(self, wanted: int) -> list[str]:
         self.show.detail("nodes", f"launching {wanted} x {self.workers.group.instance_type}")

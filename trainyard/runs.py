@@ -129,11 +129,9 @@ def stop(cluster: Cluster) -> list[str]:
     workers = Workers(cluster.manifest)
     ended: list[str] = []
     deadline = time.monotonic() + STOP_SECONDS
-    while members := workers.members():
+    while members := workers.empty():
         ended = ended or members
-        workers.empty()
         if time.monotonic() > deadline:
             raise TimeoutError(f"nodes {', '.join(members)} are still in the group after {STOP_SECONDS // 60} minutes")
         time.sleep(POLL_SECONDS)
-    workers.empty()  # nodes may be on order that are no members yet
     return ended

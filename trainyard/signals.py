@@ -1,31 +1,32 @@
 """Signals during a launch: one ends it by taking back what it added, and nothing cuts that."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
+
+def undisturbed() -> AbstractContextManager[None]:
     """What was added must go: a second signal does not cut that."""
-    earlier = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in earlier:
-            signal.signal(number, handler)
+    return _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """SIGTERM ends the launch as Ctrl-C does: by taking back what it added."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"signal {number}")
 
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    return _handled(interrupt, signal.SIGTERM)
+
+
+@contextmanager
+def _handled(handler: Handler, *numbers: int) -> Iterator[None]:
+    earlier = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, before in earlier:
+            signal.signal(number, before)

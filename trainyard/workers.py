@@ -5,6 +5,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.lease import put_lease
 from contract.manifest import Manifest
 from contract.objects import client
 from trainyard.errors import CapacityError
@@ -24,7 +25,7 @@ class Workers:
         self._names = [group.autoscaling_group for group in manifest.groups]
         self._autoscaling = client("autoscaling", manifest.region)
 
-    def described(self) -> list[dict[str, Any]]:
+    def _described(self) -> list[dict[str, Any]]:
         """The groups as Auto Scaling has them."""
         answer = self._autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=self._names)
         found: list[dict[str, Any]] = answer["AutoScalingGroups"]
@@ -36,7 +37,7 @@ class Workers:
 
     def _states(self) -> dict[str, str]:
         """Member -> life-cycle state."""
-        return {one["InstanceId"]: one["LifecycleState"] for group in self.described() for one in group["Instances"]}
+        return {one["InstanceId"]: one["LifecycleState"] for group in self._described() for one in group["Instances"]}
 
     def add(self, wanted: int, token: str) -> list[str]:
         """Launch `wanted` nodes. Raises CapacityError when fewer came: `take_back` then ends those.
@@ -104,13 +105,19 @@ class Workers:
             show.detail(name, str(error))  # the hook's own time-out lets it go
         return True
 
-    def empty(self) -> None:
-        """Every group on its way to nothing."""
-        for group in self.described():
+    def put_lease(self, until: float) -> None:
+        """Let AWS itself end the groups' nodes at `until`, Unix time, whoever dies before."""
+        put_lease(self._autoscaling, self._names, until)
+
+    def empty(self) -> list[str]:
+        """Send every group on its way to nothing; the members that are still there."""
+        groups = self._described()
+        for group in groups:
             if group["DesiredCapacity"]:
                 self._autoscaling.set_desired_capacity(
                     AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=0, HonorCooldown=False
                 )
+        return [one["InstanceId"] for group in groups for one in group["Instances"]]
 
 
 def _reasons(answer: dict[str, Any]) -> str:

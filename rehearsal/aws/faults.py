@@ -1,6 +1,5 @@
 """Faults that the emulated account shows on demand, as models: what the control page `faults` takes."""
 
-import re
 from typing import Annotated, Literal
 
 import botocore.session
@@ -8,15 +7,14 @@ from botocore.exceptions import UnknownServiceError
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from contract.base import Contract
+from contract.wording import spelled
 
-
-def _operation(value: str) -> str:
-    if not re.fullmatch(r"[a-z0-9-]+:[A-Z]\w+", value):
-        raise ValueError("must be a service as in IAM and one of its API operations, such as fsx:CreateFileSystem")
-    return value
-
-
-Operation = Annotated[str, AfterValidator(_operation), Field(description="Such as fsx:CreateFileSystem.")]
+_WORDS = "a service as in IAM and one of its API operations, such as fsx:CreateFileSystem"
+Operation = Annotated[
+    str,
+    AfterValidator(spelled(r"[a-z0-9-]+:[A-Z]\w+", _WORDS)),
+    Field(description="Such as fsx:CreateFileSystem."),
+]
 
 
 class Capacity(Contract):

@@ -1,8 +1,6 @@
 """A manifest that wants more nodes: the run on the cluster gets them, or stays as it was."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +11,13 @@ from rehearsal.aws.faults import Capacity, Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
-from tests.trainyard.test_launch import Recorder
-from trainyard import bringup, workers
+from tests.trainyard.conftest import Meanwhile, Recorder
+from trainyard import workers
 from trainyard.cluster import Cluster
 from trainyard.errors import LaunchError
 from trainyard.launch import Launch
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringup, "POLL_SECONDS", 0.05)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Growing:
@@ -63,27 +58,7 @@ def growing(account: EmulatedAws) -> Growing:
     return Growing()
 
 
-@pytest.fixture
-def nodes() -> Iterator[Callable[[Callable[[], bool]], None]]:
-    """Starts a thread that calls what it is given until that is done."""
-    threads: list[threading.Thread] = []
-    ending = threading.Event()
-
-    def start(act: Callable[[], bool]) -> None:
-        def work() -> None:
-            while not ending.wait(0.05) and not act():
-                pass
-
-        threads.append(threading.Thread(target=work))
-        threads[-1].start()
-
-    yield start
-    ending.set()
-    for thread in threads:
-        thread.join()
-
-
-def test_the_run_goes_on_with_the_new_nodes(growing: Growing, nodes: Any) -> None:
+def test_the_run_goes_on_with_the_new_nodes(growing: Growing, meanwhile: Meanwhile) -> None:
     growing.want(4)
     run = growing.record.run
     before: list[int] = []
@@ -102,7 +77,7 @@ def test_the_run_goes_on_with_the_new_nodes(growing: Growing, nodes: Any) -> Non
             growing.cluster.agent(run, node, "workers_up", 4)
         return True
 
-    nodes(act)
+    meanwhile(act)
     result = growing.launch().go(update=True)
     assert (result.run, sorted(result.nodes)) == (run, sorted(growing.cluster.members()))
     assert growing.current() == growing.record.model_copy(update={"nodes": 4})
@@ -123,7 +98,7 @@ def test_a_failed_growth_leaves_the_old_nodes(growing: Growing, account: Emulate
     assert f"run {growing.record.run} goes on with its 2 nodes" in growing.show.lines
 
 
-def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, nodes: Any) -> None:
+def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, meanwhile: Meanwhile) -> None:
     growing.want(3)
 
     def act() -> bool:
@@ -133,14 +108,14 @@ def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, nodes: Any)
             return True
         return False
 
-    nodes(act)
+    meanwhile(act)
     with pytest.raises(LaunchError, match=r"node i-\w+ could not be configured: efa: no such device"):
         growing.launch().go(update=True)
     assert sorted(growing.cluster.members()) == sorted(growing.old)
     assert growing.current() == growing.record
 
 
-def test_an_attempt_that_does_not_come_up_gives_the_run_back(growing: Growing, nodes: Any) -> None:
+def test_an_attempt_that_does_not_come_up_gives_the_run_back(growing: Growing, meanwhile: Meanwhile) -> None:
     growing.want(3)
     made = growing.launch()
 
@@ -150,7 +125,7 @@ def test_an_attempt_that_does_not_come_up_gives_the_run_back(growing: Growing, n
             return True
         return False
 
-    nodes(act)
+    meanwhile(act)
     made.deadline.at -= made.deadline.minutes * 60 - 3
     with pytest.raises(LaunchError, match="the job's start did not come"):
         made.go(update=True)

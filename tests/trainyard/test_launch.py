@@ -1,8 +1,7 @@
 """The launch against a real group: all nodes or none, and one clear reason."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,29 +12,14 @@ from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.trainyard.conftest import Meanwhile, Recorder
 from trainyard import bringup
 from trainyard.bringup import Deadline, Nodes
 from trainyard.cluster import Cluster
 from trainyard.errors import BringUpError, LaunchError
 from trainyard.launch import Launch
 
-
-class Recorder:
-    """A display that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def line(self, subject: str, text: str) -> None:
-        self.lines.append(f"{subject} {text}")
-
-    def detail(self, subject: str, text: str) -> None:
-        """Not looked at."""
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringup, "POLL_SECONDS", 0.05)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
@@ -44,27 +28,21 @@ def cluster(account: EmulatedAws) -> clusters.Cluster:
 
 
 @pytest.fixture
-def nodes(cluster: clusters.Cluster) -> Iterator[Callable[[Callable[[str, list[str]], None]], None]]:
-    """Starts a thread in which the nodes act, once they are launched: it is given the run and them."""
-    threads: list[threading.Thread] = []
-    ending = threading.Event()
+def nodes(cluster: clusters.Cluster, meanwhile: Meanwhile) -> Callable[[Callable[[str, list[str]], None]], None]:
+    """The nodes act once they are launched: given the run and them."""
 
     def start(act: Callable[[str, list[str]], None]) -> None:
-        def wait() -> None:
-            while not ending.wait(0.05):
-                members = cluster.members()
-                found = cluster.staging.find(CURRENT_RUN)
-                if found is not None and len(members) == 2:
-                    act(RunRecord.model_validate_json(found).run, members)
-                    return
+        def launched() -> bool:
+            members = cluster.members()
+            found = cluster.staging.find(CURRENT_RUN)
+            if found is None or len(members) != 2:
+                return False
+            act(RunRecord.model_validate_json(found).run, members)
+            return True
 
-        threads.append(threading.Thread(target=wait))
-        threads[-1].start()
+        meanwhile(launched)
 
-    yield start
-    ending.set()
-    for thread in threads:
-        thread.join()
+    return start
 
 
 def launch(cluster: clusters.Cluster) -> tuple[Launch, Recorder]:
