@@ -31,6 +31,7 @@ class Call:
     root: Path
     id: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    olds: Mapping[str, Any] = field(default_factory=dict)  # of an update: the inputs until now
     say: Callable[[str], None] = lambda line: None
 
     def autoname(self) -> str:
@@ -51,10 +52,15 @@ class Call:
 
 
 class Handler(ABC):
-    """Makes and deletes resources of one type."""
+    """Makes, changes and deletes resources of one type.
+
+    `replaces`: inputs whose change the provider answers with another resource in place of this one (its schema's
+    `replaceOnChanges`, in the provider's own documentation "forces new resource").
+    """
 
     type: str
     keys: Keys
+    replaces: frozenset[str] = frozenset()
 
     @abstractmethod
     def create(self, call: Call) -> Made:
@@ -63,6 +69,10 @@ class Handler(ABC):
     @abstractmethod
     def delete(self, call: Call) -> None:
         """Delete `call.id` and wait until it is gone."""
+
+    def update(self, call: Call) -> dict[str, Any]:
+        """Bring `call.id` from `call.olds` to `call.inputs`, none of `replaces` among what differs; its outputs."""
+        raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change this type yet")
 
     def adopt(self, call: Call) -> Made:
         """Take over `call.id`, which exists, and bring what differs from the inputs in line with them."""
