@@ -37,6 +37,16 @@ class WorkerGroup(Contract):
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
+    spot: bool = Field(False, description="Whether AWS may take the nodes back, with two minutes' notice.")
+    launched_by: Literal["launch-instances", "desired-capacity"] = Field(
+        "launch-instances",
+        description="How nodes are asked for: Auto Scaling's synchronous LaunchInstances, or its desired capacity where "
+        "that call does not reach (Capacity Blocks).",
+    )
+    ends: float | None = Field(
+        None,
+        description="Unix time at which AWS takes the group's capacity away, e.g. of a Capacity Block; none: never.",
+    )
 
 
 class Fsx(Contract):
@@ -97,6 +107,11 @@ class Limits(Contract):
     time_limit_minutes: float = Field(
         gt=0, description="Minutes after the launch at which the workers end in any case."
     )
+    idle_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Minutes without work on any node's GPUs (CPUs, where it has none) that end the run; none: no such limit.",
+    )
 
 
 class Manifest(Contract):
@@ -119,5 +134,5 @@ class Manifest(Contract):
 
     def digest(self) -> str:
         """SHA-256 of all but sizes and deadlines: a run of the same digest can become what this manifest says."""
-        told = self.model_dump(mode="json", exclude={"limits": True, "groups": {"__all__": {"nodes"}}})
+        told = self.model_dump(mode="json", exclude={"limits": True, "groups": {"__all__": {"nodes", "ends"}}})
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
