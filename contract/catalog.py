@@ -8,13 +8,41 @@ from pydantic import Field
 
 from contract.base import Contract
 
+TORCH_CUDA = "13.2"  # what the torch of trainer/requirements.txt is built for
+
+
+class Chip(Contract):
+    """One model of GPU."""
+
+    model: str = Field(description="NVIDIA's model name.")
+    compute_capability: str = Field(pattern=r"^\d+\.\d$", description="CUDA compute capability.")
+    bf16_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack bf16.")
+    fp8_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack fp8.")
+    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that it needs.")
+    last_cuda: str | None = Field(
+        pattern=r"^\d+\.\d$", description="Last CUDA that supports it; none where every CUDA to date does."
+    )
+
 
 class Gpu(Contract):
     """The GPUs of an instance type."""
 
-    model: str = Field(description="NVIDIA's model name.")
+    model: str = Field(description="NVIDIA's model name, one of the catalog's chips.")
     count: int = Field(gt=0, description="GPUs per instance.")
-    memory_gib: int = Field(gt=0, description="Memory of each, GiB.")
+    memory_mib: int = Field(gt=0, description="Memory of each, MiB.")
+    interconnect: Literal["nvswitch", "nvlink", "pcie"] | None = Field(description="Between them; none for one GPU.")
+
+    @property
+    def chip(self) -> Chip:
+        return next(chip for chip in catalog().chips if chip.model == self.model)
+
+
+class Cards(Contract):
+    """Network cards that are equal, with consecutive indexes."""
+
+    count: int = Field(gt=0, description="How many.")
+    interfaces: int = Field(gt=0, description="Network interfaces that each bears.")
+    efa: bool = Field(description="Whether each bears an EFA interface. Plain interfaces they all do.")
 
 
 class NetworkCard(Contract):
@@ -23,7 +51,6 @@ class NetworkCard(Contract):
     index: int = Field(ge=0, description="Network card index.")
     interfaces: int = Field(gt=0, description="Network interfaces that the card bears.")
     efa: bool = Field(description="Whether the card bears an EFA interface.")
-    ena: bool = Field(description="Whether the card bears a plain interface.")
 
 
 class InterfaceSpec(Contract):
@@ -34,18 +61,53 @@ class InterfaceSpec(Contract):
     type: Literal["interface", "efa-only"] = Field(description="InterfaceType.")
 
 
+class InstanceStore(Contract):
+    """NVMe disks that live and die with the instance."""
+
+    disks: int = Field(gt=0, description="How many.")
+    gb: int = Field(gt=0, description="Size of each, GB.")
+
+
 class InstanceType(Contract):
     """One EC2 instance type."""
 
     name: str = Field(description="EC2's name.")
     vcpus: int = Field(gt=0, description="Default vCPUs.")
     memory_gib: float = Field(gt=0, description="Memory, GiB.")
-    gpu: Gpu | None = Field(description="GPUs; none for CPU types.")
-    nvswitch: bool = Field(description="Whether the GPUs need Fabric Manager.")
-    instance_store_disks: int = Field(ge=0, description="NVMe instance store disks.")
-    cluster_placement: bool = Field(description="Whether a cluster placement group takes it.")
-    efa_interfaces: int = Field(ge=0, description="EFA interfaces that it bears.")
-    network_cards: tuple[NetworkCard, ...] = Field(min_length=1, description="Network cards, by index.")
+    on_demand_usd: float | None = Field(
+        gt=0, description="List price, USD an hour, Linux, us-east-1; none where it is sold by Capacity Block only."
+    )
+    capacity_block_usd: float | None = Field(
+        None, gt=0, description="Effective rate of a Capacity Block, USD an hour; none where it is not sold so."
+    )
+    cluster_placement: bool = Field(True, description="Whether a cluster placement group takes it.")
+    gpu: Gpu | None = Field(None, description="GPUs; none for CPU types.")
+    cards: tuple[Cards, ...] = Field(min_length=1, description="Network cards, by index, equal ones together.")
+    instance_store: InstanceStore | None = Field(None, description="Local NVMe disks.")
+
+    @property
+    def network_cards(self) -> tuple[NetworkCard, ...]:
+        each = [group for group in self.cards for _ in range(group.count)]
+        return tuple(
+            NetworkCard(index=index, interfaces=group.interfaces, efa=group.efa) for index, group in enumerate(each)
+        )
+
+    @property
+    def efa_interfaces(self) -> int:
+        """EFA interfaces that it bears: one on each card that bears any."""
+        return sum(group.count for group in self.cards if group.efa)
+
+    @property
+    def nvswitch(self) -> bool:
+        """Whether the GPUs need Fabric Manager."""
+        return self.gpu is not None and self.gpu.interconnect == "nvswitch"
+
+    def undriven(self, cuda: str = TORCH_CUDA) -> str | None:
+        """Why a torch built for this CUDA (major.minor) can't use the type's GPUs; None where it can, or has none."""
+        if self.gpu is None or self.gpu.chip.last_cuda is None or _release(cuda) <= _release(self.gpu.chip.last_cuda):
+            return None
+        last = self.gpu.chip.last_cuda
+        return f"its {self.gpu.model} GPUs are supported up to CUDA {last}, and torch is built for CUDA {cuda}"
 
     def interfaces(self, efa: bool) -> list[InterfaceSpec]:
         """The interfaces of a launch template, laid out as AWS documents for EFA-accelerated types.
@@ -69,7 +131,8 @@ class Catalog(Contract):
     """All instance types that a stack may name."""
 
     dated: str = Field(description="Day of the data, YYYY-MM-DD.")
-    source: str = Field(description="Where the data is from.")
+    sources: tuple[str, ...] = Field(min_length=1, description="Where the data is from, one line a kind of fact.")
+    chips: tuple[Chip, ...] = Field(min_length=1, description="The models of GPU in them.")
     instance_types: tuple[InstanceType, ...] = Field(min_length=1, description="The types.")
 
     def get(self, name: str) -> InstanceType | None:
@@ -80,3 +143,7 @@ class Catalog(Contract):
 def catalog() -> Catalog:
     """The catalog as shipped."""
     return Catalog.model_validate_json((Path(__file__).parent / "catalog.json").read_text())
+
+
+def _release(cuda: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in cuda.split("."))
