@@ -11,6 +11,7 @@ from contract.dataset import DatasetIndex
 from contract.events import NODE_EVENT
 from contract.manifest import Manifest
 from contract.metrics import MetricLine, Results
+from contract.prices import Prices
 from contract.report import Report
 from contract.run import Control, LaunchResult, Outcome, RunRecord
 from contract.settings import StackSettings
@@ -20,6 +21,7 @@ _MODELS: dict[str, type[Contract]] = {
     "settings": StackSettings,
     "training": TrainerConfig,
     "catalog": Catalog,
+    "prices": Prices,
     "manifest": Manifest,
     "dataset": DatasetIndex,
     "metric": MetricLine,
