@@ -40,8 +40,8 @@ class WorkerGroup(Contract):
     spot: bool = Field(False, description="Whether AWS may take the nodes back, with two minutes' notice.")
     launched_by: Literal["launch-instances", "desired-capacity"] = Field(
         "launch-instances",
-        description="How nodes are asked for: Auto Scaling's synchronous LaunchInstances, or its desired capacity where "
-        "that call does not reach (Capacity Blocks).",
+        description="How nodes are asked for: Auto Scaling's synchronous LaunchInstances, or its desired capacity "
+        "where that call does not reach (Capacity Blocks).",
     )
     ends: float | None = Field(
         None,
@@ -110,7 +110,7 @@ class Limits(Contract):
     idle_minutes: float | None = Field(
         None,
         gt=0,
-        description="Minutes without work on any node's GPUs (CPUs, where it has none) that end the run; none: no such limit.",
+        description="Minutes without work on any node's GPUs (or CPUs) that end the run; none: no such limit.",
     )
 
 

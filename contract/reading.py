@@ -1,6 +1,7 @@
-"""A stack's settings from what its file says: types and keys, then the rules across fields."""
+"""A stack's settings from what its file says: types and keys, and the rules across fields, all told at once."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from contract.settings import StackSettings
 def read_settings(raw: Any, root: Path, source: str) -> StackSettings:
     """Validate what stands under `trainyard:cluster`. `root` is Pulumi.yaml's folder, `source` names the stack file.
 
-    Raises InputError with every problem: types and keys first, then the rules across fields.
+    Raises InputError with every problem: of types and keys, and of the rules across fields that can be judged.
     """
     if not isinstance(raw, Mapping):
         why = "the stack file has no such object" if raw is None else "must be an object"
@@ -24,8 +25,32 @@ def read_settings(raw: Any, root: Path, source: str) -> StackSettings:
     try:
         settings = StackSettings.model_validate(raw)
     except ValidationError as error:
-        raise InputError(problems_of(error, CONFIG_KEY, source)) from None
-    problems = problems_across(settings, root)
-    if problems:
+        problems = problems_of(error, CONFIG_KEY, source)
+        raise InputError([*problems, *_beside(raw, error, root)]) from None
+    if problems := problems_across(settings, root):
         raise InputError(problems)
     return settings
+
+
+def _beside(raw: Mapping[str, Any], error: ValidationError, root: Path) -> list[Problem]:
+    """What the rules find in the rest, once what could not be read is left out; nothing where no rest stands alone."""
+    places = [[part for part in item["loc"] if part != "[key]"] for item in error.errors(include_url=False)]
+    rest = copy.deepcopy(dict(raw))
+    for place in places:
+        _take_out(rest, place)
+    try:
+        settings = StackSettings.model_validate(rest)
+    except ValidationError:
+        return []
+    return problems_across(settings, root, [".".join(str(part) for part in place) for place in places])
+
+
+def _take_out(rest: Any, place: Sequence[str | int]) -> None:
+    """Remove a value; of a list, the whole list."""
+    for number, part in enumerate(place):
+        if not isinstance(rest, dict) or part not in rest:
+            return
+        if number == len(place) - 1 or not isinstance(rest[part], dict):
+            del rest[part]
+            return
+        rest = rest[part]

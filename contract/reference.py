@@ -14,7 +14,7 @@ from contract.settings import StackSettings
 _INTRO = f"""# Settings of a stack
 
 All of them stand under `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Keys that are not listed here are refused.
-This page is made from `contract/settings.py`: `python -m contract.reference > docs/settings.md`.
+This page is made from `contract/settings/`: `python -m contract.reference > docs/settings.md`.
 """
 
 

@@ -1,6 +1,6 @@
 """What nodes fetch, under its own hash: the bundle they configure themselves from, and the source of the user's job."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,8 @@ FOLDERS = ("playbooks", "fleet", "contract", "trainer")
 FILES = ("constraints.txt",)
 SCHEMA = "schemas/manifest.schema.json"
 
-_KEYS = {"bundle": layout.bundle_key, "job": layout.job_source_key}
+Kind = Literal["bundle", "job"]
+_KEYS: dict[Kind, Callable[[str], str]] = {"bundle": layout.bundle_key, "job": layout.job_source_key}
 
 
 def pack_bundle(root: Path) -> Packed:
@@ -40,7 +41,7 @@ class ArchivesArgs:
 
     scope: Scope
     bucket: pulumi.Input[str]
-    archives: Mapping[Literal["bundle", "job"], Packed]
+    archives: Mapping[Kind, Packed]
     folder: Path
 
 
@@ -50,11 +51,11 @@ class Archives(pulumi.ComponentResource):
     They go at the end with their bucket, or when its lifecycle rule takes them.
     """
 
-    uris: dict[Literal["bundle", "job"], pulumi.Output[str]]
+    told: dict[Kind, dict[str, pulumi.Input[str]]]  # as contract.manifest.Archive
 
     def __init__(self, name: str, args: ArchivesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Archives", name, None, opts)
-        self.uris = {}
+        self.told = {}
         for kind, packed in args.archives.items():
             stored = aws.s3.BucketObjectv2(
                 kind,
@@ -65,5 +66,6 @@ class Archives(pulumi.ComponentResource):
                 tags=args.scope.own_tags(kind),  # an object bears ten tags at most, so the user's are left out
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
-            self.uris[kind] = pulumi.Output.concat("s3://", args.bucket, "/", stored.key)
-        self.register_outputs({"uris": self.uris})
+            uri = pulumi.Output.concat("s3://", args.bucket, "/", stored.key)
+            self.told[kind] = {"uri": uri, "sha256": packed.sha256}
+        self.register_outputs({"archives": self.told})

@@ -1,4 +1,4 @@
-"""FSx for Lustre, PERSISTENT_2 on SSD, in the nodes' subnet."""
+"""FSx for Lustre on SSD, in the nodes' subnet, linked to the data bucket where the stack wants it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,25 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from contract.settings.storage import FsxSettings
 from infra.scope import Scope
+
+# Imported: what appears, changes and goes in S3. Exported: never a deletion, which would delete objects.
+_IMPORTED = ["NEW", "CHANGED", "DELETED"]
+_EXPORTED = ["NEW", "CHANGED"]
+LINKED_AT = "/data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSystemArgs:
-    """Sizes as contract.settings.FsxSettings checks them."""
+    """`key_arn`: key of what stays on its disks, PERSISTENT_2 only. `data_bucket`: which `settings` may link it to."""
 
     scope: Scope
+    settings: FsxSettings
     subnet_id: pulumi.Input[str]
     security_group_ids: Sequence[pulumi.Input[str]]
-    capacity_gib: int
-    throughput_mbps_per_tib: int
+    key_arn: pulumi.Input[str]
+    data_bucket: pulumi.Input[str]
 
 
 class FileSystem(pulumi.ComponentResource):
@@ -28,20 +35,37 @@ class FileSystem(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: FileSystemArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:FileSystem", name, None, opts)
+        own, settings = pulumi.ResourceOptions(parent=self), args.settings
+        persistent = settings.deployment == "PERSISTENT_2"
         lustre = aws.fsx.LustreFileSystem(
             "lustre",
-            deployment_type="PERSISTENT_2",
+            deployment_type=settings.deployment,
             storage_type="SSD",
-            storage_capacity=args.capacity_gib,
-            per_unit_storage_throughput=args.throughput_mbps_per_tib,
+            storage_capacity=settings.capacity_gib,
+            per_unit_storage_throughput=settings.throughput,
             file_system_type_version="2.15",
             data_compression_type="LZ4",
-            automatic_backup_retention_days=0,
+            kms_key_id=args.key_arn if persistent else None,
+            automatic_backup_retention_days=settings.kept_backup_days if persistent else None,
             subnet_ids=args.subnet_id,
             security_group_ids=args.security_group_ids,
             tags=args.scope.tags("filesystem"),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=own,
         )
+        if settings.data_repository:
+            aws.fsx.DataRepositoryAssociation(
+                "data",
+                file_system_id=lustre.id,
+                file_system_path=LINKED_AT,
+                data_repository_path=pulumi.Output.concat("s3://", args.data_bucket),
+                batch_import_meta_data_on_create=True,
+                s3=aws.fsx.DataRepositoryAssociationS3Args(
+                    auto_import_policy=aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED),
+                    auto_export_policy=aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED),
+                ),
+                tags=args.scope.tags("data-link"),
+                opts=own,
+            )
         self.dns_name = lustre.dns_name
         self.mount_name = lustre.mount_name
         self.register_outputs({"dns_name": self.dns_name, "mount_name": self.mount_name})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.image import Image
 from infra.scope import Scope
 
 
@@ -13,11 +14,12 @@ from infra.scope import Scope
 class HeadArgs:
     scope: Scope
     instance_type: str
-    image_id: str
+    image: Image
     root_volume_gib: int
     subnet_id: pulumi.Input[str]
     security_group_ids: Sequence[pulumi.Input[str]]
     instance_profile: pulumi.Input[str]
+    key_arn: pulumi.Input[str]
     user_data: pulumi.Input[str]
 
 
@@ -31,8 +33,8 @@ class Head(pulumi.ComponentResource):
         super().__init__("trainyard:infra:Head", name, None, opts)
         tags = args.scope.tags("head")
         instance = aws.ec2.Instance(
-            "head",
-            ami=args.image_id,
+            f"head-{args.image.family}",
+            ami=args.image.id,
             instance_type=args.instance_type,
             subnet_id=args.subnet_id,
             vpc_security_group_ids=args.security_group_ids,
@@ -45,13 +47,14 @@ class Head(pulumi.ComponentResource):
                 volume_type="gp3",
                 volume_size=args.root_volume_gib,
                 encrypted=True,
+                kms_key_id=args.key_arn,
                 delete_on_termination=True,
                 tags=tags,
             ),
             user_data=args.user_data,
             user_data_replace_on_change=True,
             tags=tags,
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"]),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"] if args.image.drifts else []),
         )
         self.instance_id = instance.id
         self.address = instance.private_ip

@@ -12,14 +12,35 @@ from infra.scope import Scope
 
 Statement = dict[str, Any]
 
+_REFERENCE = "https://docs.aws.amazon.com/service-authorization/latest/reference/"
+# Actions for which AWS knows no resource to name, and no narrower way. Action -> why it is needed, AWS's page.
+UNSCOPED: dict[str, tuple[str, str]] = {
+    "autoscaling:DescribeAutoScalingGroups": (
+        "the controller sees which nodes are in its groups",
+        f"{_REFERENCE}list_amazonec2autoscaling.html",
+    ),
+    "ssm:UpdateInstanceInformation": (
+        "Session Manager's agent says that it is there",
+        f"{_REFERENCE}list_awssystemsmanager.html",
+    ),
+    **{
+        f"ssmmessages:{action}": (
+            "a session of Session Manager speaks through it",
+            f"{_REFERENCE}list_amazonsessionmanagermessagegatewayservice.html",
+        )
+        for action in ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
+    },
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityArgs:
-    """`secrets`: names of the SSM parameters that the job reads."""
+    """`key_arn`: the KMS key of the data bucket. `secrets`: names of the SSM parameters that the job reads."""
 
     scope: Scope
     data_bucket_arn: pulumi.Input[str]
     staging_bucket_arn: pulumi.Input[str]
+    key_arn: pulumi.Input[str]
     secrets: Sequence[str]
 
 
@@ -31,43 +52,58 @@ class Identity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Identity", name, None, opts)
-        self._scope = args.scope
-        self.head_profile = self._profile("head", _head(args))
-        self.worker_profile = self._profile("workers", _workers(args))
+        self.head_profile = self._profile("head", args.scope, _head(args))
+        self.worker_profile = self._profile("workers", args.scope, _workers(args))
         self.register_outputs({"head_profile": self.head_profile, "worker_profile": self.worker_profile})
 
-    def _profile(self, role_name: str, statements: list[Statement]) -> pulumi.Output[str]:
+    def _profile(self, name: str, scope: Scope, statements: list[Statement]) -> pulumi.Output[str]:
         own = pulumi.ResourceOptions(parent=self)
-        trust = {
-            "Effect": "Allow",
-            "Action": "sts:AssumeRole",
-            "Principal": {"Service": f"ec2.{self._scope.dns_suffix}"},
-        }
-        role = aws.iam.Role(
-            role_name,
-            assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
-            description=f"Trainyard stack {self._scope.stack}: {role_name}",
-            tags=self._scope.tags(f"{role_name}-role"),
-            opts=own,
-        )
-        policy = aws.iam.RolePolicy(
-            role_name,
-            role=role.name,
-            policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements}),
-            opts=own,
-        )
+        role, policy = service_role(name, scope, "ec2", statements, own)
         # Whoever has the profile's name boots with all of the rights: they are there before it.
         profile = aws.iam.InstanceProfile(
-            role_name,
+            name,
             role=role.name,
-            tags=self._scope.tags(f"{role_name}-profile"),
+            tags=scope.tags(f"{name}-profile"),
             opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy])),
         )
         return profile.name
 
 
+def service_role(
+    name: str, scope: Scope, service: str, statements: list[Statement], opts: pulumi.ResourceOptions
+) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+    """A role that a service of AWS takes on, and its one policy. EC2 itself gives its instances no source to name."""
+    trust: Statement = {
+        "Effect": "Allow",
+        "Action": "sts:AssumeRole",
+        "Principal": {"Service": f"{service}.{scope.dns_suffix}"},
+    }
+    if service != "ec2":
+        trust["Condition"] = {"StringEquals": {"aws:SourceAccount": scope.account}}
+    role = aws.iam.Role(
+        name,
+        assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
+        description=f"Trainyard stack {scope.stack}: {name}",
+        permissions_boundary=scope.boundary,
+        tags=scope.tags(f"{name}-role"),
+        opts=opts,
+    )
+    policy = aws.iam.RolePolicy(
+        name,
+        role=role.name,
+        policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements}),
+        opts=opts,
+    )
+    return role, policy
+
+
 def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **more: Any) -> Statement:
     return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources), **more}
+
+
+def _unscoped(sid: str, *actions: str) -> Statement:
+    assert all(action in UNSCOPED for action in actions), f"{actions}: say in UNSCOPED why"
+    return _allow(sid, actions, ["*"])
 
 
 def _below(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]]:
@@ -75,14 +111,11 @@ def _below(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]
 
 
 def _sessions() -> Statement:
-    """People reach a node by Session Manager: what its agent asks for, and AWS knows no narrower resource for it.
+    """People reach a node by Session Manager: what its agent asks for.
 
     AmazonSSMManagedInstanceCore would also let every node read all parameters of the account, others' secrets included.
     """
-    channels = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
-    return _allow(
-        "Sessions", ["ssm:UpdateInstanceInformation", *(f"ssmmessages:{action}" for action in channels)], ["*"]
-    )
+    return _unscoped("Sessions", *(action for action in UNSCOPED if action.startswith(("ssm:", "ssmmessages:"))))
 
 
 def _list(args: IdentityArgs) -> Statement:
@@ -90,23 +123,35 @@ def _list(args: IdentityArgs) -> Statement:
     return _allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 
+def _own_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
+    """Actions on this stack's groups: their names are made by the engine, so a tag tells them."""
+    scope = args.scope
+    groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
+    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
+    return _allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged)
+
+
+def _data_key(args: IdentityArgs) -> Statement:
+    """S3 asks KMS in the node's name; nobody else may be asked so."""
+    via = f"s3.{args.scope.region}.{args.scope.dns_suffix}"
+    only = {"StringEquals": {"kms:ViaService": via}}
+    return _allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=only)
+
+
 def _head(args: IdentityArgs) -> list[Statement]:
     """The controller's rights: the lease and the end of its own stack's groups, the run's records, its own events."""
     return [
-        _allow(
+        _own_groups(
+            args,
             "OwnGroups",
-            [
-                "autoscaling:SetDesiredCapacity",
-                "autoscaling:PutScheduledUpdateGroupAction",
-                "autoscaling:TerminateInstanceInAutoScalingGroup",
-            ],
-            ["*"],
-            Condition={"StringEquals": {f"aws:ResourceTag/{tags.STACK}": args.scope.stack}},
+            "SetDesiredCapacity",
+            "PutScheduledUpdateGroupAction",
+            "TerminateInstanceInAutoScalingGroup",
         ),
-        # AWS knows no narrower resource for it.
-        _allow("Look", ["autoscaling:DescribeAutoScalingGroups"], ["*"]),
+        _unscoped("Look", "autoscaling:DescribeAutoScalingGroups"),
         _sessions(),
         _list(args),
+        _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], _below(args.staging_bucket_arn, "*")),
         _allow("WriteOwnEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, "head/*")),
         _allow("Runs", ["s3:GetObject", "s3:PutObject"], _below(args.data_bucket_arn, "runs/*")),
@@ -119,14 +164,10 @@ def _workers(args: IdentityArgs) -> list[Statement]:
     statements = [
         _sessions(),
         _list(args),
+        _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], boots_from),
         _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),
-        _allow(
-            "Leave",
-            ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"],
-            ["*"],
-            Condition={"StringEquals": {f"aws:ResourceTag/{tags.STACK}": args.scope.stack}},
-        ),
+        _own_groups(args, "Leave", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
         # Delete: a checkpoint is committed by a rename, which in S3 is copy and delete. Versions keep what was deleted.
         _allow(
             "Runs",

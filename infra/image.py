@@ -1,15 +1,50 @@
-"""Which machine image nodes boot, by what the instance type has."""
+"""Which machine image nodes boot: looked up once, and not again for what stands."""
+
+from dataclasses import dataclass
 
 import pulumi_aws as aws
 
-from contract.catalog import InstanceType
+from contract.base import CONFIG_KEY, InputError, Problem
 
-# Public parameters, kept current by their owners. Both are Ubuntu 24.04 with cloud-init and the SSM agent.
-PLAIN = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-GPU = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-ROOT_DEVICE = "/dev/sda1"
+# Public parameters, kept current by their owners: Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
+# OSS Nvidia Driver GPU AMI"). All are x86_64 with cloud-init; the root devices are those of the images.
+_PARAMETERS = {
+    "ubuntu-24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+    "debian-12": "/aws/service/debian/release/12/latest/amd64",
+    "deep-learning": "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+}
+_ROOT_DEVICES = {"ubuntu-24.04": "/dev/sda1", "debian-12": "/dev/xvda", "deep-learning": "/dev/sda1"}
+OWN = "own"
 
 
-def image_for(instance_type: InstanceType) -> str:
-    """The image id as of now. It drifts: who uses it ignores later changes, or an `up` would replace the cluster."""
-    return aws.ssm.get_parameter(name=GPU if instance_type.gpu else PLAIN).insecure_value
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """`family`: the parameter's name, or `own` for an id of the user's.
+
+    `drifts`: the id is a parameter's as of now, so later changes of it are ignored: an `up` would replace the cluster.
+    The family stands in the names of what uses it, so that another family is another resource all the same.
+    """
+
+    id: str
+    family: str
+    root_device: str
+    drifts: bool
+
+
+def look_up_image(name: str) -> Image:
+    """The image of that name (contract.settings.names.ImageName). Raises InputError for an id that can't be used."""
+    if name in _PARAMETERS:
+        found = aws.ssm.get_parameter(name=_PARAMETERS[name]).insecure_value
+        return Image(id=found, family=name, root_device=_ROOT_DEVICES[name], drifts=True)
+    try:
+        image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
+    except Exception as error:
+        raise _unusable(name, f"AWS does not give it: {' '.join(str(error).split())}") from error
+    if image.architecture != "x86_64":
+        raise _unusable(name, f"is for {image.architecture}, and every type of the catalog is x86_64")
+    return Image(id=name, family=OWN, root_device=image.root_device_name, drifts=False)
+
+
+def _unusable(name: str, why: str) -> InputError:
+    fix = "Name an x86_64 image of this region that the account may launch"
+    return InputError([Problem(key=f"{CONFIG_KEY}.image", value=name, why=why, fix=fix)])

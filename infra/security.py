@@ -8,18 +8,20 @@ import pulumi_aws as aws
 from infra.scope import Scope
 
 ALL_PROTOCOLS = "-1"
+HTTPS_PORT = 443
 # Lustre's ports, between clients and file system and within it. FSx for Lustre guide, "Access control with VPC".
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityArgs:
-    """`efa`, `fsx`: whether the cluster has them, and so needs their groups."""
+    """`efa`, `fsx`, `endpoints`: whether the cluster has them, and so needs their groups."""
 
     scope: Scope
     vpc_id: pulumi.Input[str]
     efa: bool
     fsx: bool
+    endpoints: bool
 
 
 class Security(pulumi.ComponentResource):
@@ -28,6 +30,7 @@ class Security(pulumi.ComponentResource):
     node_groups: list[pulumi.Output[str]]
     efa_groups: list[pulumi.Output[str]]
     fsx_groups: list[pulumi.Output[str]]
+    endpoint_groups: list[pulumi.Output[str]]
 
     def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Security", name, None, opts)
@@ -44,7 +47,8 @@ class Security(pulumi.ComponentResource):
             tags=args.scope.tags("nodes-to-world"),
             opts=self._own,
         )
-        self.node_groups, self.efa_groups, self.fsx_groups = [nodes.id], [], []
+        self.node_groups = [nodes.id]
+        self.efa_groups, self.fsx_groups, self.endpoint_groups = [], [], []
 
         if args.efa:
             # EFA's traffic is not IP: only a rule that names the group itself admits it, and it takes one each way.
@@ -61,6 +65,13 @@ class Security(pulumi.ComponentResource):
                     self._allow(f"fsx-to-{peer_name}-{low}", aws.vpc.SecurityGroupEgressRule, fsx, peer, low, high)
                 self._allow(f"nodes-from-fsx-{low}", aws.vpc.SecurityGroupIngressRule, nodes, fsx, low, high)
             self.fsx_groups = [fsx.id]
+
+        if args.endpoints:
+            endpoints = self._group("endpoints", "Interface endpoints of AWS: HTTPS from nodes")
+            self._allow(
+                "endpoints-from-nodes", aws.vpc.SecurityGroupIngressRule, endpoints, nodes, HTTPS_PORT, HTTPS_PORT
+            )
+            self.endpoint_groups = [endpoints.id]
 
         self.register_outputs({"node_groups": self.node_groups, "efa_groups": self.efa_groups})
 

@@ -7,15 +7,32 @@ import pulumi
 import pulumi_aws as aws
 
 from contract import tags
-from contract.base import InputError, Problem
 from infra.scope import Scope
 
 Rule = aws.s3.BucketLifecycleConfigurationRuleArgs
+Default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketArgs:
+class StagingArgs:
     scope: Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArgs:
+    """`given`: name of a bucket that is there; then nothing is made, and `arn` and `name` are that one's.
+
+    `retained`: name of the one to adopt.
+
+    `noncurrent_days`, `archive_days` as contract.settings.storage describes them.
+    """
+
+    scope: Scope
+    given: str | None
+    retained: str | None
+    key_arn: pulumi.Input[str]
+    noncurrent_days: int
+    archive_days: int | None
 
 
 class DataBucket(pulumi.ComponentResource):
@@ -28,8 +45,13 @@ class DataBucket(pulumi.ComponentResource):
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
 
-    def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+    def __init__(self, name: str, args: DataArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:DataBucket", name, None, opts)
+        if args.given is not None:
+            self.name = pulumi.Output.from_input(args.given)
+            self.arn = pulumi.Output.from_input(f"arn:{args.scope.partition}:s3:::{args.given}")
+            self.register_outputs({"name": self.name})
+            return
         keep = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             "trainyard-data",
@@ -37,10 +59,13 @@ class DataBucket(pulumi.ComponentResource):
             # An imported bucket has no name of the engine's making: without the exception it would be named anew, and
             # the engine refuses to replace what it has just imported.
             opts=pulumi.ResourceOptions.merge(
-                keep, pulumi.ResourceOptions(import_=_retained(args.scope), ignore_changes=["bucket"])
+                keep, pulumi.ResourceOptions(import_=args.retained, ignore_changes=["bucket"])
             ),
         )
-        _settle("data", bucket, [_abort_uploads(), _expire_noncurrent()], versioned=True, opts=keep)
+        rules = [_abort_uploads(), _expire_noncurrent(args.noncurrent_days)]
+        if args.archive_days is not None:
+            rules.append(_archive_old(args.archive_days))
+        _settle("data", bucket, rules, key_arn=args.key_arn, versioned=True, opts=keep)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -52,15 +77,15 @@ class StagingBucket(pulumi.ComponentResource):
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
 
-    def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+    def __init__(self, name: str, args: StagingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StagingBucket", name, None, opts)
         own = pulumi.ResourceOptions(parent=self)
         bucket = aws.s3.Bucket(
             "trainyard-staging", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=own
         )
-        _settle(
-            "staging", bucket, [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))], versioned=False, opts=own
-        )
+        rules = [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))]
+        # Under S3's own key: what nodes boot from needs no right beside the bucket's, and holds no secret.
+        _settle("staging", bucket, rules, key_arn=None, versioned=False, opts=own)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -82,15 +107,29 @@ def _abort_uploads() -> Rule:
     )
 
 
-def _expire_noncurrent() -> Rule:
-    """What is deleted or overwritten stays readable for a month, then stops being billed."""
+def _expire_noncurrent(days: int) -> Rule:
+    """What is deleted or overwritten can be restored for a while, then stops being billed."""
     return Rule(
         id="expire-noncurrent",
         status="Enabled",
         filter=_all(),
         noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-            noncurrent_days=30
+            noncurrent_days=days
         ),
+    )
+
+
+def _archive_old(days: int) -> Rule:
+    """Old checkpoints and results are kept at a twentieth of the price, and take a restore of hours to read.
+
+    A lifecycle rule can't tell the newest of something: what is old, `trainyard` marks by a tag.
+    """
+    tag = aws.s3.BucketLifecycleConfigurationRuleFilterTagArgs(key=tags.ARCHIVE, value=tags.OLD)
+    return Rule(
+        id="archive-old",
+        status="Enabled",
+        filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(tag=tag),
+        transitions=[aws.s3.BucketLifecycleConfigurationRuleTransitionArgs(days=days, storage_class="DEEP_ARCHIVE")],
     )
 
 
@@ -104,32 +143,13 @@ def _expire_archives(prefix: str) -> Rule:
     )
 
 
-def _retained(scope: Scope) -> str | None:
-    """Name of this stack's data bucket, when an earlier `up` made one."""
-    found = aws.resourcegroupstaggingapi.get_resources(
-        resource_type_filters=["s3:bucket"],
-        tag_filters=[
-            {"key": tags.STACK, "values": [scope.stack]},
-            {"key": tags.ROLE, "values": [tags.DATA_BUCKET]},
-        ],
-    )
-    names = sorted(entry.resource_arn.rpartition(":")[2] for entry in found.resource_tag_mapping_lists)
-    if len(names) > 1:
-        raise InputError(
-            [
-                Problem(
-                    key=f"{tags.STACK}={scope.stack}, {tags.ROLE}={tags.DATA_BUCKET}",
-                    value=names,
-                    why="more than one bucket bears the tags of this stack's data bucket",
-                    fix=f"Remove the tags from all but one of them in {scope.region}",
-                )
-            ]
-        )
-    return names[0] if names else None
-
-
 def _settle(
-    name: str, bucket: aws.s3.Bucket, rules: Sequence[Rule], versioned: bool, opts: pulumi.ResourceOptions
+    name: str,
+    bucket: aws.s3.Bucket,
+    rules: Sequence[Rule],
+    key_arn: pulumi.Input[str] | None,
+    versioned: bool,
+    opts: pulumi.ResourceOptions,
 ) -> None:
     """Encryption, no public access, TLS only, lifecycle and versioning. One after the other: S3 refuses two at once."""
 
@@ -148,7 +168,14 @@ def _settle(
     last = aws.s3.BucketServerSideEncryptionConfiguration(
         name,
         bucket=bucket.bucket,
-        rules=[{"apply_server_side_encryption_by_default": {"sse_algorithm": "AES256"}, "bucket_key_enabled": True}],
+        rules=[
+            aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+                apply_server_side_encryption_by_default=Default(
+                    sse_algorithm="AES256" if key_arn is None else "aws:kms", kms_master_key_id=key_arn
+                ),
+                bucket_key_enabled=True,  # one call of KMS for many objects
+            )
+        ],
         opts=after(last),
     )
     if versioned:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import yaml
 
+Role = Literal["head", "worker"]
 LIMIT_BYTES = 16 * 1024
 BOOTSTRAP = "fleet/bootstrap.py"
 
@@ -42,7 +43,7 @@ _Dumper.add_representer(
 )
 
 
-def user_data(role: Literal["head", "worker"], manifest_uri: str, region: str, root: Path) -> str:
+def user_data(role: Role, manifest_uri: str, region: str, root: Path) -> str:
     """The cloud-config of a node. `root` is the repository's.
 
     Started without blocking: the unit waits for the network and retries, and cloud-init shall be done meanwhile.

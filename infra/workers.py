@@ -8,7 +8,8 @@ import pulumi
 import pulumi_aws as aws
 
 from contract.catalog import InstanceType
-from infra.image import ROOT_DEVICE
+from contract.settings.capacity import GroupPlan
+from infra.image import Image
 from infra.scope import Scope
 
 _HEARTBEAT_SECONDS = 120  # a spot notice gives two minutes, and no exit shall take less care than that
@@ -16,13 +17,17 @@ _HEARTBEAT_SECONDS = 120  # a spot notice gives two minutes, and no exit shall t
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroupArgs:
-    """`grace_seconds`: how long a node may look unhealthy while the play configures it, a reboot included."""
+    """`plan`: how many nodes, and from where.
+
+    `grace_seconds`: how long a node may look unhealthy while the play configures it, a reboot included.
+    """
 
     scope: Scope
     instance_type: InstanceType
-    nodes: int
+    plan: GroupPlan
     efa: bool
-    image_id: str
+    image: Image
+    key_arn: pulumi.Input[str]
     root_volume_gib: int
     subnet_ids: Sequence[pulumi.Input[str]]
     security_group_ids: Sequence[pulumi.Input[str]]
@@ -35,15 +40,18 @@ class WorkerGroupArgs:
 class WorkerGroup(pulumi.ComponentResource):
     """Pulumi never manages the desired capacity: launch, lease and controller do."""
 
+    name: str
+    plan: GroupPlan
     autoscaling_group: pulumi.Output[str]
     lifecycle_hook: pulumi.Output[str]
 
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
-        tags = args.scope.tags("workers")
+        self.name, self.plan = name, args.plan
+        tags = args.scope.tags(name)
         template = aws.ec2.LaunchTemplate(
-            name,
-            image_id=args.image_id,
+            f"{name}-{args.image.family}",
+            image_id=args.image.id,
             instance_type=args.instance_type.name,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=args.instance_profile),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
@@ -66,15 +74,18 @@ class WorkerGroup(pulumi.ComponentResource):
             ),
             block_device_mappings=[
                 aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=ROOT_DEVICE,
+                    device_name=args.image.root_device,
                     ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                         volume_type="gp3",
                         volume_size=args.root_volume_gib,
                         encrypted="true",
+                        kms_key_id=args.key_arn,
                         delete_on_termination="true",
                     ),
                 )
             ],
+            instance_market_options=_market(args.plan),
+            capacity_reservation_specification=_reservation(args.plan),
             # The group's tags reach instances only; an orphan must be found in every shape.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
@@ -85,12 +96,12 @@ class WorkerGroup(pulumi.ComponentResource):
             ),
             update_default_version=True,
             tags=args.scope.tags(f"{name}-template"),
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"]),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"] if args.image.drifts else []),
         )
         group = aws.autoscaling.Group(
             name,
             min_size=0,
-            max_size=args.nodes,
+            max_size=args.plan.nodes,
             desired_capacity=0,
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
                 id=template.id, version=template.latest_version.apply(str)
@@ -119,3 +130,34 @@ class WorkerGroup(pulumi.ComponentResource):
         self.autoscaling_group = group.name
         self.lifecycle_hook = hook.name
         self.register_outputs({"autoscaling_group": self.autoscaling_group})
+
+
+def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
+    """A spot instance of a group is never `persistent`: the group itself asks for another."""
+    if plan.market == "on-demand":
+        return None
+    price = None if plan.max_price_usd is None else f"{plan.max_price_usd:g}"
+    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
+        market_type=plan.market,
+        spot_options=(
+            aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
+                spot_instance_type="one-time", instance_interruption_behavior="terminate", max_price=price
+            )
+            if plan.market == "spot"
+            else None
+        ),
+    )
+
+
+def _reservation(plan: GroupPlan) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
+    """A named reservation and no other. Others stay out of reservations that are not meant for them."""
+    if plan.reservation is not None:
+        return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
+            capacity_reservation_target=aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
+                capacity_reservation_id=plan.reservation
+            )
+        )
+    if plan.market != "on-demand":
+        return None
+    preference = "open" if plan.open_reservations else "none"
+    return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(capacity_reservation_preference=preference)

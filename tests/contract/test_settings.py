@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from contract.base import InputError
+from contract import rules
+from contract.base import InputError, Problem
 from contract.reading import read_settings
 from contract.reference import models_in
 from contract.rules import RULES
+from contract.rules.rule import Rule
 from contract.settings import StackSettings
 from contract.wording import WORDINGS
 
@@ -178,14 +180,12 @@ def test_whatever_stands_in_a_key_is_refused_in_our_words(junk: Any, tmp_path: P
                 assert item["type"] in {*WORDINGS, "value_error"}, f"{'.'.join(path)}: {item['msg']}"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.__name__ for rule in RULES])
-def test_every_rule_is_asked(rule: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from contract import rules
-    from contract.base import Problem
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_every_rule_is_asked(rule: Rule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sentinel(settings: StackSettings, root: Path) -> Iterator[Problem]:
+        yield Problem(key=rule.name, value=None, why="sentinel", fix="none")
 
-    def sentinel(settings: StackSettings, root: Path) -> Any:
-        yield Problem(key=rule.__name__, value=None, why="sentinel", fix="none")
-
-    monkeypatch.setattr(rules, "RULES", tuple(sentinel if one is rule else one for one in RULES))
-    with pytest.raises(InputError, match=rule.__name__):
+    asked = tuple(Rule(sentinel, one.reads) if one is rule else one for one in RULES)
+    monkeypatch.setattr(rules, "RULES", asked)
+    with pytest.raises(InputError, match=rule.name):
         read_settings(GOOD, tmp_path, "stacks/x.yaml")

@@ -1,15 +1,12 @@
-"""Rules across the fields of a stack's settings. Each yields problems; all are reported together."""
+"""Rules about the job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from contract.base import CONFIG_KEY, Problem
+from contract.rules.rule import Rule
 from contract.settings import StackSettings
 
-Rule = Callable[[StackSettings, Path], Iterator[Problem]]
-
-_RESERVED_BY_AWS = 5
-_FSX_ADDRESSES = 8
 # Of torchrun (docs.pytorch.org, "torchrun", environment variables), and those that the node's agent sets.
 _TAKEN = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
@@ -17,48 +14,6 @@ _TAKEN = {
     *("METRICS_DIR", "CHECKPOINT_REQUEST"),
 }
 _TAKEN_BEGINNINGS = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
-
-
-def efa_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    if settings.network.efa and not settings.worker_type.efa_interfaces:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.efa",
-            value=True,
-            why=f"{settings.instance_type} bears no Elastic Fabric Adapter",
-            fix="Set it to false, or choose an instance type with EFA such as p4d.24xlarge",
-        )
-
-
-def placement_is_borne(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    if settings.network.placement_group and not settings.worker_type.cluster_placement:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.placement_group",
-            value=True,
-            why=f"{settings.instance_type} can't be in a cluster placement group",
-            fix="Set it to false, or choose another instance type",
-        )
-
-
-def addresses_suffice(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    cidr = settings.network.cidr
-    if not 16 <= cidr.prefixlen <= 24:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.cidr",
-            value=str(cidr),
-            why="the VPC's range must be from /16 (AWS's largest) to /24 (room for two subnets)",
-            fix="Choose a range such as 10.42.0.0/16",
-        )
-        return
-    # Half of the range is the private subnet, where every node and the file system live.
-    room = cidr.num_addresses // 2 - _RESERVED_BY_AWS
-    needed = settings.nodes + 1 + (_FSX_ADDRESSES if settings.fsx else 0)
-    if needed > room:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.cidr",
-            value=str(cidr),
-            why=f"too small: its private half has {room} free addresses, the cluster needs {needed}",
-            fix="Choose a larger range, such as 10.42.0.0/16",
-        )
 
 
 def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -186,21 +141,13 @@ def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Prob
         )
 
 
-RULES: tuple[Rule, ...] = (
-    efa_is_borne,
-    placement_is_borne,
-    addresses_suffice,
-    one_kind_of_job,
-    source_is_there,
-    batch_splits,
-    processes_fit,
-    corpus_is_for_trainer,
-    variables_have_one_source,
-    variables_are_free,
-    time_suffices_to_start,
+RULES = (
+    Rule(one_kind_of_job, ("job",)),
+    Rule(source_is_there, ("job.source", "job.command")),
+    Rule(batch_splits, ("job.train", "nodes", "job.processes_per_node", "instance_type")),
+    Rule(processes_fit, ("job.processes_per_node", "instance_type")),
+    Rule(corpus_is_for_trainer, ("job.builtin_corpus", "job.train")),
+    Rule(variables_have_one_source, ("job.secrets", "job.environment")),
+    Rule(variables_are_free, ("job.secrets", "job.environment")),
+    Rule(time_suffices_to_start, ("job.time_limit_minutes", "launch.bring_up_minutes")),
 )
-
-
-def problems_across(settings: StackSettings, root: Path) -> list[Problem]:
-    """Every problem that any rule finds. `root` is the folder of Pulumi.yaml."""
-    return [problem for rule in RULES for problem in rule(settings, root)]

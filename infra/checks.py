@@ -1,0 +1,230 @@
+"""Rules that only the account can judge, in one registry: asked in every preview, before anything is made."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from contract.base import CONFIG_KEY, InputError, Problem
+from contract.demand import quotas_needed
+from contract.rules.network import addresses_needed
+from contract.settings import StackSettings
+from infra.endpoints import NODE_SERVICES
+from infra.facts import Facts
+
+Check = Callable[[StackSettings, Facts], Iterator[Problem]]
+
+# EC2 ends the instances of a Capacity Block so long before the block's end. EC2 user guide, "Capacity Blocks for ML".
+BLOCK_ENDS_EARLY_SECONDS = 1800.0
+
+
+def capacity_ends(facts: Facts) -> float | None:
+    """Unix time at which AWS takes the reserved instances away, or stops paying for them out of the reservation."""
+    found = facts.reservation
+    if found is None or found.ends is None:
+        return None
+    return found.ends - BLOCK_ENDS_EARLY_SECONDS if found.block else found.ends
+
+
+def zone_offers_the_types(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    decided = facts.subnet or facts.reservation
+    usable = facts.offering(settings)
+    asked = decided.zone if decided else settings.network.zone
+    if asked in usable or (asked is None and usable):
+        return
+    names = " and ".join(sorted({settings.instance_type, settings.head_instance_type}))
+    yield Problem(
+        key=f"{CONFIG_KEY}.network.zone",
+        value=asked,
+        why=f"no zone that we may use offers {names}" if asked is None else f"does not offer {names}",
+        fix=f"Choose one of {', '.join(usable)}"
+        if usable
+        else f"Choose other types, or a region beside {facts.region}",
+    )
+
+
+def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    found = facts.reservation
+    if found is None:
+        return
+    for key, zone in (
+        ("network.zone", settings.network.zone),
+        ("network.existing.subnet_id", facts.subnet.zone if facts.subnet else None),
+    ):
+        if zone not in (None, found.zone):
+            yield Problem(
+                key=f"{CONFIG_KEY}.{key}",
+                value=zone,
+                why=f"reservation {found.id} is in {found.zone}",
+                fix=f"Choose {found.zone}, or another reservation",
+            )
+
+
+def _of_reservation(settings: StackSettings, facts: Facts, why: str, fix: str) -> Problem:
+    named = settings.capacity.reservation_id
+    assert named is not None
+    return Problem(key=f"{CONFIG_KEY}.capacity.{named[0]}", value=named[1], why=why, fix=fix)
+
+
+def reservation_is_of_its_kind(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    found, wanted = facts.reservation, settings.capacity.capacity_block is not None
+    if found and found.block != wanted:
+        is_a, key = ("a Capacity Block", "capacity_block") if found.block else ("no Capacity Block", "reservation")
+        yield _of_reservation(settings, facts, f"is {is_a}", f"Name it under capacity.{key}")
+
+
+def reservation_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    found = facts.reservation
+    if found is None or found.state == "active":
+        return
+    begins = found.starts is not None and found.state in ("scheduled", "pending", "payment-pending")
+    when = f", begins at {_told(found.starts)}" if begins and found.starts is not None else ""
+    fix = "Come back then" if begins else "Name one that is active"
+    yield _of_reservation(settings, facts, f"is {found.state}{when}", fix)
+
+
+def reservation_suits(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    found = facts.reservation
+    if found is None:
+        return
+    wanted = sum(group.nodes for group in settings.groups if group.reservation)
+    if found.instance_type != settings.instance_type:
+        why = f"is of {found.instance_type}, and the workers are {settings.instance_type}"
+        yield _of_reservation(settings, facts, why, f"Set instance_type to {found.instance_type}, or name another")
+    if found.instances < wanted:
+        why = f"has {found.instances} instances, and {wanted} nodes are launched into it"
+        yield _of_reservation(
+            settings, facts, why, f"Set nodes so that {found.instances} suffice, or name a larger one"
+        )
+
+
+def reservation_lasts(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    ends, found = capacity_ends(facts), facts.reservation
+    if ends is None or found is None or found.state != "active":
+        return
+    left, job = (ends - time.time()) / 60, settings.job
+    if left < settings.launch.bring_up_minutes:
+        why = f"its instances end at {_told(ends)}, before a launch may be done (launch.bring_up_minutes)"
+        yield _of_reservation(settings, facts, why, "Name one that lasts longer")
+    elif left < job.time_limit_minutes and settings.capacity.at_its_end == "refuse":
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.time_limit_minutes",
+            value=job.time_limit_minutes,
+            why=f"the instances of {found.id} end in {left:.0f} minutes, at {_told(ends)}",
+            fix=f"Choose {left:.0f} at most, or at_its_end: shorten, which lets the run end with them",
+        )
+
+
+def quotas_suffice(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    for need in quotas_needed(settings):
+        granted = facts.quotas[need.code]
+        if need.vcpus > granted:
+            yield Problem(
+                key=need.key,
+                value=need.value,
+                why=f"takes {need.vcpus} vCPUs, and the quota {need.name} ({need.code}) of this account in "
+                f"{facts.region} is {granted:g}",
+                fix=f"Ask for more: aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+                f"{need.code} --desired-value {need.vcpus} --region {facts.region}",
+            )
+
+
+def subnet_is_of_the_vpc(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    given = settings.network.existing
+    if facts.subnet and given and facts.subnet.vpc_id != given.vpc_id:
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.subnet_id",
+            value=given.subnet_id,
+            why=f"is in {facts.subnet.vpc_id}, not in {given.vpc_id}",
+            fix="Name a subnet of that VPC",
+        )
+
+
+def subnet_has_room(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    given, needed = settings.network.existing, addresses_needed(settings)
+    if facts.subnet and given and facts.subnet.free_addresses < needed:
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.subnet_id",
+            value=given.subnet_id,
+            why=f"has {facts.subnet.free_addresses} free addresses, the cluster needs {needed}",
+            fix="Name a larger subnet, or fewer nodes",
+        )
+
+
+def subnet_reaches_aws(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    found, given = facts.subnet, settings.network.existing
+    if found is None or given is None:
+        return
+
+    def problem(why: str, fix: str) -> Problem:
+        return Problem(key=f"{CONFIG_KEY}.network.existing.subnet_id", value=given.subnet_id, why=why, fix=fix)
+
+    if found.public:
+        yield problem(
+            "its default route is an internet gateway, and nodes have no public address to go through it",
+            "Name a private subnet, whose default route is a NAT gateway",
+        )
+    elif not found.way_out:
+        missing = [name for name in NODE_SERVICES if name not in found.services]
+        if missing:
+            yield problem(
+                f"has no default route, and its VPC no endpoint for {', '.join(missing)}",
+                "Add a NAT gateway, or interface endpoints with private DNS for these",
+            )
+    if not found.s3_endpoint:
+        yield problem(
+            "its routes have no gateway endpoint for S3: data and checkpoints would pay NAT by the gigabyte",
+            f"Add one, which is free: aws ec2 create-vpc-endpoint --vpc-id {found.vpc_id} --service-name "
+            f"com.amazonaws.{facts.region}.s3 --route-table-ids ...",
+        )
+
+
+def vpc_resolves_names(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    given = settings.network.existing
+    if facts.subnet and given and not facts.subnet.resolves_names:
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.vpc_id",
+            value=given.vpc_id,
+            why="DNS support or DNS hostnames are off in it, so nodes find neither AWS's endpoints nor each other",
+            fix="Turn both on: aws ec2 modify-vpc-attribute",
+        )
+
+
+def data_is_in_the_region(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    storage = settings.storage
+    key_region = storage.kms_key.split(":")[3] if storage.kms_key else None
+    for key, value, region in (
+        ("bucket", storage.bucket, facts.bucket_region),
+        ("kms_key", storage.kms_key, key_region),
+    ):
+        if region is not None and region != facts.region:
+            yield Problem(
+                key=f"{CONFIG_KEY}.storage.{key}",
+                value=value,
+                why=f"is in {region}, and the stack in {facts.region}",
+                fix=f"Name one in {facts.region}, or set aws:region to {region}",
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    zone_offers_the_types,
+    zone_is_the_reservations,
+    reservation_is_of_its_kind,
+    reservation_can_be_used,
+    reservation_suits,
+    reservation_lasts,
+    quotas_suffice,
+    subnet_is_of_the_vpc,
+    subnet_has_room,
+    subnet_reaches_aws,
+    vpc_resolves_names,
+    data_is_in_the_region,
+)
+
+
+def check_account(settings: StackSettings, facts: Facts) -> None:
+    """Raises InputError with every problem that any check finds."""
+    if problems := [problem for check in CHECKS for problem in check(settings, facts)]:
+        raise InputError(problems)
+
+
+def _told(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))

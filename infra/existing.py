@@ -1,0 +1,90 @@
+"""A VPC and subnet that somebody else keeps: looked at, never changed."""
+
+from dataclasses import dataclass
+
+import pulumi_aws as aws
+
+from contract.base import CONFIG_KEY, InputError, Problem
+from contract.settings.network import ExistingNetwork
+from infra.endpoints import NODE_SERVICES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubnetFacts:
+    """`vpc_id`: the VPC that it is really in. `way_out`: NAT or another hop; `public`: straight to an internet gateway.
+
+    `services`: those of infra.endpoints.NODE_SERVICES that have an endpoint in the VPC; `s3_endpoint`: in the subnet's
+    own routes.
+    """
+
+    vpc_id: str
+    cidr: str
+    zone: str
+    free_addresses: int
+    resolves_names: bool
+    way_out: bool
+    public: bool
+    s3_endpoint: bool
+    services: frozenset[str]
+
+
+def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
+    """Raises InputError where VPC or subnet is not there."""
+    try:
+        vpc = aws.ec2.get_vpc(id=given.vpc_id)
+    except Exception as error:
+        raise _absent("vpc_id", given.vpc_id, error) from error
+    try:
+        subnet = aws.ec2.get_subnet(id=given.subnet_id)
+    except Exception as error:
+        raise _absent("subnet_id", given.subnet_id, error) from error
+    # A subnet without routes of its own has those of the VPC.
+    table = (
+        _route_tables(subnet.vpc_id, "association.subnet-id", given.subnet_id)
+        or _route_tables(subnet.vpc_id, "association.main", "true")
+    )[0]
+    default = [
+        route for route in aws.ec2.get_route_table(route_table_id=table).routes if route.cidr_block == "0.0.0.0/0"
+    ]
+    public = any(route.gateway_id.startswith("igw-") for route in default)
+    s3 = _endpoint(subnet.vpc_id, region, "s3")
+    return SubnetFacts(
+        vpc_id=subnet.vpc_id,
+        cidr=subnet.cidr_block,
+        zone=subnet.availability_zone,
+        free_addresses=subnet.available_ip_address_count,
+        resolves_names=vpc.enable_dns_support and vpc.enable_dns_hostnames,
+        way_out=bool(default) and not public,
+        public=public,
+        s3_endpoint=s3 is not None and table in s3.route_table_ids,
+        services=frozenset(name for name in NODE_SERVICES if _endpoint(subnet.vpc_id, region, name)),
+    )
+
+
+def _route_tables(vpc_id: str, name: str, value: str) -> list[str]:
+    wanted = aws.ec2.GetRouteTablesFilterArgs(name=name, values=[value])
+    return list(aws.ec2.get_route_tables(vpc_id=vpc_id, filters=[wanted]).ids)
+
+
+def _endpoint(vpc_id: str, region: str, service: str) -> aws.ec2.GetVpcEndpointResult | None:
+    try:
+        return aws.ec2.get_vpc_endpoint(
+            vpc_id=vpc_id, service_name=f"com.amazonaws.{region}.{service}", state="available"
+        )
+    except Exception as error:
+        if "no matching" in str(error):
+            return None
+        raise
+
+
+def _absent(key: str, value: str, error: Exception) -> InputError:
+    return InputError(
+        [
+            Problem(
+                key=f"{CONFIG_KEY}.network.existing.{key}",
+                value=value,
+                why=f"AWS does not give it: {' '.join(str(error).split())}",
+                fix="Name one of this account and region",
+            )
+        ]
+    )

@@ -1,0 +1,146 @@
+"""What the account says of all that a stack counts on, looked up once before anything is made."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pulumi_aws as aws
+
+from contract.base import CONFIG_KEY, InputError, Problem
+from contract.demand import quotas_needed
+from contract.settings import StackSettings
+from infra.existing import SubnetFacts, look_up_subnet
+from infra.scope import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservationFacts:
+    """A capacity reservation. Times are Unix time; `ends` is none where it has no end."""
+
+    id: str
+    instance_type: str
+    zone: str
+    instances: int
+    state: str
+    block: bool
+    starts: float | None
+    ends: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs."""
+
+    partition: str
+    dns_suffix: str
+    region: str
+    account: str
+    zones: tuple[str, ...]
+    offers: frozenset[tuple[str, str]]
+    quotas: Mapping[str, float] = field(default_factory=dict)
+    reservation: ReservationFacts | None = None
+    subnet: SubnetFacts | None = None
+    bucket_region: str | None = None
+
+    def offering(self, settings: StackSettings) -> tuple[str, ...]:
+        """The zones that offer every instance type of the stack."""
+        wanted = {settings.instance_type, settings.head_instance_type}
+        return tuple(zone for zone in self.zones if all((zone, name) in self.offers for name in wanted))
+
+
+def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) -> Scope:
+    """The scope, in the zone that decides: the subnet's, the reservation's, the one asked for, or the first usable."""
+    decided = facts.subnet or facts.reservation
+    return Scope(
+        project=project,
+        stack=stack,
+        account=facts.account,
+        region=facts.region,
+        partition=facts.partition,
+        dns_suffix=facts.dns_suffix,
+        zone=decided.zone if decided else settings.network.zone or facts.offering(settings)[0],
+        boundary=settings.identity.permissions_boundary,
+        extra_tags=settings.tags,
+    )
+
+
+def look_up_facts(settings: StackSettings) -> Facts:
+    """Ask AWS. Raises InputError for what the settings name and the account does not have."""
+    partition = aws.get_partition()
+    region = aws.get_region().region
+    offered = aws.ec2.get_instance_type_offerings(
+        location_type="availability-zone",
+        filters=[{"name": "instance-type", "values": sorted({settings.instance_type, settings.head_instance_type})}],
+    )
+    named, existing, bucket = settings.capacity.reservation_id, settings.network.existing, settings.storage.bucket
+    return Facts(
+        partition=partition.partition,
+        dns_suffix=partition.dns_suffix,
+        region=region,
+        account=aws.get_caller_identity().account_id,
+        zones=tuple(sorted(aws.get_availability_zones(state="available").names)),
+        offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
+        quotas={
+            need.code: aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
+            for need in quotas_needed(settings)
+        },
+        reservation=look_up_reservation(*named) if named else None,
+        subnet=look_up_subnet(existing, region) if existing else None,
+        bucket_region=look_up_bucket(bucket) if bucket else None,
+    )
+
+
+def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
+    """A capacity reservation by its id, through Cloud Control: pulumi-aws has no look-up of its own for it.
+
+    Source: CloudFormation's resource type AWS::EC2::CapacityReservation, whose properties the answer holds.
+    """
+    try:
+        found = aws.cloudcontrol.get_resource(type_name="AWS::EC2::CapacityReservation", identifier=reservation)
+    except Exception as error:
+        raise absent(f"capacity.{path}", reservation, error) from error
+    told = json.loads(found.properties)
+    return ReservationFacts(
+        id=reservation,
+        instance_type=told["InstanceType"],
+        zone=told["AvailabilityZone"],
+        instances=int(told.get("TotalInstanceCount") or told["InstanceCount"]),
+        state=told.get("State", "active"),
+        block=told.get("ReservationType") == "capacity-block",
+        starts=_unix(told.get("StartDate")),
+        ends=_unix(told.get("EndDate")),
+    )
+
+
+def look_up_bucket(bucket: str) -> str:
+    """The region of a bucket that is there."""
+    try:
+        return aws.s3.get_bucket(bucket=bucket).bucket_region
+    except Exception as error:
+        raise absent("storage.bucket", bucket, error) from error
+
+
+def absent(key: str, value: str, error: Exception) -> InputError:
+    """What a stack names and AWS does not find, or does not show us."""
+    return InputError(
+        [
+            Problem(
+                key=f"{CONFIG_KEY}.{key}",
+                value=value,
+                why=f"AWS does not give it: {' '.join(str(error).split())}",
+                fix="Name one of this account and region, or ask for the right to look at it",
+            )
+        ]
+    )
+
+
+def _unix(told: str | None) -> float | None:
+    """Of an ISO 8601 time, or as CloudFormation's own resource types write some: Tue Dec 01 11:30:00 UTC 2026."""
+    if not told:
+        return None
+    try:
+        moment = datetime.fromisoformat(told)
+    except ValueError:
+        moment = datetime.strptime(told, "%a %b %d %H:%M:%S %Z %Y")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,49 @@
+"""What `pulumi stack output` tells a user: where things lie, what to type next, what it costs."""
+
+from typing import Any
+
+import pulumi
+
+from contract.demand import bill, capped_usd, hourly_usd
+from contract.settings import StackSettings
+
+_COMMAND = ".venv/bin/python -m trainyard"
+
+
+def commands(stack: str, region: str) -> dict[str, str]:
+    """The operator's next commands, by what they are for."""
+    ours = f"AWS_REGION={region} {_COMMAND}"
+    return {
+        "status": f"{ours} status -s {stack}",
+        "follow": f"{ours} logs -s {stack} --follow",
+        "results": f"{ours} results -s {stack} --to results",
+        "end_job": f"{ours} stop -s {stack}",
+        "end_all": f"pulumi destroy -s {stack}",
+    }
+
+
+def cost(settings: StackSettings) -> dict[str, Any]:
+    """USD at list prices: by the hour, at most until the time limit, and item by item."""
+    return {
+        "hourly_usd": hourly_usd(settings),
+        "capped_usd": capped_usd(settings),
+        "until_minutes": settings.job.time_limit_minutes,
+        "items": {f"{item.what} x {item.count:g}": round(item.hourly, 4) for item in bill(settings)},
+    }
+
+
+def export(
+    stack: str,
+    region: str,
+    settings: StackSettings,
+    data_bucket: pulumi.Output[str],
+    **more: Any,
+) -> None:
+    """Export them, and whatever else is given."""
+    pulumi.export("data_uri", pulumi.Output.concat("s3://", data_bucket, "/datasets/"))
+    pulumi.export("runs_uri", pulumi.Output.concat("s3://", data_bucket, "/runs/"))
+    pulumi.export("commands", commands(stack, region))
+    pulumi.export("cost", cost(settings))
+    pulumi.export("data_bucket", data_bucket)
+    for name, value in more.items():
+        pulumi.export(name, value)
