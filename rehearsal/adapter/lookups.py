@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rehearsal.adapter.handler import Keys, known
+from rehearsal.adapter.instance_types import as_look_up
 from rehearsal.adapter.session import Aws
 
 Answer = dict[str, Any]
@@ -65,6 +66,11 @@ def _offerings(aws: Aws, given: Mapping[str, Any]) -> Answer:
     }
 
 
+def _instance_type(aws: Aws, given: Mapping[str, Any]) -> Answer:
+    found = aws.client("ec2").describe_instance_types(InstanceTypes=[given["instanceType"]])["InstanceTypes"]
+    return {**as_look_up(found[0]), "region": aws.region}
+
+
 def _parameter(aws: Aws, given: Mapping[str, Any]) -> Answer:
     found = aws.client("ssm").get_parameter(Name=given["name"])["Parameter"]
     return {
@@ -98,6 +104,7 @@ LOOK_UPS: dict[str, tuple[Keys, LookUp]] = {
     "aws:index/getRegion:getRegion": (known(), _region),
     "aws:index/getCallerIdentity:getCallerIdentity": (known(), _caller),
     "aws:index/getAvailabilityZones:getAvailabilityZones": (known("state"), _zones),
+    "aws:ec2/getInstanceType:getInstanceType": (known("instanceType"), _instance_type),
     "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": (
         known("locationType", filters=known("name", "values")),
         _offerings,

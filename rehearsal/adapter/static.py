@@ -8,6 +8,7 @@ from rehearsal.adapter.account import Subject, checked, handlers
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import UnknownType
 from rehearsal.adapter.handler import Made, check_keys
+from rehearsal.adapter.instance_types import as_look_up, shipped
 from rehearsal.adapter.lookups import LOOK_UPS
 
 ACCOUNT = "123456789012"
@@ -38,6 +39,7 @@ class StaticAccount:
             "aws:index/getRegion:getRegion": lambda: {"region": self.region},
             "aws:index/getCallerIdentity:getCallerIdentity": lambda: {"accountId": ACCOUNT},
             "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
+            "aws:ec2/getInstanceType:getInstanceType": lambda: as_look_up(shipped()[given["instanceType"]]),
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(given),
             "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": f"ami-{len(given['name']):017x}"},
             "aws:resourcegroupstaggingapi/getResources:getResources": self._tagged,
