@@ -8,7 +8,18 @@ from typing import Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from rehearsal.adapter import compute, filesystem, identity, network, security, storage
+from rehearsal.adapter import (
+    compute,
+    filesystem,
+    guardrails,
+    identity,
+    keys,
+    logs,
+    network,
+    notices,
+    security,
+    storage,
+)
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import AdapterError, Refused, UnknownType, gone_already
 from rehearsal.adapter.handler import Call, Handler, Made, check_keys
@@ -102,7 +113,7 @@ class Adapter:
 
 def handlers(command: Command) -> dict[str, Handler]:
     """Type token -> handler."""
-    modules = (network, security, storage, identity, filesystem, compute)
+    modules = (network, security, keys, storage, identity, filesystem, compute, logs, notices, guardrails)
     known = [handler for module in modules for handler in module.HANDLERS]
     return {handler.type: handler for handler in (*known, command)}
 

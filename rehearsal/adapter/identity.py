@@ -5,10 +5,14 @@ from rehearsal.adapter.handler import Call, Handler, Made, known
 
 class Role(Handler):
     type = "aws:iam/role:Role"
-    keys = known("assumeRolePolicy", "description", "tags")
+    keys = known("assumeRolePolicy", "description", "permissionsBoundary", "tags")
 
     def create(self, call: Call) -> Made:
-        wanted = call.only(assumeRolePolicy="AssumeRolePolicyDocument", description="Description")
+        wanted = call.only(
+            assumeRolePolicy="AssumeRolePolicyDocument",
+            description="Description",
+            permissionsBoundary="PermissionsBoundary",
+        )
         made = call.aws.client("iam").create_role(RoleName=call.autoname(), Tags=call.tags, **wanted)["Role"]
         return made["RoleName"], {"name": made["RoleName"], "arn": made["Arn"]}
 

@@ -72,6 +72,8 @@ def _outputs(subject: Subject, name: str) -> dict[str, Any]:
     match subject.type:
         case "aws:s3/bucket:Bucket":
             found |= {"bucket": name, "arn": f"arn:aws:s3:::{name}"}
+        case "aws:kms/key:Key":
+            found = {"keyId": name, "arn": f"arn:aws:kms:static:{ACCOUNT}:key/{name}"}
         case "aws:ec2/eip:Eip":
             found |= {"allocationId": f"{subject.name}-id"}
         case "aws:ec2/instance:Instance":

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, tag_list
+from rehearsal.adapter.lifecycle_rules import RULE, api_rule
 
 
 class Bucket(Handler):
@@ -81,16 +82,22 @@ class Versioning(_Setting):
         call.aws.client("s3").put_bucket_versioning(Bucket=call.inputs["bucket"], VersioningConfiguration=suspended)
 
 
+_DEFAULTS = {"sseAlgorithm": "SSEAlgorithm", "kmsMasterKeyId": "KMSMasterKeyID"}
+
+
 class Encryption(_Setting):
     type = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
-    keys = known("bucket", rules=known("bucketKeyEnabled", applyServerSideEncryptionByDefault=known("sseAlgorithm")))
+    keys = known(
+        "bucket",
+        rules=known("bucketKeyEnabled", applyServerSideEncryptionByDefault=known("sseAlgorithm", "kmsMasterKeyId")),
+    )
     put, take = "put_bucket_encryption", "delete_bucket_encryption"
 
     def arguments(self, call: Call) -> dict[str, Any]:
         rules = [
             {
                 "ApplyServerSideEncryptionByDefault": {
-                    "SSEAlgorithm": rule["applyServerSideEncryptionByDefault"]["sseAlgorithm"]
+                    _DEFAULTS[key]: value for key, value in rule["applyServerSideEncryptionByDefault"].items()
                 },
                 "BucketKeyEnabled": rule.get("bucketKeyEnabled", False),
             }
@@ -120,31 +127,11 @@ class Policy(_Setting):
 
 class Lifecycle(_Setting):
     type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
-    keys = known(
-        "bucket",
-        rules=known(
-            "id",
-            "status",
-            filter=known("prefix"),
-            expiration=known("days"),
-            abortIncompleteMultipartUpload=known("daysAfterInitiation"),
-            noncurrentVersionExpiration=known("noncurrentDays"),
-        ),
-    )
+    keys = known("bucket", rules=RULE)
     put, take = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        nested = ("filter", "expiration", "abortIncompleteMultipartUpload", "noncurrentVersionExpiration")
-        rules = [
-            {"ID": rule["id"], "Status": rule["status"]}
-            | {
-                api_case(part): {api_case(key): value for key, value in rule[part].items()}
-                for part in nested
-                if part in rule
-            }
-            for rule in call.inputs["rules"]
-        ]
-        return {"LifecycleConfiguration": {"Rules": rules}}
+        return {"LifecycleConfiguration": {"Rules": [api_rule(rule) for rule in call.inputs["rules"]]}}
 
 
 class Object(Handler):

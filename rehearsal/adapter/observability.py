@@ -1,0 +1,1 @@
+"""What watches: log groups, flow logs, alarms."""
