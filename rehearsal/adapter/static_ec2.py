@@ -11,7 +11,7 @@ Answer = dict[str, Any]
 RESERVATION = "cr-0123456789abcdef0"
 VPC, SUBNET = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
 DEBIAN = "/aws/service/debian/release/12/latest/amd64"
-_LARGE = 100_000.0
+_LARGE = 1_000_000.0
 
 
 def reservation(**changes: Any) -> dict[str, Any]:
