@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from contract.base import InputError, Problem
 from contract.catalog import catalog
 from contract.wording import in_words
-from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Fault, check_operation, denied
+from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Fault, SpotInterruption, check_operation, denied
 
 _MODELS = {model.model_fields["kind"].default: model for model in get_args(Fault)}
 
@@ -77,7 +77,11 @@ def _fault_of(spec: str) -> Fault:
 
 def _check(fault: Fault) -> None:
     """Refuse a fault that no stack could meet. Raises ValueError."""
-    if isinstance(fault, Capacity) and fault.instance_type and catalog().get(fault.instance_type) is None:
+    if (
+        isinstance(fault, (Capacity, SpotInterruption))
+        and fault.instance_type
+        and catalog().get(fault.instance_type) is None
+    ):
         known = ", ".join(entry.name for entry in catalog().instance_types)
         raise ValueError(f"{fault.instance_type} is not in the hardware catalog; it has {known}")
     check_operation(fault)

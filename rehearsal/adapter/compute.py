@@ -16,6 +16,11 @@ def _api(given: Mapping[str, Any], **special: str) -> dict[str, Any]:
     return {special.get(key, api_case(key)): value for key, value in given.items()}
 
 
+def _deep_api(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for an object with objects in it."""
+    return {api_case(key): _deep_api(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+
+
 class PlacementGroup(Handler):
     type = "aws:ec2/placementGroup:PlacementGroup"
     keys = known("strategy", "tags")
@@ -100,8 +105,17 @@ class LaunchTemplate(Handler):
         "instanceType",
         "userData",
         "updateDefaultVersion",  # of later versions: the first is the default anyway
+        "description",
         "tags",
         iamInstanceProfile=known("name"),
+        instanceMarketOptions=known(
+            "marketType", spotOptions=known("maxPrice", "spotInstanceType", "instanceInterruptionBehavior")
+        ),
+        capacityReservationSpecification=known(
+            "capacityReservationPreference",
+            capacityReservationTarget=known("capacityReservationId", "capacityReservationResourceGroupArn"),
+        ),
+        monitoring=known("enabled"),
         metadataOptions=_METADATA,
         placement=known("groupName"),
         networkInterfaces=known(
@@ -116,9 +130,16 @@ class LaunchTemplate(Handler):
     def create(self, call: Call) -> Made:
         given = call.inputs
         data: dict[str, Any] = call.only(imageId="ImageId", instanceType="InstanceType", userData="UserData")
-        for key in ("iamInstanceProfile", "metadataOptions", "placement"):
+        for key in (
+            "iamInstanceProfile",
+            "metadataOptions",
+            "placement",
+            "monitoring",
+            "instanceMarketOptions",
+            "capacityReservationSpecification",
+        ):
             if key in given:
-                data[api_case(key)] = _api(given[key])
+                data[api_case(key)] = _deep_api(given[key])
         data["NetworkInterfaces"] = [
             _api(_booleans(interface), securityGroups="Groups") for interface in given.get("networkInterfaces", [])
         ]
@@ -133,6 +154,7 @@ class LaunchTemplate(Handler):
         made = call.aws.client("ec2").create_launch_template(
             LaunchTemplateName=call.autoname(),
             LaunchTemplateData={key: value for key, value in data.items() if value},
+            **call.only(description="VersionDescription"),
             **call.tag_specification("launch-template"),
         )["LaunchTemplate"]
         return made["LaunchTemplateId"], {

@@ -8,7 +8,8 @@ from botocore.exceptions import ClientError
 
 # What a thing that is not there is answered with. Of Auto Scaling, which has one code for all, also what it says.
 _GONE = re.compile(
-    r"\S+\.NotFound|(Resource)?NotFound(Exception)?\b|NoSuchEntity|NoSuchBucket|FileSystemNotFound|NatGatewayNotFound|Gateway\.NotAttached"
+    r"\S+\.NotFound|(Resource)?NotFound(Exception)?\b|NoSuchEntity|NoSuchBucket|FileSystemNotFound"
+    r"|DataRepositoryAssociationNotFound|NatGatewayNotFound|Gateway\.NotAttached"
     r"|InvalidPlacementGroup\.Unknown|ValidationError (No Lifecycle Hook found|AutoScalingGroup name not found)"
 )
 

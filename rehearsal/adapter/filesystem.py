@@ -1,12 +1,15 @@
 """FSx for Lustre."""
 
+from typing import Any
+
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter.errors import AdapterError
-from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
 from rehearsal.adapter.session import wait_until
 
 _SECONDS = 1800.0
+_LINK_SECONDS = 600.0
 
 
 class LustreFileSystem(Handler):
@@ -19,6 +22,9 @@ class LustreFileSystem(Handler):
         "fileSystemTypeVersion",
         "dataCompressionType",
         "automaticBackupRetentionDays",
+        "copyTagsToBackups",
+        "kmsKeyId",
+        "skipFinalBackup",
         "subnetIds",
         "securityGroupIds",
         "tags",
@@ -30,6 +36,7 @@ class LustreFileSystem(Handler):
             perUnitStorageThroughput="PerUnitStorageThroughput",
             dataCompressionType="DataCompressionType",
             automaticBackupRetentionDays="AutomaticBackupRetentionDays",
+            copyTagsToBackups="CopyTagsToBackups",
         )
         made = call.aws.client("fsx").create_file_system(
             FileSystemType="LUSTRE",
@@ -41,6 +48,7 @@ class LustreFileSystem(Handler):
                 storageCapacity="StorageCapacity",
                 fileSystemTypeVersion="FileSystemTypeVersion",
                 securityGroupIds="SecurityGroupIds",
+                kmsKeyId="KmsKeyId",
             ),
         )["FileSystem"]["FileSystemId"]
 
@@ -59,7 +67,12 @@ class LustreFileSystem(Handler):
         }
 
     def delete(self, call: Call) -> None:
-        call.aws.client("fsx").delete_file_system(FileSystemId=call.id)
+        """The provider asks for no final backup unless told to; one of a SCRATCH file system AWS can't take."""
+        final = {"SkipFinalBackup": call.inputs.get("skipFinalBackup", True)}
+        scratch = call.inputs.get("deploymentType", "").startswith("SCRATCH")
+        call.aws.client("fsx").delete_file_system(
+            FileSystemId=call.id, **({} if scratch else {"LustreConfiguration": final})
+        )
         wait_until(f"file system {call.id} is gone", lambda: self._state(call, call.id) is None, _SECONDS)
 
     def _state(self, call: Call, file_system: str) -> str | None:
@@ -72,4 +85,80 @@ class LustreFileSystem(Handler):
         return found[0]["Lifecycle"] if found else None
 
 
-HANDLERS = (LustreFileSystem(),)
+class DataRepositoryAssociation(Handler):
+    """`replaces` and calls: https://github.com/hashicorp/terraform-provider-aws, fsx/data_repository_association.go."""
+
+    type = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
+    keys = known(
+        "fileSystemId",
+        "dataRepositoryPath",
+        "fileSystemPath",
+        "batchImportMetaDataOnCreate",
+        "deleteDataInFilesystem",  # of its deletion
+        "tags",
+        s3=known(autoImportPolicy=known("events"), autoExportPolicy=known("events")),
+    )
+    replaces = frozenset(["fileSystemId", "dataRepositoryPath", "fileSystemPath"])
+
+    def create(self, call: Call) -> Made:
+        made = call.aws.client("fsx").create_data_repository_association(
+            **call.only(
+                fileSystemId="FileSystemId",
+                dataRepositoryPath="DataRepositoryPath",
+                fileSystemPath="FileSystemPath",
+                batchImportMetaDataOnCreate="BatchImportMetaDataOnCreate",
+            ),
+            **self._policies(call),
+            Tags=call.tags,
+        )["Association"]
+        self._wait(call, made["AssociationId"])
+        return made["AssociationId"], self._outputs(made)
+
+    def update(self, call: Call) -> dict[str, Any]:
+        fsx = call.aws.client("fsx")
+        found = self._described(call, call.id)
+        if call.inputs.get("tags") != call.olds.get("tags"):
+            gone = call.olds.get("tags", {}).keys() - call.inputs.get("tags", {}).keys()
+            if gone:
+                fsx.untag_resource(ResourceARN=found["ResourceARN"], TagKeys=sorted(gone))
+            if call.tags:
+                fsx.tag_resource(ResourceARN=found["ResourceARN"], Tags=call.tags)
+        if call.inputs.get("s3") != call.olds.get("s3"):
+            fsx.update_data_repository_association(AssociationId=call.id, **self._policies(call))
+            self._wait(call, call.id)
+        return self._outputs(found)
+
+    def delete(self, call: Call) -> None:
+        call.aws.client("fsx").delete_data_repository_association(
+            AssociationId=call.id, DeleteDataInFileSystem=call.inputs.get("deleteDataInFilesystem", False)
+        )
+        wait_until(f"association {call.id} is gone", lambda: self._described(call, call.id) is None, _LINK_SECONDS)
+
+    def _policies(self, call: Call) -> dict[str, Any]:
+        s3 = {api_case(key): {"Events": policy["events"]} for key, policy in call.inputs.get("s3", {}).items()}
+        return {"S3": s3} if s3 else {}
+
+    def _outputs(self, found: dict[str, Any]) -> dict[str, Any]:
+        return {"arn": found["ResourceARN"], "associationId": found["AssociationId"]}
+
+    def _wait(self, call: Call, association: str) -> None:
+        def available() -> bool:
+            found = self._described(call, association)
+            state = found["Lifecycle"] if found else "gone"
+            if state in ("FAILED", "MISCONFIGURED", "gone"):
+                raise AdapterError(f"association {association} is {state}")
+            return bool(state == "AVAILABLE")
+
+        wait_until(f"association {association} is AVAILABLE", available, _LINK_SECONDS)
+
+    def _described(self, call: Call, association: str) -> Any:
+        fsx = call.aws.client("fsx")
+        try:
+            return fsx.describe_data_repository_associations(AssociationIds=[association])["Associations"][0]
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "DataRepositoryAssociationNotFound":
+                return None
+            raise
+
+
+HANDLERS = (LustreFileSystem(), DataRepositoryAssociation())

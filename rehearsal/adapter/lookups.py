@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rehearsal.adapter import lookups_ec2
 from rehearsal.adapter.handler import Keys, known
 from rehearsal.adapter.instance_types import as_look_up
 from rehearsal.adapter.session import Aws
@@ -114,4 +115,5 @@ LOOK_UPS: dict[str, tuple[Keys, LookUp]] = {
         known("resourceTypeFilters", tagFilters=known("key", "values")),
         _tagged,
     ),
+    **lookups_ec2.LOOK_UPS,
 }

@@ -7,6 +7,7 @@ from rehearsal.adapter.handler import Call, Handler, Made, known
 from rehearsal.adapter.session import wait_until
 
 _NAT_SECONDS = 120.0
+_ENDPOINT_SECONDS = 600.0
 
 
 class Vpc(Handler):
@@ -149,17 +150,40 @@ class Route(Handler):
 
 class VpcEndpoint(Handler):
     type = "aws:ec2/vpcEndpoint:VpcEndpoint"
-    keys = known("vpcId", "vpcEndpointType", "serviceName", "routeTableIds", "tags")
+    keys = known(
+        "vpcId",
+        "vpcEndpointType",
+        "serviceName",
+        "routeTableIds",
+        "subnetIds",
+        "securityGroupIds",
+        "privateDnsEnabled",
+        "tags",
+    )
 
     def create(self, call: Call) -> Made:
         wanted = call.only(
-            vpcId="VpcId", vpcEndpointType="VpcEndpointType", serviceName="ServiceName", routeTableIds="RouteTableIds"
+            vpcId="VpcId",
+            vpcEndpointType="VpcEndpointType",
+            serviceName="ServiceName",
+            routeTableIds="RouteTableIds",
+            subnetIds="SubnetIds",
+            securityGroupIds="SecurityGroupIds",
+            privateDnsEnabled="PrivateDnsEnabled",
         )
         answer = call.aws.client("ec2").create_vpc_endpoint(**wanted, **call.tag_specification("vpc-endpoint"))
-        return answer["VpcEndpoint"]["VpcEndpointId"], {}
+        made = answer["VpcEndpoint"]["VpcEndpointId"]
+        wait_until(f"endpoint {made} is available", lambda: self._state(call, made) == "available", _ENDPOINT_SECONDS)
+        return made, {}
 
     def delete(self, call: Call) -> None:
         call.aws.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[call.id])
+        wait_until(f"endpoint {call.id} is gone", lambda: self._state(call, call.id) is None, _ENDPOINT_SECONDS)
+
+    def _state(self, call: Call, endpoint: str) -> str | None:
+        by_id = [{"Name": "vpc-endpoint-id", "Values": [endpoint]}]
+        found = call.aws.client("ec2").describe_vpc_endpoints(Filters=by_id)["VpcEndpoints"]
+        return found[0]["State"].lower() if found else None
 
 
 HANDLERS = (

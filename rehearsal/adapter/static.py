@@ -10,16 +10,48 @@ from rehearsal.adapter.errors import UnknownType
 from rehearsal.adapter.handler import Made, check_keys
 from rehearsal.adapter.instance_types import as_look_up, shipped
 from rehearsal.adapter.lookups import LOOK_UPS
+from rehearsal.adapter.static_ec2 import (
+    RESERVATION,
+    SUBNET,
+    VPC,
+    StaticEc2,
+    StaticNetwork,
+    StaticSubnet,
+    image_of,
+    reservation,
+)
 
 ACCOUNT = "123456789012"
 
 
 class StaticAccount:
-    """Checks types and keys as the adapter does. `retained`: name of a data bucket that an earlier `up` left."""
+    """Checks types and keys as the adapter does. `retained`: name of a data bucket that an earlier `up` left.
 
-    def __init__(self, region: str = "us-east-1", retained: str | None = None) -> None:
+    `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code, of all others a
+    large one. `networks`: the VPCs that are there, by id. Of what is not given there is one that suits any stack.
+    """
+
+    def __init__(
+        self,
+        region: str = "us-east-1",
+        retained: str | None = None,
+        *,
+        reservations: Mapping[str, Mapping[str, Any]] | None = None,
+        quotas: Mapping[str, float] | None = None,
+        networks: Mapping[str, StaticNetwork] | None = None,
+    ) -> None:
         self.region = region
         self._retained = retained
+        zone = f"{region}a"
+        self._ec2 = StaticEc2(
+            account=ACCOUNT,
+            region=region,
+            reservations={RESERVATION: reservation(AvailabilityZone=zone)} if reservations is None else reservations,
+            quotas=quotas or {},
+            networks={VPC: StaticNetwork(subnets=(StaticSubnet(id=SUBNET, zone=zone),))}
+            if networks is None
+            else networks,
+        )
         self._handlers = handlers(Command(skip=True))
 
     def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
@@ -41,8 +73,15 @@ class StaticAccount:
             "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
             "aws:ec2/getInstanceType:getInstanceType": lambda: as_look_up(shipped()[given["instanceType"]]),
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(given),
-            "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": f"ami-{len(given['name']):017x}"},
+            "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": image_of(given["name"])},
             "aws:resourcegroupstaggingapi/getResources:getResources": self._tagged,
+            "aws:cloudcontrol/getResource:getResource": lambda: self._ec2.resource(given),
+            "aws:servicequotas/getServiceQuota:getServiceQuota": lambda: self._ec2.quota(given),
+            "aws:ec2/getVpc:getVpc": lambda: self._ec2.vpc(given),
+            "aws:ec2/getSubnet:getSubnet": lambda: self._ec2.subnet(given),
+            "aws:ec2/getRouteTable:getRouteTable": lambda: self._ec2.route_table(given),
+            "aws:ec2/getVpcEndpoint:getVpcEndpoint": lambda: self._ec2.endpoint(given),
+            "aws:ec2/getAmi:getAmi": lambda: self._ec2.image(given),
         }
         if token not in answers:
             raise UnknownType(f"the static account does not know the look-up {token}")

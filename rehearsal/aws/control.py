@@ -58,6 +58,11 @@ _FINDERS: dict[str, dict[str, tuple[str, Finder] | None]] = {
             ),
         ),
         "attachments": None,
+        # Of one that is over nothing is held any more, though EC2 tells of it for a while.
+        "capacity_reservations": (
+            "capacity-reservation",
+            lambda found: (key for key, held in found.items() if held.state not in ("cancelled", "expired")),
+        ),
         "groups": ("security-group", lambda found: (key for groups in found.values() for key in groups)),
         "iam_instance_profile_associations": None,
         "launch_template_name_to_ids": None,
@@ -133,6 +138,7 @@ def _truth(region: str, instance: Any) -> InstanceTruth:
         launch_time=instance.launched_at,
         terminated_time=instance.terminated_at,
         autoscaling_group=group.name if group else None,
+        interrupted_time=instance.interrupted_at,
         lifecycle_state="Terminated" if instance.is_ending or instance.state == "terminated" else "InService",
     )
 

@@ -105,7 +105,7 @@ def _names(group: Any, other: Any) -> bool:
 
 
 def _install_gateways() -> None:
-    drop_nat, drop_endpoints = EC2Backend.delete_nat_gateway, EC2Backend.delete_vpc_endpoints
+    drop_nat = EC2Backend.delete_nat_gateway
     detach, release, make_nat = (
         EC2Backend.detach_internet_gateway,
         EC2Backend.release_address,
@@ -137,15 +137,6 @@ def _install_gateways() -> None:
             gateway._eni.subnet.del_subnet_ip(gateway.private_ip)
         return gateway
 
-    def delete_vpc_endpoints(self: Any, vpce_ids: list[str] | None = None) -> None:
-        """Deleted endpoints are told no more, and a route table that went before is no obstacle."""
-        for name in vpce_ids or []:
-            endpoint = self.vpc_end_points.get(name)
-            if endpoint is not None:
-                endpoint.route_table_ids = [key for key in endpoint.route_table_ids or [] if key in self.route_tables]
-                drop_endpoints(self, [name])
-                del self.vpc_end_points[name]
-
     def detach_internet_gateway(self: Any, internet_gateway_id: str, vpc_id: str) -> None:
         mapped = any(interface.public_ip for interface in _interfaces_in(self, vpc_id))
         if mapped:
@@ -165,7 +156,6 @@ def _install_gateways() -> None:
         EC2Backend,
         create_nat_gateway,
         delete_nat_gateway,
-        delete_vpc_endpoints,
         detach_internet_gateway,
         release_address,
     )

@@ -47,10 +47,33 @@ class Deny(Contract):
     operation: Operation
 
 
-Fault = Capacity | Throttle | Invisible | Deny
+class Quota(Contract):
+    """A quota of vCPUs of EC2: launches above it answer VcpuLimitExceeded, Spot ones MaxSpotInstanceCountExceeded."""
+
+    kind: Literal["quota"] = "quota"
+    code: Annotated[str, AfterValidator(spelled(r"L-[0-9A-F]{8}", "a quota code of EC2, such as L-417A185B"))] = Field(
+        description="Code of the quota, such as L-417A185B."
+    )
+    vcpus: int = Field(ge=0, description="vCPUs that may run at once.")
+
+
+class SpotInterruption(Contract):
+    """EC2 takes Spot Instances back: two minutes after a notice in their metadata."""
+
+    kind: Literal["spot-interruption"] = "spot-interruption"
+    seconds: float = Field(ge=0, allow_inf_nan=False, description="From an instance's launch to its notice.")
+    count: int = Field(default=1, ge=1, description="Instances that are taken back.")
+    instance_type: str | None = Field(default=None, description="The type that it holds for; none: any.")
+
+
+Fault = Capacity | Throttle | Invisible | Deny | Quota | SpotInterruption
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
-_BOTOCORE_NAMES = {"tag": "resourcegroupstaggingapi"}  # service as in IAM -> botocore's name
+_BOTOCORE_NAMES = {
+    "tag": "resourcegroupstaggingapi",
+    "cloudcontrolapi": "cloudcontrol",
+    "servicequotas": "service-quotas",
+}  # service as in IAM -> botocore's name
 
 
 def check_operation(fault: Fault) -> None:

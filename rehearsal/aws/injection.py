@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -10,7 +10,18 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Deny, Fault, Invisible, Throttle, check_operation, denied
+from rehearsal.aws.faults import (
+    DENY_VARIABLE,
+    Capacity,
+    Deny,
+    Fault,
+    Invisible,
+    Quota,
+    SpotInterruption,
+    Throttle,
+    check_operation,
+    denied,
+)
 from rehearsal.aws.operations import Call
 
 _RUNNING = {"pending", "running"}
@@ -38,10 +49,11 @@ class InsufficientCapacity(EC2ClientError):
 
 @dataclass
 class _On:
-    """A fault that is on. `left`: of a throttle, the calls still to refuse."""
+    """A fault that is on. `left`: calls still to refuse, or instances still to interrupt."""
 
     fault: Fault
     left: int = 0
+    since: float = field(default_factory=CLOCK.now)
 
 
 class Injected:
@@ -55,7 +67,7 @@ class Injected:
         wanted = list(faults)
         for fault in wanted:
             _check(fault)
-        self._on += [_On(fault, fault.times if isinstance(fault, Throttle) else 0) for fault in wanted]
+        self._on += [_On(fault, _times(fault)) for fault in wanted]
 
     def add_denials(self, environment: Iterable[tuple[str, str]] = tuple(os.environ.items())) -> None:
         """Those that the environment asks for from the start. Raises ValueError on what is no API operation."""
@@ -100,6 +112,20 @@ class Injected:
                 count = min(count, max(0, fault.limit - held))
         return count
 
+    def quota(self, code: str) -> float | None:
+        """The quota of this code, where one is given."""
+        given = [each.fault.vcpus for each in self._on if isinstance(each.fault, Quota) and each.fault.code == code]
+        return float(min(given)) if given else None
+
+    def interruptions(self, instance: Any) -> Iterator[tuple[_On, float]]:
+        """The faults that interrupt this Spot Instance, each with the time of the notice."""
+        for each in self._on:
+            fault = each.fault
+            if not isinstance(fault, SpotInterruption) or each.left == 0:
+                continue
+            if fault.instance_type in (None, instance.instance_type):
+                yield each, max(each.since, float(instance.launched_at) + fault.seconds)
+
     def unseen(self, instance: Any) -> bool:
         """Whether DescribeInstances does not show it yet."""
         return _age(instance) < self._delay()
@@ -123,12 +149,27 @@ def _age(instance: Any) -> float:
 def _running() -> Iterator[Any]:
     backends: Any = ec2_backends
     for _, _, backend in backends.iter_backends():
-        yield from (each for each in backend.all_instances() if each.state in _RUNNING)
+        yield from (
+            each
+            for each in backend.all_instances()
+            if each.state in _RUNNING
+            and each.capacity_reservation_id is None  # what is reserved is there whatever runs short
+        )
+
+
+def _times(fault: Fault) -> int:
+    if isinstance(fault, Throttle):
+        return fault.times
+    return fault.count if isinstance(fault, SpotInterruption) else 0
 
 
 def _check(fault: Fault) -> None:
     """Refuse a fault that could never show. Raises ValueError."""
-    if isinstance(fault, Capacity) and fault.instance_type and fault.instance_type not in INSTANCE_TYPES:
+    if (
+        isinstance(fault, (Capacity, SpotInterruption))
+        and fault.instance_type
+        and fault.instance_type not in INSTANCE_TYPES
+    ):
         raise ValueError(f"no instance type {fault.instance_type}")
     check_operation(fault)
 

@@ -82,6 +82,8 @@ def _install_lives() -> None:
         network_interfaces=property(lambda self: [] if without_address(self) else list(self.nics.values())),
         private_ip_address=property(lambda self: None if without_address(self) else self.private_ip),
         terminated_at=None,
+        capacity_reservation_id=None,
+        interrupted_at=None,
         is_ending=False,
     )
 

@@ -10,8 +10,8 @@ from moto.core.types import Base64EncodedString
 from moto.ec2.models.instances import MetadataOptions
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
+from rehearsal.aws.capacity import allot, market_of
 from rehearsal.aws.extension import refuse
-from rehearsal.aws.injection import INJECTED, InsufficientCapacity
 from rehearsal.aws.interfaces import Addresses, attach_interfaces, give_address, primary_first
 from rehearsal.aws.launch_checks import Asked, check, check_address
 from rehearsal.aws.placement import placement_groups
@@ -47,9 +47,9 @@ class Launcher:
             subnet = _default_subnet(backend, placement.get("AvailabilityZone"))
         if not groups and not asked.get("SecurityGroups"):
             groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
-        wanted, count = count, INJECTED.room(asked["InstanceType"], count)
-        if count < (at_least or wanted):
-            raise InsufficientCapacity(backend.get_subnet(subnet).availability_zone, asked["InstanceType"])
+        zone = backend.get_subnet(subnet).availability_zone
+        held = allot(backend, asked, zone, count, count if at_least is None else at_least)
+        count = len(held)
         check_address(backend, asked, interfaces, count, subnet)
         addresses = [self._addresses.take() for _ in range(count)] if self._addresses else []
         before = set(backend.reservations)
@@ -60,6 +60,7 @@ class Launcher:
             raise
         for number, instance in enumerate(reservation.instances):
             _complete(backend, instance, asked, interfaces)
+            instance.capacity_reservation_id = held[number]
             if addresses:
                 give_address(instance, addresses[number])
             if version:
@@ -89,7 +90,6 @@ class Launcher:
             ebs_optimized=asked.get("EbsOptimized") or False,
             disable_api_stop=asked.get("DisableApiStop") or False,
             disable_api_termination=asked.get("DisableApiTermination") or False,
-            instance_market_options=(asked.get("InstanceMarketOptions") or {}).get("MarketType"),
             instance_initiated_shutdown_behavior=asked.get("InstanceInitiatedShutdownBehavior"),
             monitoring_state="enabled" if (asked.get("Monitoring") or {}).get("Enabled") else "disabled",
             metadata_options=asked.get("MetadataOptions") or {},
@@ -110,6 +110,7 @@ def _undo(backend: Any, before: set[str]) -> None:
 
 def _complete(backend: Any, instance: Any, asked: Asked, interfaces: list[Asked]) -> None:
     """What moto's own launch leaves out."""
+    instance.lifecycle = market_of(asked)
     placement = asked.get("Placement") or {}
     instance.placement.group_name = placement.get("GroupName") or ""
     if instance.placement.group_name:

@@ -7,6 +7,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.utils import filter_iam_instance_profiles
 from moto.iam.exceptions import NotFoundException
 
+from rehearsal.aws.capacity import check_capacity
 from rehearsal.aws.extension import refuse
 from rehearsal.aws.interfaces import KNOWN_OF_INTERFACES, check_interfaces
 from rehearsal.aws.placement import check_placement
@@ -15,6 +16,7 @@ Asked = dict[str, Any]
 _KNOWN = frozenset(
     [
         "BlockDeviceMappings",
+        "CapacityReservationSpecification",
         "ClientToken",
         "DisableApiStop",
         "DisableApiTermination",
@@ -44,14 +46,13 @@ def check(backend: Any, asked: Asked) -> None:
     _check_known("a launch", asked, _KNOWN)
     for interface in asked.get("NetworkInterfaces") or []:
         _check_known("a network interface", interface, KNOWN_OF_INTERFACES)
-    if (asked.get("InstanceMarketOptions") or {}).get("MarketType") not in (None, "spot"):
-        raise NotImplementedError(f"a launch with InstanceMarketOptions {asked['InstanceMarketOptions']}")
     for key in ("ImageId", "InstanceType"):
         if not asked.get(key):
             raise refuse("MissingParameter", f"The request must contain the parameter {key}")
     instance_type = asked["InstanceType"]
     if instance_type not in INSTANCE_TYPES:
         raise refuse("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+    check_capacity(asked)
     backend.describe_images(ami_ids=[asked["ImageId"]])
     check_interfaces(asked)
     _check_network(backend, asked)

@@ -7,6 +7,7 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 
+from rehearsal.aws.capacity import market_of
 from rehearsal.aws.extension import extend
 from rehearsal.aws.injection import InsufficientCapacity
 from rehearsal.aws.launch import Launcher
@@ -14,7 +15,6 @@ from rehearsal.aws.lookup import group_of
 from rehearsal.aws.members import add_members, subnets_of
 
 MOST_INSTANCES = 100
-_MARKET = {None: "on-demand", "spot": "spot"}
 
 
 def install(launcher: Launcher) -> None:
@@ -48,9 +48,11 @@ def _launch(launcher: Launcher, group: Any, asked: dict[str, Any]) -> dict[str, 
         )
     subnet = _subnet(group, asked)
     version = group.ec2_launch_template.get_version(group.launch_template_version)
+    if market_of(version.data) == "capacity-block":  # AWS's documents say nothing of it
+        raise NotImplementedError("LaunchInstances into a Capacity Block")
     pool = {
         "InstanceType": version.instance_type,
-        "MarketType": _MARKET[(version.data.get("InstanceMarketOptions") or {}).get("MarketType")],
+        "MarketType": market_of(version.data) or "on-demand",
         "SubnetId": subnet.id,
         "AvailabilityZone": subnet.availability_zone,
         "AvailabilityZoneId": subnet._availability_zone.zone_id,

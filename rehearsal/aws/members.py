@@ -1,5 +1,6 @@
 """The members of an Auto Scaling group: how each comes, how each goes, and how many there are."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from moto.autoscaling.models import (
@@ -8,15 +9,19 @@ from moto.autoscaling.models import (
     FakeAutoScalingGroup,
     InstanceState,
     TerminateInstanceActivity,
+    autoscaling_backends,
 )
 from moto.ec2.exceptions import EC2ClientError
 
-from rehearsal.aws.clock import CLOCK
+from rehearsal.aws import activities
+from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.extension import extend
 from rehearsal.aws.launch import Launcher
 from rehearsal.aws.launch_checks import Asked
 from rehearsal.aws.lifecycle import LAUNCHING, TERMINATING, hold, release
 from rehearsal.aws.lookup import member_of
+
+RETRY_SECONDS = 30.0  # AWS tells no figure
 
 
 def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> list[Any]:
@@ -56,6 +61,7 @@ def _launched(member: Any, well: bool) -> None:
     """In service from now on; or, its launch abandoned, replaced."""
     if well:
         member.lifecycle_state, member.in_service_since = "InService", CLOCK.now()
+        activities.launched(member.auto_scaling_group, member.instance)
     else:
         group = member.auto_scaling_group
         remove(member)
@@ -82,8 +88,10 @@ def is_ending(member: Any) -> bool:
 def remove(member: Any) -> None:
     """Terminate a member's instance now, without its hooks."""
     release(member)
-    member.instance.terminate()
     group = member.auto_scaling_group
+    if member.instance.state != "terminated":
+        member.instance.terminate()
+    activities.terminated(group, member.instance)
     group.instance_states = [other for other in group.instance_states if other is not member]
 
 
@@ -129,6 +137,7 @@ def terminate_instance(self: Any, instance_id: str, should_decrement: bool) -> T
 def install(launcher: Launcher) -> None:
     def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
         """Of members to remove the oldest go first; one that is ending, or in standby, is not counted."""
+        self.retry_at = None
         self.desired_capacity = self.min_size if new_capacity is None else int(new_capacity)
         counted = [each for each in self.instance_states if not is_ending(each) and each.lifecycle_state != "Standby"]
         missing = self.desired_capacity - len(counted)
@@ -143,15 +152,27 @@ def install(launcher: Launcher) -> None:
             self.autoscaling_backend.update_attached_target_groups(self.name)
 
     def replace_autoscaling_group_instances(self: Any, count_needed: int, propagated_tags: dict[str, str]) -> None:
-        """Each member in the subnet that has fewest; a launch that EC2 refuses leaves the group short, as in AWS."""
+        """Each member in the subnet that has fewest; a launch that EC2 refuses is tried again later, as in AWS."""
         for _ in range(count_needed):
             held = [member.instance.subnet_id for member in self.instance_states]
+            subnet = min(subnets_of(self), key=held.count)
             try:
-                add_members(launcher, self, 1, min(subnets_of(self), key=held.count))
-            except EC2ClientError:
+                add_members(launcher, self, 1, subnet)
+            except EC2ClientError as refusal:
+                activities.failed(self, subnet, refusal.message)
+                self.retry_at = CLOCK.now() + RETRY_SECONDS
                 return
 
     # moto tells of each member the template's default version, whatever it was launched from.
     extend(InstanceState, launch_template=property(lambda self: self.template), template=None)
-    extend(FakeAutoScalingGroup, set_desired_capacity, replace_autoscaling_group_instances)
+    extend(FakeAutoScalingGroup, set_desired_capacity, replace_autoscaling_group_instances, retry_at=None)
     extend(AutoScalingBackend, notify_terminate_instances, set_instance_health, terminate_instance)
+    CLOCK.watch(_retries)
+
+
+def _retries() -> Iterator[Due]:
+    backends: Any = autoscaling_backends
+    for _, _, backend in backends.iter_backends():
+        for group in backend.autoscaling_groups.values():
+            if group.retry_at is not None:
+                yield group.retry_at, lambda group=group: group.set_desired_capacity(group.desired_capacity)  # type: ignore[misc]

@@ -12,9 +12,12 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from rehearsal.aws import (
+    activities,
     bucket_policies,
+    cloudcontrol,
     dependencies,
     encryption,
+    endpoints,
     fsx,
     groups,
     images,
@@ -25,8 +28,12 @@ from rehearsal.aws import (
     members,
     pages,
     placement,
+    quotas,
+    reservation_calls,
+    reservations,
     schedules,
     security_rules,
+    spot,
     visibility,
 )
 from rehearsal.aws.callers import caller_of
@@ -86,7 +93,11 @@ class Account:
                 environ[ROLE] = caller.role if caller else None
                 INJECTED.check_call(call, in_json)
                 with rights(caller, call, environ):
-                    body = b"".join(self._moto(environ, start))
+                    if call.service == cloudcontrol.SERVICE:
+                        body = cloudcontrol.answer(call, environ["wsgi.input"].getvalue())
+                        told = ["200 OK", [("Content-Length", str(len(body)))]]
+                    else:
+                        body = b"".join(self._moto(environ, start))
         except Refusal as refusal:
             return _refused(call, in_json, refusal)
         except NotImplementedError as error:
@@ -122,14 +133,20 @@ class Account:
 def _extend(launcher: Launcher) -> None:
     bucket_policies.install()
     placement.install()
+    reservations.install()
+    reservation_calls.install()
+    quotas.install()
+    spot.install()
     interfaces.install()
     images.install()
     dependencies.install()
+    endpoints.install()
     security_rules.install()
     instances.install(launcher)
     visibility.install()
     lifecycle.install()
     members.install(launcher)
+    activities.install()
     groups.install()
     launch_instances.install(launcher)
     schedules.install()

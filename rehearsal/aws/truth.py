@@ -23,6 +23,10 @@ class InstanceTruth(Contract):
     terminated_time: float | None = Field(
         default=None, description="Unix time of the termination by the account's clock; none before it."
     )
+    interrupted_time: float | None = Field(
+        default=None,
+        description="Unix time, by the account's clock, when EC2 takes a Spot Instance back; none without a notice.",
+    )
     autoscaling_group: str | None = Field(description="Auto Scaling group that launched it.")
     lifecycle_state: str = Field(
         description="Target life-cycle state: InService, or Terminated once its termination began."

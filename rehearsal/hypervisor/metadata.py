@@ -92,6 +92,12 @@ class Metadata:
         }
         if truth["user_data"]:
             tree["user-data"] = truth["user_data"]
+        if truth["interrupted_time"] is not None:
+            ends = _utc(truth["interrupted_time"])
+            tree["meta-data"]["spot"] = {
+                "instance-action": json.dumps({"action": "terminate", "time": ends}),
+                "termination-time": ends,
+            }
         if truth["autoscaling_group"]:
             tree["meta-data"]["autoscaling"] = {"target-lifecycle-state": truth["lifecycle_state"]}
         credentials = self.credentials()
@@ -106,7 +112,11 @@ def _left(credentials: Credentials) -> float:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _utc(time.time())
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class MetadataServer:

@@ -27,6 +27,7 @@ TRUTH: dict[str, Any] = {
     "role_name": "node",
     "tags": {},
     "autoscaling_group": None,
+    "interrupted_time": None,
     "lifecycle_state": "InService",
 }
 CREDENTIALS = {
