@@ -1,4 +1,4 @@
-"""List prices of what a cluster has beside its instances; theirs are in the hardware catalog. Data: prices.json."""
+"""List prices of what a cluster has beside its instances (those are in the hardware catalog). Data: prices.json."""
 
 from functools import cache
 from pathlib import Path

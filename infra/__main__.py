@@ -21,6 +21,7 @@ from infra.checks import capacity_ends, check_account
 from infra.facts import look_up_facts, scope_of
 from infra.filesystem import FileSystem, FileSystemArgs
 from infra.guardrails import Guardrails, GuardrailsArgs
+from infra.hardware import look_up_hardware
 from infra.head import Head, HeadArgs
 from infra.identity import Identity, IdentityArgs
 from infra.image import look_up_image
@@ -45,6 +46,7 @@ def main(root: Path) -> None:
     # Every look-up that can fail stands before the first resource: what is registered earlier is already being made.
     facts = look_up_facts(settings)
     check_account(settings, facts)
+    look_up_hardware(settings.worker_type)
     kept = look_up_retained(stack)
     head_image, worker_image = look_up_image(settings.head_image), look_up_image(settings.worker_image)
     scope = scope_of(pulumi.get_project(), stack, settings, facts)

@@ -28,7 +28,9 @@ def cost(settings: StackSettings) -> dict[str, Any]:
         "hourly_usd": hourly_usd(settings),
         "capped_usd": capped_usd(settings),
         "until_minutes": settings.job.time_limit_minutes,
-        "items": {f"{item.what} x {item.count:g}": round(item.hourly, 4) for item in bill(settings)},
+        "items": [
+            {"what": item.what, "count": item.count, "hourly_usd": round(item.hourly, 4)} for item in bill(settings)
+        ],
     }
 
 

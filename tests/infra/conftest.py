@@ -1,18 +1,21 @@
 """The program's graph on a static account: whole, with known values, in a fraction of a second."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.graph import Deployment, Resource
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static import StaticAccount
 
 ROOT = Path(__file__).parents[2]
-STACKS = ("local", "a100-cluster")
+STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob("Pulumi.*.yaml")))
+INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
 
 
 def stack_config(stack: str) -> dict[str, Any]:
@@ -20,29 +23,45 @@ def stack_config(stack: str) -> dict[str, Any]:
     return loaded
 
 
-@pytest.fixture(scope="session")
+@cache
+def deployed(stack: str) -> Deployment:
+    """A stack as it stands in its file."""
+    return up(stack_config(stack), stack, ROOT, account=StaticAccount())
+
+
+def head_of(run: Deployment) -> dict[str, Any]:
+    (head,) = run.of_type(INSTANCE)
+    return dict(head.inputs)
+
+
+def templates_of(run: Deployment) -> list[Resource]:
+    """The launch templates of the worker groups."""
+    return run.of_type(TEMPLATE)
+
+
+@pytest.fixture
 def local() -> Deployment:
-    return up(ROOT / "stacks/Pulumi.local.yaml", "local", ROOT, account=StaticAccount())
+    return deployed("local")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def gpu() -> Deployment:
-    return up(ROOT / "stacks/Pulumi.a100-cluster.yaml", "a100-cluster", ROOT, account=StaticAccount())
+    return deployed("a100-cluster")
 
 
 @pytest.fixture(params=STACKS)
-def either(request: pytest.FixtureRequest) -> Deployment:
-    found: Deployment = request.getfixturevalue({"local": "local", "a100-cluster": "gpu"}[request.param])
-    return found
+def each(request: pytest.FixtureRequest) -> Deployment:
+    """Every stack that is shipped, one after the other."""
+    return deployed(request.param)
 
 
 @pytest.fixture
 def changed() -> Callable[..., Deployment]:
-    """Run the stack `local` with some keys of its cluster changed."""
+    """Run the stack `local`, or another, with some keys of its cluster changed. `account`: arguments of StaticAccount."""
 
-    def run(retained: str | None = None, **changes: Any) -> Deployment:
-        config = stack_config("local")
+    def run(stack: str = "local", account: dict[str, Any] | None = None, **changes: Any) -> Deployment:
+        config = copy.deepcopy(stack_config(stack))
         config["trainyard:cluster"] |= changes
-        return up(config, "local", ROOT, account=StaticAccount(retained=retained))
+        return up(config, stack, ROOT, account=StaticAccount(**(account or {})))
 
     return run

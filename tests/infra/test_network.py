@@ -10,8 +10,8 @@ EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 SUBNET = "aws:ec2/subnet:Subnet"
 
 
-def test_subnets_are_the_two_halves_of_the_range_in_one_zone(either: Deployment) -> None:
-    private, public = (either.one(SUBNET, name).inputs for name in ("private", "public"))
+def test_subnets_are_the_two_halves_of_the_range_in_one_zone(each: Deployment) -> None:
+    private, public = (each.one(SUBNET, name).inputs for name in ("private", "public"))
     halves = [IPv4Network(subnet["cidrBlock"]) for subnet in (private, public)]
     assert halves == list(IPv4Network("10.42.0.0/16").subnets(1))
     assert private["availabilityZone"] == public["availabilityZone"] == "us-east-1a"
@@ -27,27 +27,27 @@ def test_zone_that_the_user_chose_is_followed(changed: Callable[..., Deployment]
     assert not subnet.ignore_changes
 
 
-def test_private_subnet_reaches_the_world_through_nat_and_s3_through_the_endpoint(either: Deployment) -> None:
-    table = either.one("aws:ec2/routeTable:RouteTable", "private")
-    route = either.one("aws:ec2/route:Route", "private").inputs
+def test_private_subnet_reaches_the_world_through_nat_and_s3_through_the_endpoint(each: Deployment) -> None:
+    table = each.one("aws:ec2/routeTable:RouteTable", "private")
+    route = each.one("aws:ec2/route:Route", "private").inputs
     assert route["routeTableId"] == table.id
-    assert route["natGatewayId"] == either.one("aws:ec2/natGateway:NatGateway", "nat").id
-    assert either.one("aws:ec2/vpcEndpoint:VpcEndpoint", "s3").inputs["routeTableIds"] == [table.id]
+    assert route["natGatewayId"] == each.one("aws:ec2/natGateway:NatGateway", "nat").id
+    assert each.one("aws:ec2/vpcEndpoint:VpcEndpoint", "s3").inputs["routeTableIds"] == [table.id]
 
 
-def test_no_rule_lets_anything_in_from_outside(either: Deployment) -> None:
-    rules = either.of_type(INGRESS)
+def test_no_rule_lets_anything_in_from_outside(each: Deployment) -> None:
+    rules = each.of_type(INGRESS)
     assert rules
     assert all("referencedSecurityGroupId" in rule.inputs and "cidrIpv4" not in rule.inputs for rule in rules)
-    for group in either.of_type("aws:ec2/securityGroup:SecurityGroup"):
+    for group in each.of_type("aws:ec2/securityGroup:SecurityGroup"):
         assert not {"ingress", "egress"} & group.inputs.keys()
 
 
-def test_nodes_talk_to_each_other_and_out(either: Deployment) -> None:
-    nodes = either.one("aws:ec2/securityGroup:SecurityGroup", "nodes").id
-    among = either.one(INGRESS, "nodes-from-nodes").inputs
+def test_nodes_talk_to_each_other_and_out(each: Deployment) -> None:
+    nodes = each.one("aws:ec2/securityGroup:SecurityGroup", "nodes").id
+    among = each.one(INGRESS, "nodes-from-nodes").inputs
     assert (among["securityGroupId"], among["referencedSecurityGroupId"], among["ipProtocol"]) == (nodes, nodes, "-1")
-    out = either.one(EGRESS, "nodes-to-world").inputs
+    out = each.one(EGRESS, "nodes-to-world").inputs
     assert (out["securityGroupId"], out["cidrIpv4"], out["ipProtocol"]) == (nodes, "0.0.0.0/0", "-1")
 
 

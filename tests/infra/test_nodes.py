@@ -40,18 +40,18 @@ def test_cpu_nodes_get_one_plain_interface(local: Deployment) -> None:
     assert [each["interfaceType"] for each in template_of(local)["networkInterfaces"]] == ["interface"]
 
 
-def test_security_groups_stand_on_each_interface_and_public_addresses_on_none(either: Deployment) -> None:
-    template = template_of(either)
-    expected = [group.id for group in either.of_type("aws:ec2/securityGroup:SecurityGroup") if group.name != "fsx"]
+def test_security_groups_stand_on_each_interface_and_public_addresses_on_none(each: Deployment) -> None:
+    template = template_of(each)
+    expected = [group.id for group in each.of_type("aws:ec2/securityGroup:SecurityGroup") if group.name != "fsx"]
     for interface in template["networkInterfaces"]:
         assert sorted(interface["securityGroups"]) == sorted(expected)
         assert "associatePublicIpAddress" not in interface
     assert "vpcSecurityGroupIds" not in template
-    assert head_of(either)["associatePublicIpAddress"] is False
+    assert head_of(each)["associatePublicIpAddress"] is False
 
 
-def test_metadata_service_asks_for_tokens_and_answers_one_hop(either: Deployment) -> None:
-    for given in (template_of(either), head_of(either)):
+def test_metadata_service_asks_for_tokens_and_answers_one_hop(each: Deployment) -> None:
+    for given in (template_of(each), head_of(each)):
         assert given["metadataOptions"] == {
             "httpEndpoint": "enabled",
             "httpTokens": "required",
@@ -59,25 +59,25 @@ def test_metadata_service_asks_for_tokens_and_answers_one_hop(either: Deployment
         }
 
 
-def test_root_volumes_are_encrypted_gp3(either: Deployment) -> None:
-    worker, head = template_of(either)["blockDeviceMappings"][0]["ebs"], head_of(either)["rootBlockDevice"]
+def test_root_volumes_are_encrypted_gp3(each: Deployment) -> None:
+    worker, head = template_of(each)["blockDeviceMappings"][0]["ebs"], head_of(each)["rootBlockDevice"]
     assert (worker["encrypted"], worker["volumeType"], worker["deleteOnTermination"]) == ("true", "gp3", "true")
     assert (head["encrypted"], head["volumeType"], head["deleteOnTermination"]) == (True, "gp3", True)
 
 
-def test_no_key_pair_exists(either: Deployment) -> None:
-    assert "keyName" not in template_of(either)
-    assert "keyName" not in head_of(either)
+def test_no_key_pair_exists(each: Deployment) -> None:
+    assert "keyName" not in template_of(each)
+    assert "keyName" not in head_of(each)
 
 
-def test_whatever_a_launch_makes_is_tagged_in_the_launch_itself(either: Deployment) -> None:
-    tagged = {each["resourceType"]: each["tags"] for each in template_of(either)["tagSpecifications"]}
+def test_whatever_a_launch_makes_is_tagged_in_the_launch_itself(each: Deployment) -> None:
+    tagged = {each["resourceType"]: each["tags"] for each in template_of(each)["tagSpecifications"]}
     assert tagged.keys() == {"instance", "volume", "network-interface"}
-    assert all(tags["trainyard:stack"] == either.stack for tags in tagged.values())
+    assert all(tags["trainyard:stack"] == each.stack for tags in tagged.values())
 
 
-def test_group_is_empty_and_its_desired_capacity_is_not_pulumis(either: Deployment) -> None:
-    group = either.one("aws:autoscaling/group:Group", "workers")
+def test_group_is_empty_and_its_desired_capacity_is_not_pulumis(each: Deployment) -> None:
+    group = each.one("aws:autoscaling/group:Group", "workers")
     assert (group.inputs["minSize"], group.inputs["desiredCapacity"]) == (0, 0)
     assert group.ignore_changes == ("desiredCapacity",)
     assert group.inputs["suspendedProcesses"] == ["AZRebalance"]
@@ -90,9 +90,9 @@ def test_group_can_hold_all_nodes_and_bears_with_them_during_bring_up(gpu: Deplo
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 
 
-def test_image_may_drift_without_replacing_anything(either: Deployment) -> None:
-    assert either.one("aws:ec2/launchTemplate:LaunchTemplate", "workers").ignore_changes == ("imageId",)
-    assert either.one("aws:ec2/instance:Instance", "head").ignore_changes == ("ami",)
+def test_image_may_drift_without_replacing_anything(each: Deployment) -> None:
+    assert each.one("aws:ec2/launchTemplate:LaunchTemplate", "workers").ignore_changes == ("imageId",)
+    assert each.one("aws:ec2/instance:Instance", "head").ignore_changes == ("ami",)
 
 
 def test_gpu_nodes_boot_another_image_than_the_head(gpu: Deployment, local: Deployment) -> None:
@@ -100,10 +100,10 @@ def test_gpu_nodes_boot_another_image_than_the_head(gpu: Deployment, local: Depl
     assert template_of(local)["imageId"] == head_of(local)["ami"]
 
 
-def test_workers_stand_in_a_cluster_placement_group(either: Deployment) -> None:
-    group = either.one("aws:ec2/placementGroup:PlacementGroup", "cluster")
+def test_workers_stand_in_a_cluster_placement_group(each: Deployment) -> None:
+    group = each.one("aws:ec2/placementGroup:PlacementGroup", "cluster")
     assert group.inputs["strategy"] == "cluster"
-    assert template_of(either)["placement"] == {"groupName": group.outputs["name"]}
+    assert template_of(each)["placement"] == {"groupName": group.outputs["name"]}
 
 
 def test_placement_group_can_be_declined(changed: Callable[..., Deployment]) -> None:
@@ -112,10 +112,10 @@ def test_placement_group_can_be_declined(changed: Callable[..., Deployment]) -> 
     assert "placement" not in template_of(run)
 
 
-def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(either: Deployment) -> None:
-    worker = base64.b64decode(template_of(either)["userData"]).decode()
-    bucket = either.exports["staging_bucket"]
-    for role, text in (("worker", worker), ("head", head_of(either)["userData"])):
+def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(each: Deployment) -> None:
+    worker = base64.b64decode(template_of(each)["userData"]).decode()
+    bucket = each.exports["staging_bucket"]
+    for role, text in (("worker", worker), ("head", head_of(each)["userData"])):
         assert text.startswith("#cloud-config\n")
         assert len(text.encode()) < LIMIT_BYTES
         config = yaml.safe_load(text)
@@ -150,8 +150,8 @@ def policy_of(run: Deployment, role: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("role", ["head", "workers"])
-def test_no_statement_allows_all_actions(either: Deployment, role: str) -> None:
-    for statement in policy_of(either, role):
+def test_no_statement_allows_all_actions(each: Deployment, role: str) -> None:
+    for statement in policy_of(each, role):
         assert not any("*" in action for action in statement["Action"]), statement
 
 
@@ -159,29 +159,29 @@ def test_no_statement_allows_all_actions(either: Deployment, role: str) -> None:
 SESSIONS = ("ssm:UpdateInstanceInformation", "ssmmessages:")
 
 
-def test_only_describing_and_sessions_reach_beyond_the_stack(either: Deployment) -> None:
+def test_only_describing_and_sessions_reach_beyond_the_stack(each: Deployment) -> None:
     for role in ("head", "workers"):
-        for statement in policy_of(either, role):
+        for statement in policy_of(each, role):
             if "*" in statement["Resource"] and "Condition" not in statement:
                 beyond = [action for action in statement["Action"] if ":Describe" not in action]
                 assert all(action.startswith(SESSIONS) for action in beyond), statement
 
 
-def test_roles_have_no_policies_beside_their_own(either: Deployment) -> None:
+def test_roles_have_no_policies_beside_their_own(each: Deployment) -> None:
     """AWS's own policies are broad, and change when AWS likes."""
-    for role in either.of_type("aws:iam/role:Role"):
+    for role in each.of_type("aws:iam/role:Role"):
         assert not {"managedPolicyArns", "inlinePolicies"} & set(role.inputs)
-    assert not either.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert not each.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
-def test_head_may_change_the_groups_of_its_own_stack_only(either: Deployment) -> None:
-    statement = next(each for each in policy_of(either, "head") if "autoscaling:SetDesiredCapacity" in each["Action"])
-    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": either.stack}}
+def test_head_may_change_the_groups_of_its_own_stack_only(each: Deployment) -> None:
+    statement = next(each for each in policy_of(each, "head") if "autoscaling:SetDesiredCapacity" in each["Action"])
+    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": each.stack}}
 
 
-def test_workers_write_to_runs_only(either: Deployment) -> None:
-    data = f"arn:aws:s3:::{either.exports['data_bucket']}"
-    writes = [each for each in policy_of(either, "workers") if "s3:PutObject" in each["Action"]]
+def test_workers_write_to_runs_only(each: Deployment) -> None:
+    data = f"arn:aws:s3:::{each.exports['data_bucket']}"
+    writes = [each for each in policy_of(each, "workers") if "s3:PutObject" in each["Action"]]
     assert [each["Resource"] for each in writes] == [[f"{data}/runs/*"]]
 
 
@@ -192,8 +192,8 @@ def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callabl
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
 
 
-def test_every_node_leaves_through_the_hook(either: Deployment) -> None:
-    hook, group = either.one("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-leave"), either.exports["groups"]
+def test_every_node_leaves_through_the_hook(each: Deployment) -> None:
+    hook, group = each.one("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-leave"), each.exports["groups"]
     assert hook.inputs["autoscalingGroupName"] == group[0]
     assert hook.inputs["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
     assert (hook.inputs["heartbeatTimeout"], hook.inputs["defaultResult"]) == (120, "CONTINUE")

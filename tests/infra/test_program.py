@@ -34,11 +34,11 @@ def tags_of(inputs: Any) -> dict[str, str]:
     return tags if isinstance(tags, dict) else {tag["key"]: tag["value"] for tag in tags}
 
 
-def test_everything_that_can_bear_tags_is_found_by_stack_and_role(either: Deployment) -> None:
-    for resource in either.resources.values():
+def test_everything_that_can_bear_tags_is_found_by_stack_and_role(each: Deployment) -> None:
+    for resource in each.resources.values():
         if resource.custom and resource.type not in UNTAGGED:
             tags = tags_of(resource.inputs)
-            assert tags.get("trainyard:stack") == either.stack, resource.urn
+            assert tags.get("trainyard:stack") == each.stack, resource.urn
             assert tags.get("trainyard:role"), resource.urn
             assert tags.get("Name"), resource.urn
 
@@ -50,20 +50,20 @@ def test_users_tags_are_added_and_never_replace_ours(changed: Callable[..., Depl
     assert tags["trainyard:stack"] == "local"
 
 
-def test_every_resource_belongs_to_a_component(either: Deployment) -> None:
-    components = {resource.urn for resource in either.resources.values() if not resource.custom}
-    assert all(resource.parent in components for resource in either.resources.values() if resource.custom)
+def test_every_resource_belongs_to_a_component(each: Deployment) -> None:
+    components = {resource.urn for resource in each.resources.values() if not resource.custom}
+    assert all(resource.parent in components for resource in each.resources.values() if resource.custom)
 
 
-def test_manifest_is_valid_and_names_what_was_made(either: Deployment) -> None:
+def test_manifest_is_valid_and_names_what_was_made(each: Deployment) -> None:
     manifest = Manifest.model_validate_json(
-        either.one("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"]
+        each.one("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"]
     )
-    assert manifest.stack == either.stack
-    assert manifest.head.address == either.one("aws:ec2/instance:Instance", "head").outputs["privateIp"]
-    assert manifest.groups[0].autoscaling_group == either.one("aws:autoscaling/group:Group", "workers").outputs["name"]
+    assert manifest.stack == each.stack
+    assert manifest.head.address == each.one("aws:ec2/instance:Instance", "head").outputs["privateIp"]
+    assert manifest.groups[0].autoscaling_group == each.one("aws:autoscaling/group:Group", "workers").outputs["name"]
     assert manifest.bundle.uri.endswith(f"/bundle/{manifest.bundle.sha256}.tar.gz")
-    assert (manifest.fsx is not None) == (either.stack == "a100-cluster")
+    assert (manifest.fsx is not None) == (each.stack == "a100-cluster")
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -74,17 +74,17 @@ def test_preview_with_unknown_values_registers_the_same_resources(stack: str, re
     assert seen.resources.keys() == full.resources.keys()
 
 
-def test_launch_waits_for_everything_else(either: Deployment) -> None:
+def test_launch_waits_for_everything_else(each: Deployment) -> None:
     """Its component depends on every other one, so that destroy stops the job before anything goes."""
-    launch = either.one("trainyard:infra:Launch", "launch")
+    launch = each.one("trainyard:infra:Launch", "launch")
     others = {
-        resource.urn for resource in either.resources.values() if resource.custom and resource.parent != launch.urn
+        resource.urn for resource in each.resources.values() if resource.custom and resource.parent != launch.urn
     }
     assert others <= launch.dependencies
 
 
-def test_launch_command_has_no_absolute_path_and_hands_over_the_region(either: Deployment) -> None:
-    inputs = either.one("command:local:Command", "launch").inputs
+def test_launch_command_has_no_absolute_path_and_hands_over_the_region(each: Deployment) -> None:
+    inputs = each.one("command:local:Command", "launch").inputs
     assert str(ROOT) not in json.dumps(inputs)
     assert inputs["environment"] == {"AWS_REGION": "us-east-1"}
     assert inputs["addPreviousOutputInEnv"] is False
