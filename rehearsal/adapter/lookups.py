@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rehearsal.adapter.handler import Keys, known
+from rehearsal.adapter.lookups_storage import STORAGE_LOOK_UPS
 from rehearsal.adapter.session import Aws
 
 Answer = dict[str, Any]
@@ -107,4 +108,5 @@ LOOK_UPS: dict[str, tuple[Keys, LookUp]] = {
         known("resourceTypeFilters", tagFilters=known("key", "values")),
         _tagged,
     ),
+    **STORAGE_LOOK_UPS,
 }

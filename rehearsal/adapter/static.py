@@ -14,11 +14,17 @@ ACCOUNT = "123456789012"
 
 
 class StaticAccount:
-    """Checks types and keys as the adapter does. `retained`: name of a data bucket that an earlier `up` left."""
+    """Checks types and keys as the adapter does.
 
-    def __init__(self, region: str = "us-east-1", retained: str | None = None) -> None:
+    `retained`: name of a data bucket that an earlier `up` left. `retained_key`: id of the key that it left.
+    """
+
+    def __init__(self, region: str = "us-east-1", retained: str | None = None, retained_key: str | None = None) -> None:
         self.region = region
-        self._retained = retained
+        self._retained = {
+            "s3:bucket": f"arn:aws:s3:::{retained}" if retained else None,
+            "kms:key": self._key_arn(retained_key) if retained_key else None,
+        }
         self._handlers = handlers(Command(skip=True))
 
     def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
@@ -40,7 +46,9 @@ class StaticAccount:
             "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(given),
             "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": f"ami-{len(given['name']):017x}"},
-            "aws:resourcegroupstaggingapi/getResources:getResources": self._tagged,
+            "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged(given),
+            "aws:s3/getBucket:getBucket": lambda: self._bucket(given["bucket"]),
+            "aws:kms/getKey:getKey": lambda: self._key(given["keyId"]),
         }
         if token not in answers:
             raise UnknownType(f"the static account does not know the look-up {token}")
@@ -59,9 +67,21 @@ class StaticAccount:
         pairs = [(name, zone) for name in names for zone in self._zones]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
 
-    def _tagged(self) -> dict[str, Any]:
-        found = [{"resourceArn": f"arn:aws:s3:::{self._retained}", "tags": {}, "complianceDetails": []}]
-        return {"resourceTagMappingLists": found if self._retained else []}
+    def _tagged(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = given.get("resourceTypeFilters") or self._retained
+        found = [self._retained[kind] for kind in kinds if self._retained[kind]]
+        return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []} for arn in found]}
+
+    def _key_arn(self, name: str) -> str:
+        return f"arn:aws:kms:{self.region}:{ACCOUNT}:key/{name}"
+
+    def _bucket(self, name: str) -> dict[str, Any]:
+        return {"id": name, "bucket": name, "arn": f"arn:aws:s3:::{name}", "bucketRegion": self.region}
+
+    def _key(self, name: str) -> dict[str, Any]:
+        told = {"enabled": True, "keyState": "Enabled", "keySpec": "SYMMETRIC_DEFAULT", "keyUsage": "ENCRYPT_DECRYPT"}
+        arn = name if name.startswith("arn:") else self._key_arn(name)
+        return {"id": arn.rpartition("/")[2], "arn": arn, "keyId": name, "multiRegion": False, **told}
 
 
 def _outputs(subject: Subject, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from rehearsal.aws import (
+    boundaries,
     bucket_policies,
     dependencies,
     encryption,
@@ -20,6 +21,7 @@ from rehearsal.aws import (
     images,
     instances,
     interfaces,
+    keys,
     launch_instances,
     lifecycle,
     members,
@@ -121,6 +123,7 @@ class Account:
 
 def _extend(launcher: Launcher) -> None:
     bucket_policies.install()
+    boundaries.install()
     placement.install()
     interfaces.install()
     images.install()
@@ -134,6 +137,7 @@ def _extend(launcher: Launcher) -> None:
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
+    keys.install()
     encryption.install()
 
 
