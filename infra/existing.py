@@ -38,15 +38,9 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
         subnet = aws.ec2.get_subnet(id=given.subnet_id)
     except Exception as error:
         raise _absent("subnet_id", given.subnet_id, error) from error
-    # A subnet without routes of its own has those of the VPC.
-    table = (
-        _route_tables(subnet.vpc_id, "association.subnet-id", given.subnet_id)
-        or _route_tables(subnet.vpc_id, "association.main", "true")
-    )[0]
-    default = [
-        route for route in aws.ec2.get_route_table(route_table_id=table).routes if route.cidr_block == "0.0.0.0/0"
-    ]
-    public = any(route.gateway_id.startswith("igw-") for route in default)
+    table = _routes_of(given.subnet_id, subnet.vpc_id)
+    default = [route for route in table.routes if route.cidr_block == "0.0.0.0/0"]
+    public = any((route.gateway_id or "").startswith("igw-") for route in default)
     s3 = _endpoint(subnet.vpc_id, region, "s3")
     return SubnetFacts(
         vpc_id=subnet.vpc_id,
@@ -56,14 +50,20 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
         resolves_names=vpc.enable_dns_support and vpc.enable_dns_hostnames,
         way_out=bool(default) and not public,
         public=public,
-        s3_endpoint=s3 is not None and table in s3.route_table_ids,
+        s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
         services=frozenset(name for name in NODE_SERVICES if _endpoint(subnet.vpc_id, region, name)),
     )
 
 
-def _route_tables(vpc_id: str, name: str, value: str) -> list[str]:
-    wanted = aws.ec2.GetRouteTablesFilterArgs(name=name, values=[value])
-    return list(aws.ec2.get_route_tables(vpc_id=vpc_id, filters=[wanted]).ids)
+def _routes_of(subnet_id: str, vpc_id: str) -> aws.ec2.GetRouteTableResult:
+    """A subnet without routes of its own has its VPC's main ones."""
+    try:
+        return aws.ec2.get_route_table(subnet_id=subnet_id)
+    except Exception as error:
+        if "returned no results" not in str(error):
+            raise
+    main = aws.ec2.GetRouteTableFilterArgs(name="association.main", values=["true"])
+    return aws.ec2.get_route_table(vpc_id=vpc_id, filters=[main])
 
 
 def _endpoint(vpc_id: str, region: str, service: str) -> aws.ec2.GetVpcEndpointResult | None:

@@ -6,6 +6,7 @@ from typing import Any
 from rehearsal.adapter import lookups_ec2
 from rehearsal.adapter.handler import Keys, known
 from rehearsal.adapter.instance_types import as_look_up
+from rehearsal.adapter.lookups_storage import STORAGE_LOOK_UPS
 from rehearsal.adapter.session import Aws
 
 Answer = dict[str, Any]
@@ -116,4 +117,5 @@ LOOK_UPS: dict[str, tuple[Keys, LookUp]] = {
         _tagged,
     ),
     **lookups_ec2.LOOK_UPS,
+    **STORAGE_LOOK_UPS,
 }

@@ -12,21 +12,21 @@ from rehearsal.adapter.instance_types import as_look_up, shipped
 from rehearsal.adapter.lookups import LOOK_UPS
 from rehearsal.adapter.static_ec2 import (
     RESERVATION,
-    SUBNET,
     VPC,
     StaticEc2,
     StaticNetwork,
-    StaticSubnet,
     image_of,
     reservation,
+    suiting_network,
 )
 
 ACCOUNT = "123456789012"
 
 
 class StaticAccount:
-    """Checks types and keys as the adapter does. `retained`: name of a data bucket that an earlier `up` left.
+    """Checks types and keys as the adapter does.
 
+    `retained`: name of a data bucket that an earlier `up` left. `retained_key`: id of the key that it left.
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code, of all others a
     large one. `networks`: the VPCs that are there, by id. Of what is not given there is one that suits any stack.
     """
@@ -35,20 +35,24 @@ class StaticAccount:
         self,
         region: str = "us-east-1",
         retained: str | None = None,
+        retained_key: str | None = None,
         *,
         reservations: Mapping[str, Mapping[str, Any]] | None = None,
         quotas: Mapping[str, float] | None = None,
         networks: Mapping[str, StaticNetwork] | None = None,
     ) -> None:
         self.region = region
-        self._retained = retained
+        self._retained = {
+            "s3:bucket": f"arn:aws:s3:::{retained}" if retained else None,
+            "kms:key": self._key_arn(retained_key) if retained_key else None,
+        }
         zone = f"{region}a"
         self._ec2 = StaticEc2(
             account=ACCOUNT,
             region=region,
             reservations={RESERVATION: reservation(AvailabilityZone=zone)} if reservations is None else reservations,
             quotas=quotas or {},
-            networks={VPC: StaticNetwork(subnets=(StaticSubnet(id=SUBNET, zone=zone),))}
+            networks={VPC: suiting_network(region)}
             if networks is None
             else networks,
         )
@@ -74,7 +78,9 @@ class StaticAccount:
             "aws:ec2/getInstanceType:getInstanceType": lambda: as_look_up(shipped()[given["instanceType"]]),
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(given),
             "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": image_of(given["name"])},
-            "aws:resourcegroupstaggingapi/getResources:getResources": self._tagged,
+            "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged(given),
+            "aws:s3/getBucket:getBucket": lambda: self._bucket(given["bucket"]),
+            "aws:kms/getKey:getKey": lambda: self._key(given["keyId"]),
             "aws:cloudcontrol/getResource:getResource": lambda: self._ec2.resource(given),
             "aws:servicequotas/getServiceQuota:getServiceQuota": lambda: self._ec2.quota(given),
             "aws:ec2/getVpc:getVpc": lambda: self._ec2.vpc(given),
@@ -100,9 +106,21 @@ class StaticAccount:
         pairs = [(name, zone) for name in names for zone in self._zones]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
 
-    def _tagged(self) -> dict[str, Any]:
-        found = [{"resourceArn": f"arn:aws:s3:::{self._retained}", "tags": {}, "complianceDetails": []}]
-        return {"resourceTagMappingLists": found if self._retained else []}
+    def _tagged(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = given.get("resourceTypeFilters") or self._retained
+        found = [self._retained[kind] for kind in kinds if self._retained[kind]]
+        return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []} for arn in found]}
+
+    def _key_arn(self, name: str) -> str:
+        return f"arn:aws:kms:{self.region}:{ACCOUNT}:key/{name}"
+
+    def _bucket(self, name: str) -> dict[str, Any]:
+        return {"id": name, "bucket": name, "arn": f"arn:aws:s3:::{name}", "bucketRegion": self.region}
+
+    def _key(self, name: str) -> dict[str, Any]:
+        told = {"enabled": True, "keyState": "Enabled", "keySpec": "SYMMETRIC_DEFAULT", "keyUsage": "ENCRYPT_DECRYPT"}
+        arn = name if name.startswith("arn:") else self._key_arn(name)
+        return {"id": arn.rpartition("/")[2], "arn": arn, "keyId": name, "multiRegion": False, **told}
 
 
 def _outputs(subject: Subject, name: str) -> dict[str, Any]:

@@ -58,6 +58,12 @@ class StaticNetwork:
     endpoints: frozenset[str] = frozenset()
 
 
+def suiting_network(region: str) -> StaticNetwork:
+    """A VPC that any stack can be put into."""
+    subnet = StaticSubnet(id=SUBNET, zone=f"{region}a")
+    return StaticNetwork(subnets=(subnet,), endpoints=frozenset({f"com.amazonaws.{region}.s3"}))
+
+
 @dataclass(frozen=True, kw_only=True)
 class StaticEc2:
     """The answers. `quotas`: quota code to value, of others a large one; `networks`: by VPC id."""
@@ -125,8 +131,12 @@ class StaticEc2:
         network = self.networks.get(given["vpcId"])
         found = [given["serviceName"]] if network and given["serviceName"] in network.endpoints else []
         name = one_of(found, "EC2 VPC Endpoint")
-        kind = "Gateway" if name.endswith(".s3") else "Interface"
-        return {"id": f"vpce-{len(name):017x}", "state": "available", "vpcEndpointType": kind, **given}
+        answer = {"id": f"vpce-{len(name):017x}", "state": "available", **given}
+        if not name.endswith(".s3"):
+            return {**answer, "vpcEndpointType": "Interface", "routeTableIds": []}
+        assert network is not None
+        own = [f"rtb-{subnet.id[7:]}" for subnet in network.subnets if subnet.own_table]
+        return {**answer, "vpcEndpointType": "Gateway", "routeTableIds": [*own, f"rtb-{given['vpcId'][4:]}"]}
 
     def image(self, given: Mapping[str, Any]) -> Answer:
         """Every image id names one."""

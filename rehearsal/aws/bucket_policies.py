@@ -7,9 +7,12 @@ from moto.s3.models import FakeBucket
 
 from rehearsal.aws.callers import CALLER
 from rehearsal.aws.extension import extend
-from rehearsal.aws.policies import Ask, judge
+from rehearsal.aws.policies import Ask, Who, account_of, judge
+from rehearsal.aws.process import ACCOUNT
 
 _RESULTS = {"Allow": PermissionResult.PERMITTED, "Deny": PermissionResult.DENIED, None: PermissionResult.NEUTRAL}
+# Whoever signs with a key of no role: the account itself.
+_OPERATOR = Who(account_of(ACCOUNT))
 
 
 def install() -> None:
@@ -18,6 +21,7 @@ def install() -> None:
         # S3 answers this one key by key.
         if caller is not None and caller.call.operation == "DeleteObjects" and not caller.may(ask):
             return PermissionResult.DENIED
-        return _RESULTS[judge([self.policy] if self.policy else [], ask)]
+        who = caller.who if caller else _OPERATOR
+        return _RESULTS[judge([self.policy] if self.policy else [], ask, who)]
 
     extend(FakeBucket, get_permission)

@@ -3,41 +3,21 @@
 Nor for a role that may not use the key: S3 asks KMS in the caller's name.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Any
 
-from moto.kms.models import KmsBackend, kms_backends
 from moto.s3.exceptions import S3ClientError
 from moto.s3.models import S3Backend
 from moto.s3.responses import S3Response
 
 from rehearsal.aws.callers import CALLER
-from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.extension import extend
-from rehearsal.aws.policies import Ask
+from rehearsal.aws.key_policies import key_ask
+from rehearsal.aws.keys import find_key
 
 _READ = ("kms:Decrypt",)
 _WRITE = ("kms:GenerateDataKey",)
 _UPLOAD = ("kms:GenerateDataKey", "kms:Decrypt")  # S3 reads the parts to make them one
-
-
-def find_key(account: str, region: str, key: str) -> Any:
-    """The key of this id, alias or ARN of either; None where there is none."""
-    parts = key.split(":")
-    keys = kms_backends[account][parts[3] if key.startswith("arn:") else region]
-    try:
-        return keys.keys.get(keys.any_id_to_key_id(key))
-    except AttributeError:  # moto's answer to an alias that nobody made
-        return None
-
-
-def key_ask(action: str, key: Any, service: str) -> Ask:
-    """The right to use a key through a service. Raises NotImplementedError for a key with a policy of its own."""
-    if json.loads(key.policy) != json.loads(key.generate_default_policy()):
-        raise NotImplementedError(f"{action} under the policy of the key {key.arn}")
-    return Ask(action, key.arn, {"kms:viaservice": f"{service}.{key.region}.amazonaws.com"})
 
 
 def check_key(account: str, region: str, algorithm: str | None, key: str | None, uses: Sequence[str]) -> None:
@@ -110,40 +90,8 @@ def install() -> None:
         _check_write(self, dest_bucket_name, given.get("encryption"), given.get("kms_key_id"))
         copy(self, src_key, dest_bucket_name, *args, **given)
 
-    _install_keys()
     extend(S3Backend, put_object, create_multipart_upload, upload_part, upload_part_copy, copy_object)
     _install_reads()
-
-
-def _install_keys() -> None:
-    """A key's ARN serves as well as its id (moto checks that, then looks for the id only); deleted keys go in time."""
-    schedule = KmsBackend.schedule_key_deletion
-    for name in ("enable_key", "disable_key", "cancel_key_deletion"):
-        act = getattr(KmsBackend, name)
-
-        def by_id(self: Any, key_id: str, act: Callable[..., Any] = act) -> Any:
-            return act(self, self.get_key_id(key_id))
-
-        extend(KmsBackend, **{name: by_id})
-
-    def schedule_key_deletion(self: Any, key_id: str, pending_window_in_days: int) -> float | None:
-        if schedule(self, self.get_key_id(key_id), pending_window_in_days) is None:  # moto refuses such a window
-            return None
-        ends = CLOCK.now() + pending_window_in_days * 86400
-        self.keys[self.get_key_id(key_id)].deletion_date = datetime.fromtimestamp(ends, UTC).replace(tzinfo=None)
-        return ends
-
-    extend(KmsBackend, schedule_key_deletion)
-    CLOCK.watch(_deletions)
-
-
-def _deletions() -> Iterator[Due]:
-    backend: Any
-    for _, _, backend in kms_backends.iter_backends():
-        for name, key in backend.keys.items():
-            if key.deletion_date is not None:
-                ends = key.deletion_date.replace(tzinfo=UTC).timestamp()
-                yield ends, lambda backend=backend, name=name: backend.keys.pop(name)  # type: ignore[misc]
 
 
 def _install_reads() -> None:

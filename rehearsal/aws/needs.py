@@ -8,7 +8,8 @@ from urllib.parse import parse_qs
 from moto.autoscaling.models import autoscaling_backends
 from moto.ssm.models import ssm_backends
 
-from rehearsal.aws.encryption import find_key, key_ask
+from rehearsal.aws.key_policies import key_ask
+from rehearsal.aws.keys import find_key
 from rehearsal.aws.needs_s3 import s3_needs
 from rehearsal.aws.operations import Call
 from rehearsal.aws.policies import Ask
@@ -49,6 +50,9 @@ def needs(call: Call, environ: dict[str, Any], body: bytes) -> Iterator[Ask]:
         yield _on_groups(action, call, parse_qs(body.decode()))
     elif action in {"ssm:GetParameter", "ssm:GetParameters"}:
         yield from _on_parameters(action, call, json.loads(body))
+    elif call.service == "kms" and (named := json.loads(body).get("KeyId")):
+        key = find_key(ACCOUNT, call.region, named)
+        yield Ask(action, None) if key is None else key_ask(action, key)
     elif call.service == "sts":
         if call.operation != "GetCallerIdentity":  # which nobody is denied
             raise NotImplementedError(f"{action} by a role: trust policies are not looked at")

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -29,6 +29,11 @@ class Ask:
     context: Mapping[str, str | None] = field(default_factory=dict)
     tags: Mapping[str, str] | None = None
 
+    def also(self, **context: str | None) -> "Ask":
+        """The same with more in its context, where that does not tell it yet. `aws_x` stands for the key aws:x."""
+        more = {key.replace("_", ":", 1): value for key, value in context.items()}
+        return replace(self, context={**more, **self.context})
+
     def value(self, key: str) -> str | None:
         """What a condition key stands for in this request. Raises NotImplementedError for one that is not known."""
         small = key.lower()
@@ -42,10 +47,30 @@ class Ask:
         return known[small]
 
 
-def judge(documents: Iterable[str | bytes], ask: Ask) -> Verdict:
-    """What the documents together say. An explicit denial wins."""
+@dataclass(frozen=True)
+class Who:
+    """Whom a resource's policy may mean, by ARN or as a service of AWS. What is denied to `account` is denied to it."""
+
+    names: frozenset[str]
+    kind: Literal["AWS", "Service"] = "AWS"
+    account: frozenset[str] = frozenset()
+
+
+def account_of(account: str, partition: str = "aws") -> frozenset[str]:
+    """An account, as a policy names it."""
+    return frozenset([account, f"arn:{partition}:iam::{account}:root"])
+
+
+def judge(documents: Iterable[str | bytes], ask: Ask, who: Who | None = None) -> Verdict:
+    """What the documents together say. An explicit denial wins.
+
+    Of a resource's policies only what speaks of `who`; without it a policy that names somebody can't be judged.
+    """
     found = {
-        statement["Effect"] for document in documents for statement in _statements(document) if _on(statement, ask)
+        statement["Effect"]
+        for document in documents
+        for statement in _statements(document)
+        if _of(statement, who) and _on(statement, ask)
     }
     return "Deny" if "Deny" in found else "Allow" if "Allow" in found else None
 
@@ -59,9 +84,24 @@ def _statements(document: str | bytes) -> tuple[dict[str, Any], ...]:
             raise NotImplementedError(f"policy element {', '.join(sorted(unknown))}")
         if statement["Effect"] not in ("Allow", "Deny"):
             raise NotImplementedError(f"policy effect {statement['Effect']}")
-        if statement.get("Principal", "*") not in ("*", {"AWS": "*"}, {"AWS": ["*"]}):
-            raise NotImplementedError(f"policy for the principal {statement['Principal']}")
+        if unknown := set(_principals(statement)) - {"AWS", "Service"}:
+            raise NotImplementedError(f"policy for a principal of the kind {', '.join(sorted(unknown))}")
     return found
+
+
+def _principals(statement: Mapping[str, Any]) -> dict[str, list[str]]:
+    given = statement.get("Principal", "*")
+    return {"AWS": ["*"]} if given == "*" else {kind: _listed(names) for kind, names in given.items()}
+
+
+def _of(statement: Mapping[str, Any], who: Who | None) -> bool:
+    named = _principals(statement)
+    if who is None:
+        if named != {"AWS": ["*"]}:
+            raise NotImplementedError(f"policy for the principal {statement['Principal']}")
+        return True
+    wanted = {"*", *who.names, *(who.account if statement["Effect"] == "Deny" else ())}
+    return not wanted.isdisjoint(named.get(who.kind, []))
 
 
 def _on(statement: Mapping[str, Any], ask: Ask) -> bool:
@@ -93,9 +133,14 @@ def _met(conditions: Mapping[str, Mapping[str, Any]], ask: Ask) -> bool:
 
 
 def _holds(operator: str, value: str | None, wanted: Any) -> bool:
-    if operator not in _OPERATORS:
+    if operator == "Null":
+        return (value is None) == (_text(wanted).lower() == "true")
+    plain = operator.removesuffix("IfExists")
+    if plain not in _OPERATORS:
         raise NotImplementedError(f"policy condition operator {operator}")
-    negated, equal = _OPERATORS[operator]
+    if value is None and plain != operator:
+        return True
+    negated, equal = _OPERATORS[plain]
     return negated != (value is not None and any(equal(_text(each), value) for each in _listed(wanted)))
 
 
@@ -117,12 +162,23 @@ def _equal(wanted: str, value: str) -> bool:
     return wanted == value
 
 
+def _arn(wanted: str, value: str) -> bool:
+    """Part by part: a * of an ARN's part reaches no further than the part."""
+    parts, others = wanted.split(":", 5), value.split(":", 5)
+    return len(parts) == len(others) and all(map(_any, parts, others))
+
+
 # Whether it asks for the contrary, and how it compares.
 _OPERATORS: dict[str, tuple[bool, Callable[[str, str], bool]]] = {
     "StringEquals": (False, _equal),
     "StringNotEquals": (True, _equal),
     "StringLike": (False, _any),
     "StringNotLike": (True, _any),
+    "StringEqualsIgnoreCase": (False, lambda wanted, value: _equal(wanted.lower(), value.lower())),
+    "ArnEquals": (False, _arn),
+    "ArnLike": (False, _arn),
+    "ArnNotEquals": (True, _arn),
+    "ArnNotLike": (True, _arn),
     "Bool": (False, lambda wanted, value: wanted.lower() == value.lower()),
 }
 

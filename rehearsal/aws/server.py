@@ -13,6 +13,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 
 from rehearsal.aws import (
     activities,
+    boundaries,
     bucket_policies,
     cloudcontrol,
     dependencies,
@@ -23,6 +24,7 @@ from rehearsal.aws import (
     images,
     instances,
     interfaces,
+    keys,
     launch_instances,
     lifecycle,
     members,
@@ -132,6 +134,7 @@ class Account:
 
 def _extend(launcher: Launcher) -> None:
     bucket_policies.install()
+    boundaries.install()
     placement.install()
     reservations.install()
     reservation_calls.install()
@@ -151,6 +154,7 @@ def _extend(launcher: Launcher) -> None:
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
+    keys.install()
     encryption.install()
 
 

@@ -1,0 +1,42 @@
+"""Who may use a KMS key: its own policy says, and where that hands the matter to the account, IAM's policies do.
+
+Source: https://docs.aws.amazon.com/kms/latest/developerguide/policy-evaluation.html
+"""
+
+from typing import Any
+
+from rehearsal.aws.policies import Ask, Verdict, Who, account_of, judge
+from rehearsal.aws.process import ACCOUNT
+
+
+def key_ask(action: str, key: Any, service: str | None = None) -> Ask:
+    """The right to use a key: directly, or through a service (ec2, s3) of its region."""
+    return Ask(
+        action,
+        key.arn,
+        {
+            "kms:calleraccount": ACCOUNT,
+            "kms:viaservice": f"{service}.{key.region}.amazonaws.com" if service else None,
+            # Services make grants for themselves; nobody else does here.
+            "kms:grantisforawsresource": "true" if service and action == "kms:CreateGrant" else None,
+        },
+    )
+
+
+def by_key(key: Any, ask: Ask, who: Who, own: Verdict) -> Verdict:
+    """What the key's policy says of `who`, with what its own IAM policies say. Raises NotImplementedError for grants.
+
+    A statement for the account (its root) is no right yet: it lets IAM's policies give it.
+    """
+    if key.grants:
+        raise NotImplementedError(f"{ask.action} on {key.arn}, which has grants")
+    named = judge([key.policy], ask, who)
+    if named is None and own == "Allow":
+        return judge([key.policy], ask, Who(account_of(ACCOUNT)))
+    return named
+
+
+def service_may(key: Any, action: str, service: str, **context: str) -> bool:
+    """Whether AWS's service of this principal may use the key, called by nobody. `context`: as of `Ask.also`."""
+    who = Who(frozenset([service]), "Service")
+    return judge([key.policy], key_ask(action, key).also(aws_principalarn=None, **context), who) == "Allow"
