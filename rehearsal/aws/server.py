@@ -19,6 +19,7 @@ from rehearsal.aws import (
     encryption,
     endpoints,
     fsx,
+    fsx_links,
     groups,
     images,
     instances,
@@ -151,6 +152,7 @@ def _extend(launcher: Launcher) -> None:
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
+    fsx_links.install()
     encryption.install()
 
 
