@@ -40,6 +40,10 @@ _CLASSES: dict[str, dict[Market, Quota | None]] = {
     "t": {"on-demand": _STANDARD, "spot": _SPOT_STANDARD},
 }
 
+QUOTAS = tuple(
+    sorted({quota for quotas in _CLASSES.values() for quota in quotas.values() if quota}, key=lambda q: q.code)
+)
+
 
 def quota_of(instance_type: InstanceType, market: Market) -> Quota | None:
     """The quota that the default vCPUs of such instances count against, or None where AWS publishes none."""

@@ -1,5 +1,7 @@
 """All that stands under `trainyard:cluster` in a stack file. The descriptions are the reference."""
 
+from difflib import get_close_matches
+
 from pydantic import Field, field_validator
 
 from contract.base import Contract
@@ -47,8 +49,9 @@ class StackSettings(Contract):
     @classmethod
     def _known_type(cls, value: str) -> str:
         if catalog().get(value) is None:
-            known = ", ".join(entry.name for entry in catalog().instance_types)
-            raise ValueError(f"not in the hardware catalog; it has {known}")
+            known = [entry.name for entry in catalog().instance_types]
+            near = ", ".join(get_close_matches(value, known, n=4, cutoff=0.4) or known[:4])
+            raise ValueError(f"not in the hardware catalog (contract/catalog.json), which has {near} and others")
         return value
 
     @property

@@ -52,9 +52,7 @@ class StaticAccount:
             region=region,
             reservations={RESERVATION: reservation(AvailabilityZone=zone)} if reservations is None else reservations,
             quotas=quotas or {},
-            networks={VPC: suiting_network(region)}
-            if networks is None
-            else networks,
+            networks={VPC: suiting_network(region)} if networks is None else networks,
         )
         self._handlers = handlers(Command(skip=True))
 

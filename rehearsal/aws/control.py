@@ -41,7 +41,7 @@ _KINDS = {
         "lifecycle_hooks": "lifecycle-hook",
         "policies": "policy",
     },
-    "fsx": {"file_systems": "file-system", "backups": "backup"},
+    "fsx": {"associations": "data-repository-association", "file_systems": "file-system", "backups": "backup"},
     "logs": {"groups": "log-group"},
 }
 

@@ -7,6 +7,7 @@ from botocore.exceptions import UnknownServiceError
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from contract.base import Contract
+from contract.quotas import QUOTAS
 from contract.wording import spelled
 
 _WORDS = "a service as in IAM and one of its API operations, such as fsx:CreateFileSystem"
@@ -47,13 +48,17 @@ class Deny(Contract):
     operation: Operation
 
 
+def _quota_code(code: str) -> str:
+    if all(code != quota.code for quota in QUOTAS):
+        raise ValueError(f"no quota of vCPUs; they are {', '.join(quota.code for quota in QUOTAS)}")
+    return code
+
+
 class Quota(Contract):
     """A quota of vCPUs of EC2: launches above it answer VcpuLimitExceeded, Spot ones MaxSpotInstanceCountExceeded."""
 
     kind: Literal["quota"] = "quota"
-    code: Annotated[str, AfterValidator(spelled(r"L-[0-9A-F]{8}", "a quota code of EC2, such as L-417A185B"))] = Field(
-        description="Code of the quota, such as L-417A185B."
-    )
+    code: Annotated[str, AfterValidator(_quota_code)] = Field(description="Code of the quota, such as L-417A185B.")
     vcpus: int = Field(ge=0, description="vCPUs that may run at once.")
 
 

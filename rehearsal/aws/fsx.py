@@ -13,12 +13,21 @@ from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
 from moto.fsx.responses import FSxResponse
 
 from rehearsal.aws.clock import CLOCK, Due
+from rehearsal.aws.encryption import find_key
 from rehearsal.aws.extension import extend
+from rehearsal.aws.fsx_links import check_backup, links, links_of
 
 CREATING_SECONDS = 1.0
 DELETING_SECONDS = 0.5
 _THROUGHPUTS = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
 _DEPLOYMENTS = ("SCRATCH_1", "SCRATCH_2", *_THROUGHPUTS)
+_KNOWN_OF_LUSTRE = {
+    "AutomaticBackupRetentionDays",
+    "CopyTagsToBackups",
+    "DataCompressionType",
+    "DeploymentType",
+    "PerUnitStorageThroughput",
+}
 _INTERFACES = 2  # of the smallest file system: one for metadata, one for data
 
 
@@ -34,7 +43,7 @@ class LustreFileSystem(FileSystem):
     """One file system: CREATING, then AVAILABLE; DELETING once deletion was asked, then gone."""
 
     def __init__(self, backend: FSxBackend, params: dict[str, Any]) -> None:
-        _check(params)
+        _check(backend, params)
         self.ec2: Any = ec2_backends[backend.account_id][backend.region_name]
         self._created, self._deleted = CLOCK.now(), 0.0
         lustre = params.get("LustreConfiguration") or {}
@@ -50,7 +59,7 @@ class LustreFileSystem(FileSystem):
             subnet_ids=params["SubnetIds"],
             security_group_ids=groups,
             tags=params.get("Tags"),
-            kms_key_id=params.get("KmsKeyId"),
+            kms_key_id=_key(backend, params),
             windows_configuration=None,
             lustre_configuration={
                 "WeeklyMaintenanceStartTime": "1:05:00",
@@ -94,6 +103,11 @@ class LustreFileSystem(FileSystem):
         return "AVAILABLE" if CLOCK.now() - self._created >= CREATING_SECONDS else "CREATING"
 
     @property
+    def keeps_backups(self) -> bool:
+        """Whether automatic backups are made of it."""
+        return int((self.lustre_configuration or {}).get("AutomaticBackupRetentionDays") or 0) > 0
+
+    @property
     def gone_at(self) -> float | None:
         """When its deletion is over; none while nobody asked for it."""
         return self._deleted + DELETING_SECONDS if self._deleted else None
@@ -113,12 +127,21 @@ class LustreFileSystem(FileSystem):
         }
 
 
-def _check(params: dict[str, Any]) -> None:
+def _key(backend: Any, params: dict[str, Any]) -> str | None:
+    """ARN of the key that it is encrypted under, where one is named."""
+    asked = params.get("KmsKeyId")
+    found = find_key(backend.account_id, backend.region_name, asked) if asked else None
+    return found and str(found.arn)
+
+
+def _check(backend: Any, params: dict[str, Any]) -> None:
     """Refuse what FSx refuses of a Lustre file system."""
     if params.get("FileSystemType") != "LUSTRE":
         raise NotImplementedError(f"a file system of type {params.get('FileSystemType')}")
     lustre, capacity = params.get("LustreConfiguration") or {}, int(params.get("StorageCapacity") or 0)
     deployment, throughput = lustre.get("DeploymentType", "SCRATCH_1"), lustre.get("PerUnitStorageThroughput")
+    if unknown := lustre.keys() - _KNOWN_OF_LUSTRE:
+        raise NotImplementedError(f"a Lustre file system with {', '.join(sorted(unknown))}")
     if len(params.get("SubnetIds") or []) != 1:
         raise _bad_request("A Lustre file system takes exactly one subnet ID.")
     if deployment not in _DEPLOYMENTS:
@@ -131,6 +154,22 @@ def _check(params: dict[str, Any]) -> None:
         raise _bad_request(f"Invalid PerUnitStorageThroughput {throughput} for {deployment}: must be one of {values}.")
     if not allowed and throughput is not None:
         raise _bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
+    _check_scratch(backend, params, lustre, deployment)
+
+
+def _check_scratch(backend: Any, params: dict[str, Any], lustre: dict[str, Any], deployment: str) -> None:
+    """Backups and a key of one's own are for PERSISTENT file systems. Source: API reference, CreateFileSystem."""
+    scratch, days = deployment.startswith("SCRATCH"), int(lustre.get("AutomaticBackupRetentionDays") or 0)
+    if not 0 <= days <= 90:
+        raise _bad_request(f"Invalid AutomaticBackupRetentionDays {days}: must be 0 to 90.")
+    if scratch and (days or lustre.get("CopyTagsToBackups")):
+        raise _bad_request(f"Backups are not supported on the deployment type {deployment}.")
+    key = params.get("KmsKeyId")
+    if key and scratch:
+        raise _bad_request(f"KmsKeyId is not valid for {deployment}.")
+    found = find_key(backend.account_id, backend.region_name, key) if key else None
+    if key and (found is None or found.key_state != "Enabled"):
+        raise _bad_request(f"The KMS key {key} {'does not exist' if found is None else f'is {found.key_state}'}.")
 
 
 def _deletions() -> Iterator[Due]:
@@ -142,7 +181,9 @@ def _deletions() -> Iterator[Due]:
 
 
 def _remove(backend: Any, name: str) -> None:
-    """The file system goes, and its interfaces with it."""
+    """The file system goes, and its interfaces and links with it."""
+    for link in links_of(backend, name):
+        links(backend).pop(link.id)
     for interface in backend.file_systems.pop(name).interfaces:
         interface.ec2_backend.enis.pop(interface.id, None)
 
@@ -170,12 +211,20 @@ def describe_file_systems(self: Any) -> str:
 
 
 def delete_file_system(self: Any) -> str:
-    name = json.loads(self.body)["FileSystemId"]
-    found = self.fsx_backend.file_systems.get(name)
+    """With a final backup where one is asked for: the default is none."""
+    params = json.loads(self.body)
+    name, backend = params["FileSystemId"], self.fsx_backend
+    found = backend.file_systems.get(name)
     if found is None:
         raise FileSystemNotFound(name)
+    lustre = params.get("LustreConfiguration") or {}
+    answer: dict[str, Any] = {}
+    if lustre.get("SkipFinalBackup", True) is False:
+        check_backup(backend, found)
+        tags = lustre.get("FinalBackupTags")
+        answer["FinalBackupId"] = backend.create_backup(name, None, None, tags).backup_id
     found.delete()
-    return json.dumps({"FileSystemId": name, "Lifecycle": found.lifecycle, "LustreResponse": {}})
+    return json.dumps({"FileSystemId": name, "Lifecycle": found.lifecycle, "LustreResponse": answer})
 
 
 _moto_describe = FSxResponse.describe_file_systems

@@ -21,6 +21,7 @@ class PublicImage:
     owner: str
     owner_alias: str | None
     root_gib: int
+    root_device: str = "/dev/sda1"
 
     def id_in(self, region: str) -> str:
         return "ami-0" + hashlib.sha256(f"{region}{self.parameter}".encode()).hexdigest()[:16]
@@ -40,6 +41,14 @@ PUBLIC_IMAGES = (
         owner="898082745236",
         owner_alias="amazon",
         root_gib=75,
+    ),
+    PublicImage(
+        parameter="/aws/service/debian/release/12/latest/amd64",
+        name="debian-12-amd64-20261101-2286",
+        owner="136693071363",
+        owner_alias="amazon",
+        root_gib=8,
+        root_device="/dev/xvda",
     ),
 )
 
@@ -62,7 +71,7 @@ def _register(backend: Any) -> None:
             architecture="x86_64",
             hypervisor="xen",
             root_device_type="ebs",
-            root_device_name="/dev/sda1",
+            root_device_name=image.root_device,
             region_name=f"{backend.region_name}a",
             boot_mode="uefi-preferred",
         )

@@ -1,14 +1,16 @@
 """The quotas of vCPUs that EC2 bounds running instances by, and Service Quotas' answers about them."""
 
 import json
-import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.responses import ServiceQuotasResponse
 
+from contract.catalog import catalog
+from contract.quotas import QUOTAS, Market, Quota, quota_of
 from rehearsal.aws.extension import extend, refuse
 from rehearsal.aws.injection import INJECTED
 from rehearsal.aws.reservations import LIVING, block_of, reservations
@@ -17,52 +19,17 @@ DEFAULT_VCPUS = 1_000_000.0  # a real account has far less: the fault `quota` gi
 _RUNNING = LIVING - {"stopping", "stopped", "shutting-down"}
 
 
-@dataclass(frozen=True)
-class Quota:
-    """One quota. `families`: what the names of its instance types begin with, up to the first digit or hyphen."""
-
-    code: str
-    name: str
-    families: str
-    spot: bool
-
-    def told(self, value: float, region: str, account: str) -> dict[str, Any]:
-        return {
-            "ServiceCode": "ec2",
-            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-            "QuotaArn": f"arn:aws:servicequotas:{region}:{account}:ec2/{self.code}",
-            "QuotaCode": self.code,
-            "QuotaName": self.name,
-            "Value": value,
-            "Unit": "None",
-            "Adjustable": True,
-            "GlobalQuota": False,
-        }
-
-
-_STANDARD = r"(a|c|d|h|i|im|is|m|r|t|z)\d"
-# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html; codes as Service Quotas tells them.
-QUOTAS = (
-    Quota("L-417A185B", "Running On-Demand P instances", r"p\d", spot=False),
-    Quota("L-DB2E81BA", "Running On-Demand G and VT instances", r"(g|gr|vt)\d", spot=False),
-    Quota("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", _STANDARD, spot=False),
-    Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", r"p[234]", spot=True),
-    Quota("L-C4BD4855", "All P5 Spot Instance Requests", r"p5", spot=True),
-    Quota("L-3819A6DF", "All G and VT Spot Instance Requests", r"(g|gr|vt)\d", spot=True),
-    Quota("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", _STANDARD, spot=True),
-)
-
-
 def vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
 
-def quota_of(instance_type: str, spot: bool) -> Quota:
+@cache
+def _class_of(instance_type: str, market: Market) -> Quota | None:
     """The quota that a type counts for. Raises NotImplementedError where it is not known."""
-    for quota in QUOTAS:
-        if quota.spot == spot and re.match(quota.families, instance_type):
-            return quota
-    raise NotImplementedError(f"the {'Spot' if spot else 'On-Demand'} quota of {instance_type}")
+    entry = catalog().get(instance_type)
+    if entry is None:
+        raise NotImplementedError(f"the quota of {instance_type}, which is not in the hardware catalog")
+    return quota_of(entry, market)
 
 
 def value_of(quota: Quota) -> float:
@@ -80,25 +47,21 @@ def _used(backend: Any, quota: Quota) -> int:
         for each in backend.all_instances()
         if each.state in _RUNNING
         and not block_of(each)
-        and _counts(quota, each.instance_type, each.lifecycle == "spot")
+        and _class_of(each.instance_type, "spot" if each.lifecycle == "spot" else "on-demand") == quota
     ]
     reserved = [
         held.available_instance_count * vcpus(held.instance_type)
         for held in reservations(backend).values()
-        if not held.is_block and _counts(quota, held.instance_type, spot=False)
+        if not held.is_block and _class_of(held.instance_type, "on-demand") == quota
     ]
     return sum(running) + sum(reserved)
 
 
-def _counts(quota: Quota, instance_type: str, spot: bool) -> bool:
-    return quota.spot == spot and re.match(quota.families, instance_type) is not None
-
-
 def check_on_demand(backend: Any, instance_type: str, count: int, code: str = "VcpuLimitExceeded") -> None:
     """Refuse On-Demand instances, or their reservation, above the quota."""
-    quota = quota_of(instance_type, spot=False)
-    most = value_of(quota)
-    if _used(backend, quota) + count * vcpus(instance_type) > most:
+    quota = _class_of(instance_type, "on-demand")
+    most = value_of(quota) if quota else 0.0
+    if quota and _used(backend, quota) + count * vcpus(instance_type) > most:
         raise refuse(
             code,
             f"You have requested more vCPU capacity than your current vCPU limit of {most:g} allows for the instance "
@@ -109,29 +72,39 @@ def check_on_demand(backend: Any, instance_type: str, count: int, code: str = "V
 
 def check_spot(backend: Any, instance_type: str, count: int) -> None:
     """Refuse Spot Instances above the quota."""
-    quota = quota_of(instance_type, spot=True)
-    if _used(backend, quota) + count * vcpus(instance_type) > value_of(quota):
+    quota = _class_of(instance_type, "spot")
+    if quota and _used(backend, quota) + count * vcpus(instance_type) > value_of(quota):
         raise refuse("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
 
 
-def _asked(response: Any) -> Quota:
+def _told(response: Any, value: Callable[[Quota], float]) -> str:
     asked = json.loads(response.body)
-    found = next((each for each in QUOTAS if each.code == asked.get("QuotaCode")), None)
     if asked.get("ServiceCode") != "ec2":
         raise NotImplementedError(f"quotas of the service {asked.get('ServiceCode')}")
-    if found is None:
+    quota = next((each for each in QUOTAS if each.code == asked.get("QuotaCode")), None)
+    if quota is None:
         raise NoSuchResource
-    return found
+    told = {
+        "ServiceCode": "ec2",
+        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
+        "QuotaArn": f"arn:aws:servicequotas:{response.region}:{response.current_account}:ec2/{quota.code}",
+        "QuotaCode": quota.code,
+        "QuotaName": quota.name,
+        "Value": value(quota),
+        "Unit": "None",
+        "Adjustable": True,
+        "GlobalQuota": False,
+    }
+    return json.dumps({"Quota": told})
 
 
 def get_service_quota(self: Any) -> str:
-    quota = _asked(self)
-    return json.dumps({"Quota": quota.told(value_of(quota), self.region, self.current_account)})
+    return _told(self, value_of)
 
 
 def get_aws_default_service_quota(self: Any) -> str:
     """Of this account: AWS's own defaults for accelerated types are 0."""
-    return json.dumps({"Quota": _asked(self).told(DEFAULT_VCPUS, self.region, self.current_account)})
+    return _told(self, lambda quota: DEFAULT_VCPUS)
 
 
 def install() -> None:

@@ -20,6 +20,7 @@ from rehearsal.aws import (
     encryption,
     endpoints,
     fsx,
+    fsx_links,
     groups,
     images,
     instances,
@@ -155,6 +156,7 @@ def _extend(launcher: Launcher) -> None:
     schedules.install()
     fsx.install()
     keys.install()
+    fsx_links.install()
     encryption.install()
 
 

@@ -7,20 +7,23 @@ from moto.core.responses import ActionResult
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
+from contract.catalog import catalog
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.endings import reclaim
 from rehearsal.aws.extension import extend, refuse
 from rehearsal.aws.injection import INJECTED
-from rehearsal.aws.quotas import vcpus
 
 NOTICE_SECONDS = 120.0  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-_PRICE_OF_VCPU = 0.02  # $/h, a figure of ours: of any type, in every zone, at any time
+_SHARE = 0.4  # of the On-Demand list price, a figure of ours: in every zone, at any time
 _RUNNING = {"pending", "running"}
 
 
 def price_of(instance_type: str) -> float:
-    """The emulated Spot price, $/h."""
-    return round(_PRICE_OF_VCPU * vcpus(instance_type), 4)
+    """The emulated Spot price, USD an hour. Raises NotImplementedError for a type without a list price."""
+    entry = catalog().get(instance_type)
+    if entry is None or entry.on_demand_usd is None:
+        raise NotImplementedError(f"the Spot price of {instance_type}")
+    return round(_SHARE * entry.on_demand_usd, 4)
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -47,6 +50,11 @@ def check_price(instance_type: str, options: dict[str, Any]) -> None:
         )
 
 
+def _priced(instance_type: str) -> bool:
+    entry = catalog().get(instance_type)
+    return entry is not None and entry.on_demand_usd is not None
+
+
 def describe_spot_price_history(self: Any) -> ActionResult:
     offers = self.ec2_backend.describe_spot_price_history(
         self._get_param("InstanceTypes", []), self._filters_from_querystring()
@@ -60,6 +68,7 @@ def describe_spot_price_history(self: Any) -> ActionResult:
             "Timestamp": CLOCK.utc(),
         }
         for each in offers
+        if _priced(each["InstanceType"])
     ]
     return ActionResult({"SpotPriceHistory": history})
 

@@ -77,9 +77,7 @@ def test_preview_with_unknown_values_registers_the_same_resources(stack: str, re
 def test_launch_waits_for_everything_else(each: Deployment) -> None:
     """Its component depends on every other one, so that destroy stops the job before anything goes."""
     launch = each.one("trainyard:infra:Launch", "launch")
-    others = {
-        resource.urn for resource in each.resources.values() if resource.custom and resource.parent != launch.urn
-    }
+    others = {resource.urn for resource in each.resources.values() if resource.custom and resource.parent != launch.urn}
     assert others <= launch.dependencies
 
 
