@@ -57,7 +57,7 @@ def each(request: pytest.FixtureRequest) -> Deployment:
 
 @pytest.fixture
 def changed() -> Callable[..., Deployment]:
-    """Run the stack `local`, or another, with some keys of its cluster changed. `account`: StaticAccount's arguments."""
+    """Run the stack `local`, or another, some keys of its cluster changed. `account`: StaticAccount's arguments."""
 
     def run(stack: str = "local", account: dict[str, Any] | None = None, **changes: Any) -> Deployment:
         config = copy.deepcopy(stack_config(stack))
