@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pulumi
 import yaml
 from google.protobuf import empty_pb2  # type: ignore[import-untyped]
@@ -142,6 +143,16 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
+class LookUpRefused(grpc.RpcError):  # type: ignore[misc]
+    """As a provider's refusal reaches the SDK, which hands it to the program: that may bear with it."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNKNOWN
+
+    def details(self) -> str:
+        return str(self)
+
+
 class _NoMocks(mocks.Mocks):
     """The monitor below answers everything itself."""
 
@@ -187,8 +198,7 @@ class Monitor(mocks.MockMonitor):
         try:
             answer = self._deployment.account.look_up(request.tok, given)
         except AdapterError as error:
-            self._failed(error)
-            raise
+            raise LookUpRefused(str(error)) from error
         return proto.resource_pb2.ResourceInvokeResponse(**{"return": _wire(answer)})
 
     def RegisterResource(self, request: Any) -> Any:

@@ -13,9 +13,9 @@ from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
 from moto.fsx.responses import FSxResponse
 
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.keys import find_key
 from rehearsal.aws.extension import extend
 from rehearsal.aws.fsx_links import check_backup, links, links_of
+from rehearsal.aws.keys import find_key
 
 CREATING_SECONDS = 1.0
 DELETING_SECONDS = 0.5

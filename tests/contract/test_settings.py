@@ -111,7 +111,7 @@ def test_no_settings_at_all_is_told(tmp_path: Path) -> None:
 def test_a_cidr_too_small_for_the_nodes_is_told(tmp_path: Path) -> None:
     raw = {**GOOD, "nodes": 200, "network": {"cidr": "10.0.0.0/24"}, "job": {"name": "a", "dataset": "d", "train": {}}}
     raw["job"]["train"] = {"batch_size": 800}
-    with pytest.raises(InputError, match=r"too small: its private half has 123 free addresses, the cluster needs 201"):
+    with pytest.raises(InputError, match=r"too small: its private half has 123 free addresses, the cluster needs 217"):
         read_settings(raw, tmp_path, "stacks/x.yaml")
 
 

@@ -50,7 +50,7 @@ def gpu() -> Deployment:
 
 
 @pytest.fixture(params=STACKS)
-def each(request: pytest.FixtureRequest) -> Deployment:
+def shipped(request: pytest.FixtureRequest) -> Deployment:
     """Every stack that is shipped, one after the other."""
     return deployed(request.param)
 

@@ -1,20 +1,26 @@
-"""The VPC and its security groups."""
+"""The VPC, its endpoints, flow logs and security groups, or the network that is given in its place."""
 
+import json
 from collections.abc import Callable
 from ipaddress import IPv4Network
 
 from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.static_ec2 import SUBNET as SUBNET_ID
+from rehearsal.adapter.static_ec2 import VPC
+from tests.infra.conftest import head_of
 
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 SUBNET = "aws:ec2/subnet:Subnet"
+ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 
 
-def test_subnets_are_the_two_halves_of_the_range_in_one_zone(each: Deployment) -> None:
-    private, public = (each.one(SUBNET, name).inputs for name in ("private", "public"))
+def test_subnets_are_the_two_halves_of_the_range_in_one_zone(shipped: Deployment) -> None:
+    private, public = (shipped.one(SUBNET, name).inputs for name in ("private", "public"))
     halves = [IPv4Network(subnet["cidrBlock"]) for subnet in (private, public)]
     assert halves == list(IPv4Network("10.42.0.0/16").subnets(1))
-    assert private["availabilityZone"] == public["availabilityZone"] == "us-east-1a"
+    assert private["availabilityZone"] == public["availabilityZone"]
+    assert private["availabilityZone"].startswith("us-east-1")
 
 
 def test_zone_that_we_chose_is_pinned(local: Deployment) -> None:
@@ -27,27 +33,27 @@ def test_zone_that_the_user_chose_is_followed(changed: Callable[..., Deployment]
     assert not subnet.ignore_changes
 
 
-def test_private_subnet_reaches_the_world_through_nat_and_s3_through_the_endpoint(each: Deployment) -> None:
-    table = each.one("aws:ec2/routeTable:RouteTable", "private")
-    route = each.one("aws:ec2/route:Route", "private").inputs
+def test_private_subnet_reaches_the_world_through_nat_and_s3_through_the_endpoint(shipped: Deployment) -> None:
+    table = shipped.one("aws:ec2/routeTable:RouteTable", "private")
+    route = shipped.one("aws:ec2/route:Route", "private").inputs
     assert route["routeTableId"] == table.id
-    assert route["natGatewayId"] == each.one("aws:ec2/natGateway:NatGateway", "nat").id
-    assert each.one("aws:ec2/vpcEndpoint:VpcEndpoint", "s3").inputs["routeTableIds"] == [table.id]
+    assert route["natGatewayId"] == shipped.one("aws:ec2/natGateway:NatGateway", "nat").id
+    assert shipped.one("aws:ec2/vpcEndpoint:VpcEndpoint", "s3").inputs["routeTableIds"] == [table.id]
 
 
-def test_no_rule_lets_anything_in_from_outside(each: Deployment) -> None:
-    rules = each.of_type(INGRESS)
+def test_no_rule_lets_anything_in_from_outside(shipped: Deployment) -> None:
+    rules = shipped.of_type(INGRESS)
     assert rules
     assert all("referencedSecurityGroupId" in rule.inputs and "cidrIpv4" not in rule.inputs for rule in rules)
-    for group in each.of_type("aws:ec2/securityGroup:SecurityGroup"):
+    for group in shipped.of_type("aws:ec2/securityGroup:SecurityGroup"):
         assert not {"ingress", "egress"} & group.inputs.keys()
 
 
-def test_nodes_talk_to_each_other_and_out(each: Deployment) -> None:
-    nodes = each.one("aws:ec2/securityGroup:SecurityGroup", "nodes").id
-    among = each.one(INGRESS, "nodes-from-nodes").inputs
+def test_nodes_talk_to_each_other_and_out(shipped: Deployment) -> None:
+    nodes = shipped.one("aws:ec2/securityGroup:SecurityGroup", "nodes").id
+    among = shipped.one(INGRESS, "nodes-from-nodes").inputs
     assert (among["securityGroupId"], among["referencedSecurityGroupId"], among["ipProtocol"]) == (nodes, nodes, "-1")
-    out = each.one(EGRESS, "nodes-to-world").inputs
+    out = shipped.one(EGRESS, "nodes-to-world").inputs
     assert (out["securityGroupId"], out["cidrIpv4"], out["ipProtocol"]) == (nodes, "0.0.0.0/0", "-1")
 
 
@@ -76,4 +82,54 @@ def test_lustre_ports_are_open_between_nodes_and_file_system_only(gpu: Deploymen
 
 
 def test_without_efa_and_fsx_there_are_no_groups_for_them(local: Deployment) -> None:
-    assert [group.name for group in local.of_type("aws:ec2/securityGroup:SecurityGroup")] == ["nodes"]
+    assert [group.name for group in local.of_type("aws:ec2/securityGroup:SecurityGroup")] == ["nodes", "endpoints"]
+
+
+def test_interface_endpoints_of_session_manager_answer_to_nodes_by_https_alone(shipped: Deployment) -> None:
+    interfaces = [one.inputs for one in shipped.of_type(ENDPOINT) if one.inputs["vpcEndpointType"] == "Interface"]
+    services = {one["serviceName"].removeprefix("com.amazonaws.us-east-1.") for one in interfaces}
+    assert services == {"ssm", "ssmmessages", "ec2messages"}
+    group = shipped.one("aws:ec2/securityGroup:SecurityGroup", "endpoints").id
+    for one in interfaces:
+        assert one["securityGroupIds"] == [group]
+        assert one["privateDnsEnabled"] is True
+    (rule,) = [one.inputs for one in shipped.of_type(INGRESS) if one.inputs["securityGroupId"] == group]
+    nodes = shipped.one("aws:ec2/securityGroup:SecurityGroup", "nodes").id
+    assert (rule["referencedSecurityGroupId"], rule["fromPort"], rule["toPort"]) == (nodes, 443, 443)
+
+
+def test_flow_logs_are_kept_under_the_stacks_key_by_a_role_that_writes_there_only(shipped: Deployment) -> None:
+    group = shipped.one("aws:cloudwatch/logGroup:LogGroup", "flow-logs")
+    assert group.inputs["retentionInDays"] == 30
+    assert group.inputs["kmsKeyId"] == shipped.one("aws:kms/key:Key", "stack-key").outputs["arn"]
+    log = shipped.one("aws:ec2/flowLog:FlowLog", "flow-logs").inputs
+    assert (log["trafficType"], log["logDestination"]) == ("ALL", group.outputs["arn"])
+    policy = json.loads(shipped.one("aws:iam/rolePolicy:RolePolicy", "flow-logs").inputs["policy"])
+    assert [one["Resource"] for one in policy["Statement"]] == [[f"{group.outputs['arn']}:*"]]
+
+
+def test_flow_logs_can_be_declined(changed: Callable[..., Deployment]) -> None:
+    run = changed(network={"flow_logs_days": None})
+    assert not run.of_type("aws:ec2/flowLog:FlowLog")
+    assert not run.of_type("aws:cloudwatch/logGroup:LogGroup")
+
+
+def test_without_nat_nothing_leaves_and_every_service_that_nodes_call_has_an_endpoint(
+    changed: Callable[..., Deployment],
+) -> None:
+    run = changed(network={"nat": False}, node={"package_index": "https://index.example.com/simple"})
+    for kind in ("natGateway:NatGateway", "internetGateway:InternetGateway", "eip:Eip", "route:Route"):
+        assert not run.of_type(f"aws:ec2/{kind}")
+    assert [one.name for one in run.of_type(SUBNET)] == ["private"]
+    names = {one.inputs["serviceName"].rpartition(".")[2] for one in run.of_type(ENDPOINT)}
+    assert names == {"s3", "ssm", "ssmmessages", "ec2messages", "autoscaling"}
+
+
+def test_network_that_is_there_is_used_and_not_changed(changed: Callable[..., Deployment]) -> None:
+    given = {"vpc_id": VPC, "subnet_id": SUBNET_ID}
+    run = changed(network={"existing": given})
+    for kind in ("vpc:Vpc", "subnet:Subnet", "routeTable:RouteTable", "vpcEndpoint:VpcEndpoint", "flowLog:FlowLog"):
+        assert not run.of_type(f"aws:ec2/{kind}")
+    assert {one.inputs["vpcId"] for one in run.of_type("aws:ec2/securityGroup:SecurityGroup")} == {VPC}
+    assert head_of(run)["subnetId"] == SUBNET_ID
+    assert run.one("aws:autoscaling/group:Group", "workers").inputs["vpcZoneIdentifiers"] == [SUBNET_ID]

@@ -57,8 +57,8 @@ def test_unknown_key_is_found_before_anything_is_made(aws: EmulatedAws, account:
 
 
 def test_unknown_look_up_is_an_error(account: Adapter) -> None:
-    with pytest.raises(UnknownType, match="aws:ec2/getAmi:getAmi"):
-        account.look_up("aws:ec2/getAmi:getAmi", {})
+    with pytest.raises(UnknownType, match="aws:ec2/getKeyPair:getKeyPair"):
+        account.look_up("aws:ec2/getKeyPair:getKeyPair", {})
 
 
 def test_refusal_names_resource_and_the_apis_message(account: Adapter, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_refusal_names_resource_and_the_apis_message(account: Adapter, tmp_path:
 def test_program_with_an_unknown_key_fails_the_run_and_can_be_taken_down(
     aws: EmulatedAws, account: Adapter, tree: Path
 ) -> None:
-    network = tree / "infra/network.py"
+    network = tree / "infra/vpc.py"
     network.write_text(network.read_text().replace('connectivity_type="public",', 'private_ip="10.42.128.9",'))
     before = {(each.service, each.kind, each.id) for each in aws.dump()}
     with pytest.raises(UpFailed, match=r"aws:ec2/natGateway:NatGateway nat.*privateIp") as failed:

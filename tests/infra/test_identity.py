@@ -1,0 +1,109 @@
+"""Roles and what they may do."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from infra.identity import UNSCOPED
+from rehearsal.adapter.graph import Deployment
+
+ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
+
+
+def policy_of(run: Deployment, role: str) -> list[dict[str, Any]]:
+    statements: list[dict[str, Any]] = json.loads(run.one(POLICY, role).inputs["policy"])["Statement"]
+    return statements
+
+
+def all_statements(run: Deployment) -> Iterator[tuple[str, dict[str, Any]]]:
+    for policy in run.of_type(POLICY):
+        for statement in policy_of(run, policy.name):
+            yield policy.name, statement
+
+
+def test_no_statement_allows_all_actions(shipped: Deployment) -> None:
+    for name, statement in all_statements(shipped):
+        assert not any("*" in action for action in statement["Action"]), (name, statement)
+
+
+def test_every_resource_is_the_stacks_own_or_stands_in_the_table(shipped: Deployment) -> None:
+    for name, statement in all_statements(shipped):
+        for resource in statement["Resource"]:
+            if resource == "*":
+                assert set(statement["Action"]) <= UNSCOPED.keys(), (name, statement)
+            elif ":autoscaling:" in resource:  # whose names the engine makes
+                assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
+            else:
+                assert resource.split("*")[0].rstrip("/:") not in ("arn:aws:s3", "arn:aws:kms", "arn:aws:ssm"), resource
+                assert not resource.startswith(("arn:aws:s3:::*", "arn:aws:kms:us-east-1:123456789012:*")), resource
+
+
+def test_table_gives_a_reason_and_awss_page_for_each(shipped: Deployment) -> None:
+    used = {action for _, one in all_statements(shipped) if one["Resource"] == ["*"] for action in one["Action"]}
+    assert used == UNSCOPED.keys()
+    assert all(reason and page.startswith("https://docs.aws.amazon.com/") for reason, page in UNSCOPED.values())
+
+
+def test_statement_without_a_reason_in_the_table_can_not_be_made() -> None:
+    from infra.identity import _unscoped
+
+    with pytest.raises(AssertionError, match="say in UNSCOPED why"):
+        _unscoped("All", "ec2:RunInstances")
+
+
+def test_roles_have_no_policies_beside_their_own(shipped: Deployment) -> None:
+    """AWS's own policies are broad, and change when AWS likes."""
+    for role in shipped.of_type(ROLE):
+        assert not {"managedPolicyArns", "inlinePolicies"} & set(role.inputs)
+    assert not shipped.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+
+
+def test_every_role_is_taken_on_by_one_service_for_this_account(shipped: Deployment) -> None:
+    for role in shipped.of_type(ROLE):
+        (trust,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
+        (service,) = trust["Principal"].values()
+        if service != "ec2.amazonaws.com":
+            assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
+
+
+def test_boundary_stands_on_every_role(changed: Callable[..., Deployment], local: Deployment) -> None:
+    boundary = "arn:aws:iam::123456789012:policy/boundary"
+    run = changed(identity={"permissions_boundary": boundary})
+    assert {role.inputs["permissionsBoundary"] for role in run.of_type(ROLE)} == {boundary}
+    assert not any("permissionsBoundary" in role.inputs for role in local.of_type(ROLE))
+
+
+def test_head_may_change_the_groups_of_its_own_stack_only(shipped: Deployment) -> None:
+    statement = next(one for one in policy_of(shipped, "head") if "autoscaling:SetDesiredCapacity" in one["Action"])
+    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
+
+
+def test_workers_write_to_runs_only(shipped: Deployment) -> None:
+    data = f"arn:aws:s3:::{shipped.exports['data_bucket']}"
+    writes = [one for one in policy_of(shipped, "workers") if "s3:PutObject" in one["Action"]]
+    assert [one["Resource"] for one in writes] == [[f"{data}/runs/*"]]
+
+
+def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:
+    arn = shipped.one("aws:kms/key:Key", "stack-key").outputs["arn"]
+    for role in ("head", "workers"):
+        (statement,) = [one for one in policy_of(shipped, role) if "kms:Decrypt" in one["Action"]]
+        assert statement["Resource"] == [arn]
+        assert statement["Condition"] == {"StringEquals": {"kms:ViaService": "s3.us-east-1.amazonaws.com"}}
+
+
+def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callable[..., Deployment]) -> None:
+    assert not any("ssm:GetParameter" in one["Action"] for one in policy_of(local, "workers"))
+    run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
+    statement = next(one for one in policy_of(run, "workers") if "ssm:GetParameter" in one["Action"])
+    assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
+
+
+def test_every_node_leaves_through_the_hook(shipped: Deployment) -> None:
+    hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
+    assert sorted(hook.inputs["autoscalingGroupName"] for hook in hooks) == sorted(shipped.exports["groups"])
+    for hook in hooks:
+        assert hook.inputs["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
+        assert (hook.inputs["heartbeatTimeout"], hook.inputs["defaultResult"]) == (120, "CONTINUE")
