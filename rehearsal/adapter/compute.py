@@ -44,7 +44,7 @@ class Instance(Handler):
         "userDataReplaceOnChange",  # says how a change is made: nothing for a creation
         "tags",
         metadataOptions=_METADATA,
-        rootBlockDevice=known("volumeType", "volumeSize", "encrypted", "deleteOnTermination", "tags"),
+        rootBlockDevice=known("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
     )
 
     def create(self, call: Call) -> Made:
@@ -108,7 +108,7 @@ class LaunchTemplate(Handler):
             "networkCardIndex", "deviceIndex", "interfaceType", "securityGroups", "deleteOnTermination"
         ),
         blockDeviceMappings=known(
-            "deviceName", ebs=known("volumeType", "volumeSize", "encrypted", "deleteOnTermination")
+            "deviceName", ebs=known("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination")
         ),
         tagSpecifications=known("resourceType", "tags"),
     )

@@ -12,10 +12,13 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from rehearsal.aws import (
+    alarms,
     boundaries,
     bucket_policies,
+    budgets,
     dependencies,
     encryption,
+    flow_logs,
     fsx,
     groups,
     images,
@@ -24,11 +27,14 @@ from rehearsal.aws import (
     keys,
     launch_instances,
     lifecycle,
+    log_groups,
     members,
+    notices,
     pages,
     placement,
     schedules,
     security_rules,
+    service_roles,
     visibility,
 )
 from rehearsal.aws.callers import caller_of
@@ -134,11 +140,17 @@ def _extend(launcher: Launcher) -> None:
     lifecycle.install()
     members.install(launcher)
     groups.install()
+    service_roles.install()
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
     keys.install()
     encryption.install()
+    log_groups.install()
+    flow_logs.install()
+    notices.install()
+    alarms.install()
+    budgets.install()
 
 
 def _refused(call: Call, in_json: bool, refusal: Refusal) -> tuple[str, list[tuple[str, str]], bytes]:
