@@ -95,7 +95,7 @@ def leaked(before: Iterable[Resource], after: Iterable[Resource], retained: Iter
     return [
         LostResource(service=one.service, kind=one.kind, id=one.id)
         for one in after
-        if (one.service, one.kind, one.id) not in known and one.id not in kept
+        if (one.service, one.kind, one.id) not in known and one.names.isdisjoint(kept)
     ]
 
 

@@ -67,8 +67,8 @@ class Clearing:
             self.scene.fail(f"destroy failed: {error}")
             return
         # A retained object goes all the same with a bucket that does not stay: ids begin with the bucket's name.
-        there = {one.id for one in self.scene.aws.dump()}
-        kept = [one for one in gone.retained if one.id.split("/")[0] in there]
+        there = {name for one in self.scene.aws.dump() for name in one.names}
+        kept = [one for one in gone.retained if {one.id, one.id.split("/")[0]} & there]
         self.scene.found.retained = tuple(f"{one.type} {one.id}" for one in kept)
         self._kept = {one.id for one in kept}
         own = [one for one in (*gone.deleted, *gone.retained) if one.type.startswith("aws:")]

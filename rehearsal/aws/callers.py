@@ -15,6 +15,8 @@ from rehearsal.aws.operations import Call
 from rehearsal.aws.policies import Ask, Verdict, Who, account_of, judge
 from rehearsal.aws.process import ACCOUNT
 
+_OF_NO_SERVICE = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:sourceowner"])
+
 
 class Caller:
     """A session of a role, and the call that it makes."""
@@ -45,7 +47,7 @@ class Caller:
         A boundary gives no right, and takes those that it does not give too:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
         """
-        ask = ask.also(aws_principalarn=self._role_arn, aws_principalaccount=ACCOUNT)
+        ask = ask.also({"aws:principalarn": self._role_arn, "aws:principalaccount": ACCOUNT, **_OF_NO_SERVICE})
         own, bound = judge(self._policies, ask), judge(self._boundary, ask) if self._boundary else "Allow"
         key, resource = _key_of(ask), self._resources(ask)
         given = by_key(key, ask, self.who, own) if key else resource or own

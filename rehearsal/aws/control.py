@@ -13,6 +13,7 @@ from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.images import is_public
 from rehearsal.aws.process import ACCOUNT
+from rehearsal.aws.service_roles import is_linked
 from rehearsal.aws.truth import InstanceTruth, Resource
 
 _KINDS = {
@@ -21,6 +22,7 @@ _KINDS = {
         "dhcp_options_sets": "dhcp-options",
         "egress_only_internet_gateways": "egress-only-internet-gateway",
         "enis": "network-interface",
+        "flow_logs": "flow-log",
         "internet_gateways": "internet-gateway",
         "key_pairs": "key-pair",
         "launch_templates": "launch-template",
@@ -43,12 +45,25 @@ _KINDS = {
     },
     "fsx": {"associations": "data-repository-association", "file_systems": "file-system", "backups": "backup"},
     "logs": {"groups": "log-group"},
+    "sns": {"topics": "topic", "subscriptions": "subscription"},
+    "cloudwatch": {"alarms": "alarm", "dashboards": "dashboard"},
 }
 
 Finder = Callable[[Any], Iterable[str]]
 
+
+def _keys(found: Any) -> Iterator[tuple[str, Any]]:
+    """AWS's own have an alias of the form alias/aws/...; what is to be deleted costs nothing and goes by itself.
+
+    Source: https://docs.aws.amazon.com/kms/latest/developerguide/deleting-keys.html
+    """
+    for name, key in found.items():
+        if key.key_state != "PendingDeletion" and not any(alias.startswith("alias/aws/") for alias in key.aliases):
+            yield name, key
+
+
 # What is nested, a list, or holds more than the account's own things. None: an index of things that are told elsewhere.
-_FINDERS: dict[str, dict[str, tuple[str, Finder] | None]] = {
+_FINDERS: dict[str, dict[str, tuple[str, Finder] | list[tuple[str, Finder]] | None]] = {
     "ec2": {
         "addresses": ("elastic-ip", lambda found: (address.allocation_id for address in found)),
         "amis": (
@@ -88,7 +103,7 @@ _FINDERS: dict[str, dict[str, tuple[str, Finder] | None]] = {
         "access_keys": ("access-key", lambda found: (key for key in found if not key.startswith("ASIA"))),
         "managed_policies": ("policy", lambda found: (arn for arn in found if ":iam::aws:" not in arn)),
         "aws_managed_policies": None,
-        "roles": ("role", lambda found: (role.name for role in found.values())),
+        "roles": ("role", lambda found: (role.name for role in found.values() if not is_linked(role))),
     },
     "autoscaling": {
         "scheduled_actions": (
@@ -97,16 +112,15 @@ _FINDERS: dict[str, dict[str, tuple[str, Finder] | None]] = {
         ),
     },
     "ssm": {"_parameters": ("parameter", lambda found: (key for key in found if not key.startswith("/aws/")))},
-    # AWS's own keys have an alias of the form alias/aws/...
     "kms": {
-        "keys": (
-            "key",
-            lambda found: (
-                name for name, key in found.items() if not any(alias.startswith("alias/aws/") for alias in key.aliases)
-            ),
-        )
+        "keys": [
+            ("key", lambda found: (name for name, _ in _keys(found))),
+            ("alias", lambda found: (alias for _, key in _keys(found) for alias in key.aliases)),
+        ]
     },
+    "budgets": {"budgets": ("budget", lambda found: (name for budgets in found.values() for name in budgets))},
     "cloudwatch": {"paged_metric_data": None},
+    "sns": {"sms_attributes": None, "sms_messages": None, "sms_message_objects": None},
 }
 
 
@@ -174,9 +188,8 @@ def _things(service: str, backend: Any) -> Iterator[tuple[str, str]]:
     kinds, finders = _KINDS.get(service, {}), _FINDERS.get(service, {})
     for attribute, value in vars(backend).items():
         if attribute in finders:
-            rule = finders[attribute]
-            if rule is not None:
-                kind, finder = rule
+            rule = finders[attribute] or []
+            for kind, finder in rule if isinstance(rule, list) else [rule]:
                 yield from ((kind, name) for name in finder(value))
         elif isinstance(value, dict) and not attribute.startswith("_"):
             yield from ((kinds.get(attribute, attribute), str(key)) for key in value)

@@ -36,7 +36,6 @@ def by_key(key: Any, ask: Ask, who: Who, own: Verdict) -> Verdict:
     return named
 
 
-def service_may(key: Any, action: str, service: str, **context: str) -> bool:
-    """Whether AWS's service of this principal may use the key, called by nobody. `context`: as of `Ask.also`."""
-    who = Who(frozenset([service]), "Service")
-    return judge([key.policy], key_ask(action, key).also(aws_principalarn=None, **context), who) == "Allow"
+def principal_may(key: Any, ask: Ask, who: Who) -> bool:
+    """Whether the key's policy alone lets `who` use it: what has no IAM policies, or none that speak of keys."""
+    return by_key(key, ask, who, None) == "Allow"

@@ -60,7 +60,7 @@ def check_policy(account: str, policy: str | None) -> None:
     https://docs.aws.amazon.com/kms/latest/APIReference/API_PutKeyPolicy.html. A service-linked role is there only once
     its service has made it: that of Auto Scaling, with the account's first group.
     """
-    if policy is None:
+    if not policy:  # KMS gives its own
         return
     try:
         statements = json.loads(policy)["Statement"]

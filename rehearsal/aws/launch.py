@@ -15,6 +15,7 @@ from rehearsal.aws.extension import refuse
 from rehearsal.aws.interfaces import Addresses, attach_interfaces, give_address, primary_first
 from rehearsal.aws.launch_checks import Asked, check, check_address
 from rehearsal.aws.placement import placement_groups
+from rehearsal.aws.volume_keys import open_volumes
 
 _BY_NAME = {"BlockDeviceMappings": "DeviceName", "TagSpecifications": "ResourceType"}
 _BY_FIELD = {"MetadataOptions", "Placement"}
@@ -27,10 +28,17 @@ class Launcher:
         self._addresses = addresses
 
     def launch(
-        self, backend: Any, asked: Asked, count: int, template: Asked | None = None, at_least: int | None = None
+        self,
+        backend: Any,
+        asked: Asked,
+        count: int,
+        template: Asked | None = None,
+        at_least: int | None = None,
+        by_group: bool = False,
     ) -> Any:
         """Launch `count` instances. `asked` has the keys of RunInstances; `template` names launch template and version.
 
+        `by_group`: an Auto Scaling group does, with the rights of its service-linked role to the volumes' keys.
         Where capacity is short it launches what there is, but no fewer than `at_least` (`count` when not given).
         Returns moto's reservation. Raises EC2ClientError with AWS's code, before anything is made.
         """
@@ -66,6 +74,7 @@ class Launcher:
             if version:
                 identity = {"id": version.template.id, "version": str(version.number)}
                 instance.add_tags({f"aws:ec2launchtemplate:{key}": value for key, value in identity.items()})
+        open_volumes(backend, reservation.instances, by_group)
         return reservation
 
     def _run(

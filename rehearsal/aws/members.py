@@ -13,9 +13,9 @@ from moto.autoscaling.models import (
 )
 from moto.ec2.exceptions import EC2ClientError
 
-from rehearsal.aws import activities
+from rehearsal.aws import activities, volume_keys
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.extension import extend
+from rehearsal.aws.extension import extend, refuse
 from rehearsal.aws.launch import Launcher
 from rehearsal.aws.launch_checks import Asked
 from rehearsal.aws.lifecycle import LAUNCHING, TERMINATING, hold, release
@@ -27,7 +27,7 @@ RETRY_SECONDS = 30.0  # AWS tells no figure
 def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> list[Any]:
     """Launch `count` members in one of the group's subnets, or as many as there is capacity for.
 
-    Returns their instances. Raises EC2ClientError, and then none was launched.
+    Returns their instances. Raises EC2ClientError, and then none runs.
     """
     template = group.ec2_launch_template
     version = template.get_version(group.launch_template_version)
@@ -38,7 +38,9 @@ def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> l
         asked["Placement"] = {"GroupName": group.placement_group}
     asked.update(_in_subnet(version.data, subnet_id))
     named = {"LaunchTemplateId": template.id, "Version": version.number}
-    reservation = launcher.launch(group.ec2_backend, asked, count, named, at_least=1)
+    reservation = launcher.launch(group.ec2_backend, asked, count, named, at_least=1, by_group=True)
+    if any(instance.state == "terminated" for instance in reservation.instances):  # all have the same volumes
+        raise refuse(volume_keys.CODE, volume_keys.MESSAGE)
     for instance in reservation.instances:
         instance.autoscaling_group = group
         protected = group.new_instances_protected_from_scale_in

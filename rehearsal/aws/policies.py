@@ -29,10 +29,9 @@ class Ask:
     context: Mapping[str, str | None] = field(default_factory=dict)
     tags: Mapping[str, str] | None = None
 
-    def also(self, **context: str | None) -> "Ask":
-        """The same with more in its context, where that does not tell it yet. `aws_x` stands for the key aws:x."""
-        more = {key.replace("_", ":", 1): value for key, value in context.items()}
-        return replace(self, context={**more, **self.context})
+    def also(self, context: Mapping[str, str | None]) -> "Ask":
+        """The same with more in its context, where that does not tell it yet."""
+        return replace(self, context={**context, **self.context})
 
     def value(self, key: str) -> str | None:
         """What a condition key stands for in this request. Raises NotImplementedError for one that is not known."""
@@ -113,6 +112,8 @@ def _on(statement: Mapping[str, Any], ask: Ask) -> bool:
 
 
 def _on_resource(statement: Mapping[str, Any], ask: Ask) -> bool:
+    if "Resource" not in statement and "NotResource" not in statement:
+        return True  # the trust policy of a role: it is about that role
     if "*" in _listed(statement.get("Resource")):
         return True
     if ask.resource is None:

@@ -13,12 +13,15 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 
 from rehearsal.aws import (
     activities,
+    alarms,
     boundaries,
     bucket_policies,
+    budgets,
     cloudcontrol,
     dependencies,
     encryption,
     endpoints,
+    flow_logs,
     fsx,
     fsx_links,
     groups,
@@ -28,7 +31,9 @@ from rehearsal.aws import (
     keys,
     launch_instances,
     lifecycle,
+    log_groups,
     members,
+    notices,
     pages,
     placement,
     quotas,
@@ -36,6 +41,7 @@ from rehearsal.aws import (
     reservations,
     schedules,
     security_rules,
+    service_roles,
     spot,
     visibility,
 )
@@ -152,12 +158,18 @@ def _extend(launcher: Launcher) -> None:
     members.install(launcher)
     activities.install()
     groups.install()
+    service_roles.install()
     launch_instances.install(launcher)
     schedules.install()
     fsx.install()
     keys.install()
     fsx_links.install()
     encryption.install()
+    log_groups.install()
+    flow_logs.install()
+    notices.install()
+    alarms.install()
+    budgets.install()
 
 
 def _refused(call: Call, in_json: bool, refusal: Refusal) -> tuple[str, list[tuple[str, str]], bytes]:

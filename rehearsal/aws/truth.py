@@ -39,3 +39,8 @@ class Resource(Contract):
     service: str = Field(description="Service, e.g. ec2.")
     kind: str = Field(description="Kind, e.g. vpc.")
     id: str = Field(description="Its id or name, with the region where it is a regional one outside EC2.")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a program may know it by: its id, and that without a region."""
+        return frozenset([self.id, self.id.partition("/")[2]])
