@@ -57,8 +57,8 @@ def test_unknown_key_is_found_before_anything_is_made(aws: EmulatedAws, account:
 
 
 def test_unknown_look_up_is_an_error(account: Adapter) -> None:
-    with pytest.raises(UnknownType, match="aws:ec2/getAmi:getAmi"):
-        account.look_up("aws:ec2/getAmi:getAmi", {})
+    with pytest.raises(UnknownType, match="aws:ec2/getInstance:getInstance"):
+        account.look_up("aws:ec2/getInstance:getInstance", {})
 
 
 def test_refusal_names_resource_and_the_apis_message(account: Adapter, tmp_path: Path) -> None:
