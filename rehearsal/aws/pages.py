@@ -10,6 +10,8 @@ from contract.base import Contract
 from rehearsal.aws import control
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.faults import FAULTS, Fault
+from rehearsal.aws.given import Given
+from rehearsal.aws.giving import make
 from rehearsal.aws.injection import INJECTED
 
 Page = Callable[[bytes], Any]
@@ -55,6 +57,15 @@ def _faults_in(body: bytes) -> list[Fault]:
         raise ValueError(_reasons(error)) from None
 
 
+def _give(body: bytes) -> dict[str, str]:
+    try:
+        given = Given.model_validate_json(body)
+    except ValidationError as error:
+        raise ValueError(_reasons(error)) from None
+    make(given)
+    return {}
+
+
 def _reasons(error: ValidationError) -> str:
     """Each mistake as `place: why`."""
     found = json.loads(error.json(include_url=False, include_context=False))
@@ -66,6 +77,7 @@ PAGES: dict[tuple[str, str], Page] = {
     ("dump", "GET"): lambda _: [each.model_dump() for each in control.dump()],
     ("clock", "GET"): _clock,
     ("clock", "POST"): _advance,
+    ("given", "POST"): _give,
     ("faults", "GET"): _faults,
     ("faults", "POST"): _add_faults,
     ("faults", "DELETE"): _end_faults,

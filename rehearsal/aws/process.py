@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 from rehearsal.aws.billing import billed_seconds
 from rehearsal.aws.faults import FAULTS, Fault
+from rehearsal.aws.given import Given
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.truth import InstanceTruth, Resource
 
@@ -123,6 +124,10 @@ class EmulatedAws:
     def advance(self, seconds: float) -> float:
         """Move the account's clock forward; what was due until then has happened. Returns the account's time."""
         return float(self._page("clock", "POST", {"advance_seconds": seconds})["now"])
+
+    def give(self, given: Given) -> None:
+        """Let these stand in the account. Raises ValueError with the reason, and then nothing was made."""
+        self._page("given", "POST", given.model_dump())
 
     def inject(self, *faults: Fault | dict[str, Any]) -> None:
         """Put faults on, beside those that are. Raises ValueError with the reason, and then none was put on."""

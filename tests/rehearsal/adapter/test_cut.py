@@ -72,7 +72,7 @@ def test_a_deletion_cut_after_any_of_its_calls_is_repeated(aws: EmulatedAws, acc
     gone = destroy(run)  # once more: nothing is left to do, and the account is the same
     assert account_of(gone) == whole(run)
     left = {(each.service, each.kind, each.id) for each in aws.dump()} - before
-    assert {kind for _, kind, _ in left} == {"bucket"}
+    assert {kind for _, kind, _ in left} == {"bucket", "key"}
 
 
 def test_a_destroy_cut_between_any_two_deletions_is_repeated(

@@ -35,7 +35,7 @@ def test_local_stack_is_made_and_destroy_leaves_only_what_is_retained(
 def test_gpu_stack_reaches_the_account_whole_and_goes(aws: EmulatedAws, account: Adapter, deploy: Deploy) -> None:
     before = standing(aws)
     run = deploy("gpus", account, "a100-cluster")
-    template = run.one("aws:ec2/launchTemplate:LaunchTemplate", "workers").id
+    template = run.one("aws:ec2/launchTemplate:LaunchTemplate", "workers-deep-learning").id
     versions = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
     data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     layout = [
@@ -54,8 +54,8 @@ def test_gpu_stack_reaches_the_account_whole_and_goes(aws: EmulatedAws, account:
 def check_destroyed(aws: EmulatedAws, run: Deployment, before: Found) -> None:
     gone = destroy(run)
     left = standing(aws) - before
-    assert {kind for _, kind, _ in left} == {"bucket"}
-    assert all(run.exports["data_bucket"] in name for _, _, name in left)
+    kept = {run.exports["data_bucket"], run.one("aws:kms/key:Key", "stack-key").id}
+    assert {name.rpartition("/")[2] for _, _, name in left} == kept
     retained = {resource.urn for resource in run.resources.values() if resource.custom and resource.retain_on_delete}
     assert {resource.urn for resource in gone.retained} == retained
     assert {resource.urn for resource in run.standing} == retained
@@ -72,7 +72,7 @@ def test_head_runs_with_its_role_and_user_data(aws: EmulatedAws, local: Deployme
     assert head.state == "running"
     assert head.role_name == local.one("aws:iam/role:Role", "head").id
     assert (
-        base64.b64decode(head.user_data).decode() == local.one("aws:ec2/instance:Instance", "head").inputs["userData"]
+        base64.b64decode(head.user_data).decode() == local.one("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
     )
     assert head.tags["trainyard:role"] == "head"
 

@@ -1,0 +1,81 @@
+"""What a group tells of its launches, and that it tries again what EC2 refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rehearsal.aws.faults import Capacity, Quota
+from rehearsal.aws.process import EmulatedAws
+from tests.rehearsal.aws.conftest import Client
+
+
+@pytest.fixture(autouse=True)
+def clean(aws: EmulatedAws) -> Iterator[None]:
+    yield
+    aws.clear_faults()
+
+
+def activities(client: Client, name: str) -> list[dict[str, Any]]:
+    pages = client("autoscaling").get_paginator("describe_scaling_activities")
+    return [each for page in pages.paginate(AutoScalingGroupName=name) for each in page["Activities"]]
+
+
+def members(client: Client, name: str) -> list[str]:
+    found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
+    return [each["InstanceId"] for each in found["Instances"]]
+
+
+def grow(client: Client, name: str, count: int) -> None:
+    client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=count)
+
+
+def test_each_launch_and_termination_is_told_the_newest_first(client: Client, group: Callable[..., str]) -> None:
+    name = group()
+    grow(client, name, 1)
+    (made,) = members(client, name)
+    grow(client, name, 0)
+    told = [(each["Description"], each["StatusCode"]) for each in activities(client, name)]
+    assert told == [
+        (f"Terminating EC2 instance: {made}", "Successful"),
+        (f"Launching a new EC2 instance: {made}", "Successful"),
+    ]
+
+
+def test_a_raised_capacity_is_not_atomic_and_what_failed_is_told(
+    client: Client, aws: EmulatedAws, group: Callable[..., str]
+) -> None:
+    name = group()
+    running = sum(one.state == "running" for one in aws.instances())
+    aws.inject(Capacity(limit=running + 2))
+    grow(client, name, 3)
+    assert len(members(client, name)) == 2
+    newest = activities(client, name)[0]
+    assert newest["StatusCode"] == "Failed"
+    assert newest["StatusMessage"].startswith("We currently do not have sufficient t3.medium capacity")
+    assert newest["StatusMessage"].endswith("Launching EC2 instance failed.")
+
+
+def test_what_failed_is_tried_again_until_there_is_capacity(
+    client: Client, aws: EmulatedAws, group: Callable[..., str]
+) -> None:
+    name = group()
+    aws.inject(Quota(code="L-1216C47A", vcpus=0))
+    grow(client, name, 1)
+    aws.advance(100)
+    failed = [each for each in activities(client, name) if each["StatusCode"] == "Failed"]
+    assert len(failed) > 2
+    assert "vCPU limit of 0" in failed[0]["StatusMessage"]
+    aws.clear_faults()
+    aws.advance(31)
+    assert len(members(client, name)) == 1
+
+
+def test_a_group_that_wants_no_more_tries_no_more(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
+    name = group()
+    aws.inject(Capacity(limit=0))
+    grow(client, name, 2)
+    grow(client, name, 0)
+    count = len(activities(client, name))
+    aws.advance(600)
+    assert len(activities(client, name)) == count
