@@ -11,6 +11,7 @@ from rehearsal.clearing import Clearing
 from rehearsal.faults import spec_of
 from rehearsal.findings import Findings
 from rehearsal.follow import FollowError
+from rehearsal.given import prepare
 from rehearsal.ground import Options, empty, environment, given_account, marking, prepare_folder, read_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process import ProcessBackend
@@ -50,6 +51,8 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
                 region = str(config.get("aws:region", "us-east-1"))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(environment(aws.environment()))
+                if stood := prepare(aws, settings):
+                    show.line("account", f"{', '.join(stood)}: put there, as the stack says that it exists")
             go(Scene(options, config, settings, aws, show, clock, found, interrupts, reserve))
         except KeyboardInterrupt:
             show.line("failed", INTERRUPTED)

@@ -7,6 +7,7 @@ from typing import Any
 from contract.catalog import catalog
 from contract.report import Scaled
 from contract.training import TrainerConfig
+from rehearsal.given import in_this_account
 
 BRING_UP_MINUTES = 10.0
 GPU_PROCESSES = 2
@@ -66,10 +67,22 @@ def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[
         by=f"{BRING_UP_MINUTES:g} minutes",
         why="nothing is installed",
     )
+    _of_this_account(scaling)
     if nodes is not None:
         _whole_batches(scaling)
     _without_gpus(scaling)
     return settings, scaling.changes
+
+
+def _of_this_account(scaling: Scaling) -> None:
+    """What a stack names by its own account's number."""
+    storage, identity = scaling.settings.get("storage") or {}, scaling.settings.get("identity") or {}
+    if key := storage.get("kms_key"):
+        there = in_this_account(key)
+        scaling.put(storage, "kms_key", there, what=key, by=there, why="the emulated account has a number of its own")
+    if boundary := identity.get("permissions_boundary"):
+        why = "what it allows stands in the stack's own account"
+        scaling.put(identity, "permissions_boundary", None, what=boundary, by="no permissions boundary", why=why)
 
 
 def _whole_batches(scaling: Scaling) -> None:

@@ -1,90 +1,49 @@
-"""What a stack says exists already stands in the account before it comes, under its ids."""
+"""What a stack says exists is put into the account such that it suits the stack."""
 
-import boto3
-import pytest
+from pathlib import Path
+from typing import Any
 
-from rehearsal.audit import leaked
-from rehearsal.aws.process import EmulatedAws
-from rehearsal.given import (
-    Given,
-    GivenBucket,
-    GivenKey,
-    GivenNetwork,
-    GivenReservation,
-    GivenSubnet,
-    prepare,
-)
+from contract.reading import read_settings
+from contract.settings import StackSettings
+from rehearsal.aws.given import Given
+from rehearsal.given import given_of, in_this_account
 
-REGION = "us-east-1"
-KEY = "12345678-1234-1234-1234-123456789012"
-SUBNETS = ("subnet-0aaaaaaaaaaaaaaa1", "subnet-0aaaaaaaaaaaaaaa2")
-GIVEN = Given(
-    region=REGION,
-    reservations=(
-        GivenReservation(id="cr-0aaaaaaaaaaaaaaa1", instance_type="p4d.24xlarge", zone="us-east-1b", count=3),
-    ),
-    networks=(
-        GivenNetwork(
-            id="vpc-0aaaaaaaaaaaaaaa1",
-            subnets=tuple(
-                GivenSubnet(id=name, zone=f"us-east-1{zone}") for name, zone in zip(SUBNETS, "ab", strict=True)
-            ),
-        ),
-    ),
-    keys=(GivenKey(id=KEY),),
-    buckets=(GivenBucket(name="given-bucket"),),
-)
+KEY = "arn:aws:kms:us-east-1:999988887777:key/12345678-1234-1234-1234-123456789012"
 
 
-def test_all_of_it_is_there_under_its_ids_and_no_leak(account: EmulatedAws) -> None:
-    prepare(account, GIVEN)
-    before = account.dump()
-    ec2 = boto3.client("ec2", region_name=REGION)
-    (held,) = ec2.describe_capacity_reservations(CapacityReservationIds=["cr-0aaaaaaaaaaaaaaa1"])[
-        "CapacityReservations"
-    ]
-    assert (held["TotalInstanceCount"], held["State"], held["InstanceMatchCriteria"]) == (3, "active", "targeted")
-    assert [one["VpcId"] for one in ec2.describe_subnets(SubnetIds=list(SUBNETS))["Subnets"]] == [
-        GIVEN.networks[0].id
-    ] * 2
-    assert boto3.client("kms", region_name=REGION).describe_key(KeyId=KEY)["KeyMetadata"]["KeyState"] == "Enabled"
-    versioning = boto3.client("s3", region_name=REGION).get_bucket_versioning(Bucket="given-bucket")
-    assert versioning["Status"] == "Enabled"
-    assert leaked(before, account.dump(), ()) == []
+def settings(root: Path, **changes: Any) -> StackSettings:
+    job = {"name": "a", "dataset": "d", "train": {"batch_size": 96}}
+    raw = {"instance_type": "p4d.24xlarge", "nodes": 3, "root_volume_gib": 150, "job": job, **changes}
+    return read_settings(raw, root, "x")
 
 
-def test_what_is_there_already_is_left_as_it_is(account: EmulatedAws) -> None:
-    prepare(account, GIVEN)
-    before = account.dump()
-    prepare(account, GIVEN)
-    assert account.dump() == before
+def test_stack_that_names_nothing_is_given_nothing(tmp_path: Path) -> None:
+    given = given_of(settings(tmp_path), "us-east-1", "us-east-1b")
+    assert given == Given(region="us-east-1")
 
 
-def test_nodes_in_a_given_subnet_have_a_way_out(account: EmulatedAws) -> None:
-    prepare(account, GIVEN)
-    ec2 = boto3.client("ec2", region_name=REGION)
-    by_subnet = [{"Name": "association.subnet-id", "Values": [SUBNETS[1]]}]
-    (table,) = ec2.describe_route_tables(Filters=by_subnet)["RouteTables"]
-    (gateway,) = [route["NatGatewayId"] for route in table["Routes"] if "NatGatewayId" in route]
-    (nat,) = ec2.describe_nat_gateways(NatGatewayIds=[gateway])["NatGateways"]
-    assert (nat["State"], nat["VpcId"]) == ("available", GIVEN.networks[0].id)
+def test_reservation_holds_what_is_launched_into_it(tmp_path: Path) -> None:
+    capacity = {"spot_above_base": {"base_nodes": 2, "base_reservation": "cr-0123456789abcdef0"}}
+    (held,) = given_of(settings(tmp_path, capacity=capacity), "us-east-1", "us-east-1b").reservations
+    assert (held.count, held.zone, held.instance_type, held.block) == (2, "us-east-1b", "p4d.24xlarge", False)
 
 
-@pytest.mark.parametrize(
-    ("reservation", "why"),
-    [
-        ({"instance_type": "p9.huge"}, "no instance type p9.huge"),
-        ({"zone": "us-east-1q"}, "no zone us-east-1q"),
-    ],
-)
-def test_what_can_not_be_is_told_and_nothing_is_made(
-    account: EmulatedAws, reservation: dict[str, str], why: str
-) -> None:
-    held = {"id": "cr-0aaaaaaaaaaaaaaa9", "instance_type": "p4d.24xlarge", "zone": "us-east-1a", "count": 1}
-    wrong = Given.model_validate(
-        {"region": REGION, "reservations": [{**held, **reservation}], "buckets": [{"name": "never-made"}]}
-    )
-    before = account.dump()
-    with pytest.raises(ValueError, match=why):
-        prepare(account, wrong)
-    assert account.dump() == before
+def test_block_has_an_end(tmp_path: Path) -> None:
+    capacity = {"capacity_block": {"id": "cr-0123456789abcdef0"}}
+    (held,) = given_of(settings(tmp_path, capacity=capacity), "us-east-1", "us-east-1b").reservations
+    assert held.block
+    assert held.end is not None
+
+
+def test_network_bucket_and_key_are_given_by_their_ids(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "network": {"existing": {"vpc_id": "vpc-0123456789abcdef0", "subnet_id": "subnet-0123456789abcdef0"}},
+        "storage": {"bucket": "our-data", "kms_key": KEY},
+    }
+    given = given_of(settings(tmp_path, **changes), "us-east-1", "us-east-1b")
+    assert (given.networks[0].id, given.networks[0].subnets[0].id) == tuple(changes["network"]["existing"].values())
+    assert (given.buckets[0].name, given.keys[0].id) == ("our-data", KEY.rpartition("/")[2])
+
+
+def test_arn_is_of_the_emulated_account() -> None:
+    assert in_this_account(KEY) == KEY.replace("999988887777", "123456789012")

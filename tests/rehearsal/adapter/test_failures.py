@@ -43,9 +43,9 @@ def test_unknown_key_is_an_error_that_names_resource_type_and_key(
 
 
 def test_unknown_key_inside_an_object_is_told_with_its_path(account: Adapter, tmp_path: Path) -> None:
-    rules = [{"id": "a", "filter": {"tag": {"key": "x"}}}]
+    rules = [{"id": "a", "filter": {"tag": {"key": "x", "valeu": "y"}}}]
     wanted = subject("aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration", bucket="b", rules=rules)
-    with pytest.raises(UnknownKey, match=r"rules\.filter\.tag"):
+    with pytest.raises(UnknownKey, match=r"rules\.filter\.tag\.valeu"):
         account.create(wanted, tmp_path, quiet)
 
 

@@ -72,7 +72,8 @@ def test_head_runs_with_its_role_and_user_data(aws: EmulatedAws, local: Deployme
     assert head.state == "running"
     assert head.role_name == local.one("aws:iam/role:Role", "head").id
     assert (
-        base64.b64decode(head.user_data).decode() == local.one("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
+        base64.b64decode(head.user_data).decode()
+        == local.one("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
     )
     assert head.tags["trainyard:role"] == "head"
 
