@@ -81,7 +81,7 @@ def _check_interface(backend: Any, vpc: Any, subnets: list[Any], groups: list[st
 def modify_vpc_endpoint(
     self: Any,
     vpc_id: str,
-    policy_doc: str | None,
+    policy_doc: str,
     *,
     add_subnets: list[str] | None,
     remove_subnets: list[str] | None,
