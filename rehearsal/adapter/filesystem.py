@@ -12,6 +12,11 @@ _SECONDS = 1800.0
 _LINK_SECONDS = 600.0
 
 
+def _tags(call: Call) -> dict[str, Any]:
+    """FSx takes no empty list."""
+    return {"Tags": call.tags} if call.tags else {}
+
+
 class LustreFileSystem(Handler):
     type = "aws:fsx/lustreFileSystem:LustreFileSystem"
     keys = known(
@@ -41,8 +46,8 @@ class LustreFileSystem(Handler):
         made = call.aws.client("fsx").create_file_system(
             FileSystemType="LUSTRE",
             SubnetIds=[call.inputs["subnetIds"]],  # the provider's one subnet, under the API's plural
-            Tags=call.tags,
             LustreConfiguration=lustre,
+            **_tags(call),
             **call.only(
                 storageType="StorageType",
                 storageCapacity="StorageCapacity",
@@ -109,7 +114,7 @@ class DataRepositoryAssociation(Handler):
                 batchImportMetaDataOnCreate="BatchImportMetaDataOnCreate",
             ),
             **self._policies(call),
-            Tags=call.tags,
+            **_tags(call),
         )["Association"]
         self._wait(call, made["AssociationId"])
         return made["AssociationId"], self._outputs(made)

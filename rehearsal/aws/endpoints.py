@@ -12,7 +12,13 @@ from rehearsal.aws.extension import extend, refuse
 CREATING_SECONDS = 0.5
 DELETING_SECONDS = 0.5
 _GATEWAYS = ("s3", "dynamodb")  # services that have gateway endpoints
-_make, _drop, _filter = EC2Backend.create_vpc_endpoint, EC2Backend.delete_vpc_endpoints, VPCEndPoint.get_filter_value
+_NO_GROUPS: dict[str, Any] = {"add_security_groups": None, "remove_security_groups": None}
+_make, _modify, _drop = (
+    EC2Backend.create_vpc_endpoint,
+    EC2Backend.modify_vpc_endpoint,
+    EC2Backend.delete_vpc_endpoints,
+)
+_filter = VPCEndPoint.get_filter_value
 
 
 def create_vpc_endpoint(
@@ -31,10 +37,7 @@ def create_vpc_endpoint(
         given["security_group_ids"] = groups = [self.get_default_security_group(vpc_id).id]
     _check_interface(self, vpc, subnets, groups, given)
     made: Any = _make(self, vpc_id, service_name, kind, *args, **{**given, "subnet_ids": []})
-    interfaces = [self.create_network_interface(subnet, None, group_ids=groups) for subnet in subnets]
-    for interface in interfaces:
-        interface.requester_managed, interface.status, interface.interface_type = True, "in-use", "vpc_endpoint"
-        interface.description = f"VPC Endpoint Interface {made.id}"
+    interfaces = [_interface(self, made, subnet, groups) for subnet in subnets]
     made.subnet_ids = [subnet.id for subnet in subnets]
     made.network_interface_ids = [interface.id for interface in interfaces]
     made.available_at, made.state = CLOCK.now() + CREATING_SECONDS, "pending"
@@ -75,6 +78,49 @@ def _check_interface(backend: Any, vpc: Any, subnets: list[Any], groups: list[st
         )
 
 
+def modify_vpc_endpoint(
+    self: Any,
+    vpc_id: str,
+    policy_doc: str,
+    *,
+    add_subnets: list[str] | None,
+    remove_subnets: list[str] | None,
+    add_security_groups: list[str] | None,
+    remove_security_groups: list[str] | None,
+    **tables: Any,
+) -> None:
+    """An interface endpoint's interfaces follow its subnets and groups. moto calls the endpoint's id `vpc_id`."""
+    endpoint = self.describe_vpc_endpoints(vpc_end_point_ids=[vpc_id])[0]
+    _modify(self, vpc_id, policy_doc, add_subnets, remove_subnets, **tables, **_NO_GROUPS)
+    if endpoint.vpc_endpoint_type != "Interface":
+        _check_gateway(endpoint.service_name, [*(add_subnets or []), *(add_security_groups or [])])
+        return
+    kept = [each for each in endpoint.security_group_ids if each not in (remove_security_groups or [])]
+    groups = [*kept, *(each for each in add_security_groups or [] if each not in kept)]
+    subnets = [self.get_subnet(each) for each in endpoint.subnet_ids]
+    _check_interface(self, self.get_vpc(endpoint.vpc_id), subnets, groups, {})
+    held = {self.enis[name].subnet.id: self.enis[name] for name in endpoint.network_interface_ids}
+    for name in held.keys() - set(endpoint.subnet_ids):
+        _drop_interface(self, held.pop(name))
+    for subnet in subnets:
+        interface = held.setdefault(subnet.id, held.get(subnet.id) or _interface(self, endpoint, subnet, groups))
+        interface._group_set = [self.get_security_group_from_id(name) for name in groups]
+    endpoint.security_group_ids = groups
+    endpoint.network_interface_ids = [held[subnet.id].id for subnet in subnets]
+
+
+def _interface(backend: Any, endpoint: Any, subnet: Any, groups: list[str]) -> Any:
+    made = backend.create_network_interface(subnet, None, group_ids=groups)
+    made.requester_managed, made.status, made.interface_type = True, "in-use", "vpc_endpoint"
+    made.description = f"VPC Endpoint Interface {endpoint.id}"
+    return made
+
+
+def _drop_interface(backend: Any, interface: Any) -> None:
+    backend.enis.pop(interface.id)
+    interface.subnet.del_subnet_ip(interface.private_ip_address)
+
+
 def delete_vpc_endpoints(self: Any, vpce_ids: list[str] | None = None) -> None:
     """A gateway endpoint goes at once, whatever became of its route tables; an interface endpoint takes a moment."""
     for name in vpce_ids or []:
@@ -106,8 +152,7 @@ def _ready(endpoint: Any) -> None:
 def _remove(backend: Any, endpoint: Any) -> None:
     """The endpoint goes, and its interfaces with it."""
     for name in endpoint.network_interface_ids:
-        interface = backend.enis.pop(name)
-        interface.subnet.del_subnet_ip(interface.private_ip_address)
+        _drop_interface(backend, backend.enis[name])
     del backend.vpc_end_points[endpoint.id]
 
 
@@ -117,5 +162,5 @@ def get_filter_value(self: Any, filter_name: str, method_name: str | None = None
 
 def install() -> None:
     extend(VPCEndPoint, get_filter_value, available_at=None, gone_at=None)
-    extend(EC2Backend, create_vpc_endpoint, delete_vpc_endpoints)
+    extend(EC2Backend, create_vpc_endpoint, modify_vpc_endpoint, delete_vpc_endpoints)
     CLOCK.watch(_due)

@@ -89,3 +89,22 @@ def test_private_names_need_the_vpcs_host_names(client: Client, made: dict[str, 
     with pytest.raises(ClientError, match="enableDnsHostnames"):
         endpoint(client, made)
     assert endpoint(client, made, PrivateDnsEnabled=False)
+
+
+def test_its_interfaces_follow_a_change_of_subnets_and_groups(client: Client, made: dict[str, str], name: str) -> None:
+    ec2, endpoint_id = client("ec2"), endpoint(client, made)["VpcEndpointId"]
+    other = ec2.create_subnet(VpcId=made["vpc"], CidrBlock="10.8.1.0/24", AvailabilityZone="us-east-1b")["Subnet"]
+    group = ec2.create_security_group(GroupName=f"{name}-2", Description="x", VpcId=made["vpc"])["GroupId"]
+    ec2.modify_vpc_endpoint(
+        VpcEndpointId=endpoint_id,
+        AddSubnetIds=[other["SubnetId"]],
+        RemoveSubnetIds=[made["subnet"]],
+        AddSecurityGroupIds=[group],
+        RemoveSecurityGroupIds=[made["group"]],
+    )
+    (one,) = found(client, endpoint_id)
+    assert (one["SubnetIds"], [each["GroupId"] for each in one["Groups"]]) == ([other["SubnetId"]], [group])
+    ec2.delete_subnet(SubnetId=made["subnet"])
+    ec2.delete_security_group(GroupId=made["group"])
+    with pytest.raises(ClientError, match="DependencyViolation"):
+        ec2.delete_subnet(SubnetId=other["SubnetId"])

@@ -159,7 +159,7 @@ def test_an_open_reservation_takes_matching_launches_and_no_others(client: Clien
     name = reserve(client, 1)
     assert sorted(held_by(client, launch(client, network, 2)), key=str) == [None, name]
     other = reserve(client, 1)
-    none = {"CapacityReservationSpecification": {"CapacityReservationPreference": "none"}}
+    none: dict[str, Any] = {"CapacityReservationSpecification": {"CapacityReservationPreference": "none"}}
     assert held_by(client, launch(client, network, **none)) == [None]
     assert held_by(client, launch(client, network, InstanceType="t3.large")) == [None]
     assert described(client, other)["AvailableInstanceCount"] == 1
@@ -173,7 +173,9 @@ def test_what_is_reserved_is_there_though_capacity_runs_out(client: Client, netw
 
 
 def test_only_reserved_capacity_is_taken_where_that_is_asked(client: Client, network: Network) -> None:
-    only = {"CapacityReservationSpecification": {"CapacityReservationPreference": "capacity-reservations-only"}}
+    only: dict[str, Any] = {
+        "CapacityReservationSpecification": {"CapacityReservationPreference": "capacity-reservations-only"}
+    }
     assert refused(lambda: launch(client, network, **only)) == "ReservationCapacityExceeded"
     name = reserve(client, 1)
     assert held_by(client, launch(client, network, **only)) == [name]

@@ -74,7 +74,7 @@ def test_the_metadata_service_tells_of_the_notice(aws: EmulatedAws, client: Clie
     assert page("/meta-data/spot/instance-action") is None
     aws.inject(SpotInterruption(seconds=0))
     assert '"action": "terminate"' in (page("/meta-data/spot/instance-action") or "")
-    assert page("/meta-data/spot/termination-time") in (page("/meta-data/spot/instance-action") or "")
+    assert (page("/meta-data/spot/termination-time") or "none") in (page("/meta-data/spot/instance-action") or "")
 
 
 def test_a_group_makes_an_interrupted_member_good(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
