@@ -19,8 +19,12 @@ def prepare(aws: EmulatedAws, settings: StackSettings) -> list[str]:
     """
     given = given_of(settings, aws.region, _zone(settings))
     aws.give(given)
-    things = (*given.reservations, *given.networks, *given.keys)
-    return [*(one.id for one in things), *(one.name for one in given.buckets)]
+    return [
+        *(one.id for one in given.reservations),
+        *(one.id for one in given.networks),
+        *(one.id for one in given.keys),
+        *(one.name for one in given.buckets),
+    ]
 
 
 def given_of(settings: StackSettings, region: str, zone: str) -> Given:
