@@ -70,10 +70,13 @@ class Cluster:
                 "failures": failures,
             }
         )
-        self._say(self.data, RunLayout(run).events, node, event)
+        self.say(run, node, event)
 
     def play(self, run: str, node: str, status: str, message: str = "") -> None:
         event = PlayEvent.model_validate({**stamp(node, "worker"), "status": status, "message": message})
+        self.say(run, node, event)
+
+    def say(self, run: str, node: str, event: Any) -> None:
         self._say(self.data, RunLayout(run).events, node, event)
 
     def _say(self, bucket: Bucket, stream: str, node: str, event: Any) -> None:
