@@ -102,36 +102,29 @@ class Workers:
             return []
         described = self._described()
         new = [name for name in _instances(described) if name not in self._before]
-        # First for no more than is there: what is ended then takes its place in the desired capacity with it.
-        there = {
-            group["AutoScalingGroupName"]: sum(
-                not one["LifecycleState"].startswith(_LEAVING) for one in group["Instances"]
-            )
-            for group in described
-        }
-        self._ask_for(there, described, show)
+        for group in described:
+            if self._groups[group["AutoScalingGroupName"]].launched_by == "desired-capacity":
+                self._ask_no_more(group, sum(one["InstanceId"] in new for one in group["Instances"]), show)
         stuck = [name for name in new if not self.end(name, show)]
-        if not stuck:
-            self._ask_for(self._desired, self._described(), show)
         if gone := [name for name in new if name not in stuck]:
             show.line("nodes", f"taken back: {', '.join(gone)}")
         return stuck
 
-    def _ask_for(self, capacity: Mapping[str, int], described: Iterable[dict[str, Any]], show: Display) -> None:
-        """Bring down the desired capacity of the groups that were asked by it."""
-        for group in described:
-            name = group["AutoScalingGroupName"]
-            wanted = max(capacity[name], self._desired[name])
-            if self._groups[name].launched_by != "desired-capacity" or group["DesiredCapacity"] <= wanted:
-                continue
-            asked = {"AutoScalingGroupName": name, "DesiredCapacity": wanted, "HonorCooldown": False}
-            for attempt in range(TRIES):
-                try:
-                    self._autoscaling.set_desired_capacity(**asked)
-                    break
-                except (BotoCoreError, ClientError) as error:  # the lease ends what still comes
-                    show.line(name, f"still asks for nodes: {error}")
-                    time.sleep(attempt * PAUSE_SECONDS)
+    def _ask_no_more(self, group: dict[str, Any], new: int, show: Display) -> None:
+        """Ask for what was there before and the new nodes that came: each that is ended takes its place with it."""
+        name = group["AutoScalingGroupName"]
+        wanted = self._desired[name] + new
+        if group["DesiredCapacity"] <= wanted:
+            return
+        for attempt in range(TRIES):
+            try:
+                self._autoscaling.set_desired_capacity(
+                    AutoScalingGroupName=name, DesiredCapacity=wanted, HonorCooldown=False
+                )
+                break
+            except (BotoCoreError, ClientError) as error:  # the lease ends what still comes
+                show.line(name, f"still asks for nodes: {error}")
+                time.sleep(attempt * PAUSE_SECONDS)
 
     def end(self, name: str, show: Display) -> bool:
         """End one member, and ask for no other in its place; whether AWS has it."""
