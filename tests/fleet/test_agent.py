@@ -237,7 +237,6 @@ def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_that_sleeps_is_told_as_idle(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at_often(monkeypatch)
-    monkeypatch.setattr(activity, "IDLE_PERCENT", 60.0)  # it looks twenty times a second whether it is to end
     node.limit(1.0)
     node.order(1)
 
