@@ -46,6 +46,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
             "user_data": "",
             "autoscaling_group": "workers-1",
             "lifecycle_state": "InService",
+            "interrupted_time": None,
             "role_name": None,
         }
     )
