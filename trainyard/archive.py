@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from contract import tags
 from contract.layout import ARCHIVED, RunLayout, archived_key, complete_checkpoints
 from trainyard.cluster import Cluster
@@ -29,7 +27,7 @@ def mark_old(cluster: Cluster, show: Display) -> None:
     marking = _Marking(cluster, show)
     try:
         whole = marking.go()
-    except (BotoCoreError, ClientError) as error:
+    except Exception as error:  # also the record of a run that an older version left
         show.line("archive", f"old checkpoints could not be marked for Deep Archive, the next launch will try: {error}")
         return
     if marking.tagged or not whole:

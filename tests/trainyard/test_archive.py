@@ -177,6 +177,15 @@ def test_a_failure_is_told_and_fails_nothing(runs: Runs, account: EmulatedAws) -
     assert runs.marked() == {step("a", 10), "a/results"}
 
 
+def test_a_run_that_can_not_be_read_fails_nothing(runs: Runs) -> None:
+    runs.leave("a", 10)
+    runs.leave("b", 10)
+    runs.cluster.data.write(RunLayout("a").outcome, b'{"of": "another version"}')
+    runs.mark()
+    (line,) = runs.show.lines
+    assert line.startswith("archive old checkpoints could not be marked for Deep Archive")
+
+
 def test_a_stack_that_is_not_up_has_nothing_to_mark(account: EmulatedAws) -> None:
     show = Recorder()
     archive.mark_old(Cluster("never", REGION), show)
