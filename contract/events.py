@@ -64,5 +64,16 @@ class AgentEvent(_Event):
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")
 
 
-NodeEvent = Annotated[TaskEvent | PlayEvent | ServiceEvent | AgentEvent, Field(discriminator="kind")]
+class ActivityEvent(_Event):
+    """Whether a node's job works. A job at work says so once, after it was idle; an idle one says it every minute."""
+
+    kind: Literal["activity"] = "activity"
+    run: str = Field(description="Run id.")
+    attempt: int = Field(gt=0, description="Attempt that was looked at.")
+    idle_since: float | None = Field(description="Unix time since which no look saw work; none: it works.")
+    measured: Literal["gpu", "cpu"] = Field(description="What was looked at.")
+    percent: float = Field(ge=0, description="Its use at the last look: of the busiest GPU, or of a core a process.")
+
+
+NodeEvent = Annotated[TaskEvent | PlayEvent | ServiceEvent | AgentEvent | ActivityEvent, Field(discriminator="kind")]
 NODE_EVENT: TypeAdapter[NodeEvent] = TypeAdapter(NodeEvent)

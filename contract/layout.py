@@ -1,6 +1,7 @@
 """Where things lie in S3: the one place that spells keys.
 
 Data bucket: `datasets/<name>/` and `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
+`archived/<prefix>` there says that all objects under `<prefix>` bear the tag by which S3 archives them.
 Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run) and the head's own bring-up events.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 MANIFEST = "manifest.json"
 CURRENT_RUN = "run.json"
 HEAD_EVENTS = "head/events/"
+ARCHIVED = "archived/"
 COMMIT_MARK = ".metadata"
 
 
@@ -24,6 +26,11 @@ def bundle_key(sha256: str) -> str:
 
 def job_source_key(sha256: str) -> str:
     return f"job/{sha256}.tar.gz"
+
+
+def archived_key(prefix: str) -> str:
+    """The object that says that all under `prefix` is tagged for the archive."""
+    return ARCHIVED + prefix.rstrip("/")
 
 
 def chunk_prefix(stream: str, instance: str, boot: str, source: str) -> str:

@@ -20,3 +20,15 @@ def put_lease(autoscaling: Any, groups: Iterable[str], until: float) -> None:
             MinSize=0,
             DesiredCapacity=0,
         )
+
+
+def lease_of(autoscaling: Any, groups: Iterable[str]) -> float | None:
+    """When the lease ends the first of the groups' workers, Unix time in seconds; None where there is none."""
+    actions = [
+        action
+        for name in groups
+        for action in autoscaling.describe_scheduled_actions(AutoScalingGroupName=name, ScheduledActionNames=[LEASE])[
+            "ScheduledUpdateGroupActions"
+        ]
+    ]
+    return min((float(action["StartTime"].timestamp()) for action in actions), default=None)

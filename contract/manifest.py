@@ -110,7 +110,8 @@ class Limits(Contract):
     idle_minutes: float | None = Field(
         None,
         gt=0,
-        description="Minutes without work on any node's GPUs (or CPUs) that end the run; none: no such limit.",
+        description="Minutes without work on any node's GPUs (CPUs, where the job uses none) that end the run; none: "
+        "no such limit.",
     )
 
 
@@ -126,11 +127,23 @@ class Manifest(Contract):
     data_bucket: str = Field(description="Bucket that outlives the cluster.")
     staging_bucket: str = Field(description="Bucket that goes with the cluster.")
     head: Head = Field(description="The head instance.")
-    groups: tuple[WorkerGroup, ...] = Field(min_length=1, description="Worker groups; one, at first.")
+    groups: tuple[WorkerGroup, ...] = Field(
+        min_length=1, description="Worker groups: together they are the cluster's nodes."
+    )
     fsx: Fsx | None = Field(description="The shared file system, where the stack has one.")
     node: NodeSystem = Field(description="How nodes come to their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all groups together."""
+        return sum(group.nodes for group in self.groups)
+
+    @property
+    def ends(self) -> float | None:
+        """Unix time at which the first group loses its capacity, and with it the run its nodes; none: never."""
+        return min((group.ends for group in self.groups if group.ends is not None), default=None)
 
     def digest(self) -> str:
         """SHA-256 of all but sizes and deadlines: a run of the same digest can become what this manifest says."""

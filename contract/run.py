@@ -20,7 +20,7 @@ class RunRecord(Contract):
         pattern="^[0-9a-f]{64}$",
         description="What it was launched from: SHA-256 of the manifest but for sizes and deadlines.",
     )
-    nodes: int = Field(gt=0, description="Nodes of the run.")
+    nodes: int = Field(gt=0, description="Nodes of the run, in all worker groups together.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
     limits: Limits = Field(description="Deadlines of the run.")
@@ -28,6 +28,17 @@ class RunRecord(Contract):
     def lease_end(self, now: float) -> float:
         """When a lease that is put or moved at `now` ends, both Unix time: never past the run's own deadline."""
         return min(now + self.limits.lease_minutes * 60, self.deadline)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run's capacity ends before its time limit is over."""
+        return self.deadline < self.created + self.limits.time_limit_minutes * 60
+
+
+def deadline_of(created: float, limits: Limits, ends: float | None) -> float:
+    """When a run that was launched at `created` ends in any case: by its time limit, or with its capacity."""
+    limit = created + limits.time_limit_minutes * 60
+    return limit if ends is None else min(limit, ends)
 
 
 class LostAttempt(Contract):

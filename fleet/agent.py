@@ -1,8 +1,9 @@
 """The job's agent on a worker: `python -m fleet.agent`, supervised by systemd.
 
 It tells the controller that the node is ready, runs torchrun for each attempt that the controller opens, ships logs and
-metrics to S3 as they grow, and tells how the workers ended. It decides nothing: attempts are the controller's. When the
-node must leave its group, it saves a checkpoint and completes the lifecycle action.
+metrics to S3 as they grow, tells how the workers ended and, under an idle limit, whether they work. It decides nothing:
+attempts are the controller's. When the node must leave its group, it saves a checkpoint and completes the lifecycle
+action.
 """
 
 import json
@@ -11,19 +12,18 @@ import sys
 import threading
 import time
 
-from contract.events import AgentEvent, RankFailure
+from contract.events import ActivityEvent, AgentEvent, RankFailure
 from contract.layout import CURRENT_RUN, RunLayout, chunk_prefix
 from contract.manifest import Manifest
-from contract.objects import Bucket, client
+from contract.objects import Bucket
 from contract.run import Control, RunRecord
+from fleet.activity import TELL_SECONDS, Activity, cpu_meter, gpu_meter
 from fleet.attempt import Attempt
-from fleet.bootstrap import metadata
 from fleet.chunks import ChunkWriter
-from fleet.node import BASE, Node, manifest_at_boot, this_node
+from fleet.departure import LEAVE_SECONDS, Departure
+from fleet.node import BASE, Node, manifest_at_boot, own_group, this_node
 
 POLL_SECONDS = 1.0
-# How long a checkpoint may take before a node leaves.
-LEAVE_SECONDS = 600.0
 # The next attempt's new nodes wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
 
@@ -38,13 +38,10 @@ class Agent:
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: Attempt | None = None
-        group = manifest.groups[0]
-        self._action = {
-            "AutoScalingGroupName": group.autoscaling_group,
-            "LifecycleHookName": group.lifecycle_hook,
-            "InstanceId": node.instance,
-        }
-        self._autoscaling = client("autoscaling", node.region)
+        self._group = own_group(manifest)
+        self._departure = Departure(node, self._group)
+        self._activity: Activity | None = None
+        self._limits_at = 0.0
         self._memory = BASE / "runs" / run.run / "agent.json"
         self._last, self._told = 0, True
 
@@ -67,7 +64,7 @@ class Agent:
         self.tell("ready", 0)
         while not self.ending.wait(POLL_SECONDS):
             try:
-                if leaving():
+                if self._departure.cause():
                     self._leave()
                     return
                 self._step()
@@ -108,7 +105,7 @@ class Agent:
         number = control.attempt
         self._remember(number, told=False)
         try:
-            self._attempt = Attempt(self.node, self.manifest, self.run, number, len(control.nodes))
+            self._attempt = Attempt(self.node, self.manifest, self._group, self.run, number, len(control.nodes))
         except Exception as error:  # told like a rank's failure: the user must see it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
@@ -119,6 +116,8 @@ class Agent:
         if not attempt.told_up and attempt.workers_up():
             attempt.told_up = True
             self.tell("workers_up", attempt.number)
+        if attempt.told_up:
+            self._look(attempt, time.time())
         superseded = control.attempt > attempt.number
         if superseded and control.save:
             self._save(RESIZE_SECONDS)
@@ -131,39 +130,51 @@ class Agent:
         elif code is not None:
             self._ended("workers_failed", attempt.number, attempt.failures())
 
+    def _look(self, attempt: Attempt, now: float) -> None:
+        """Whether the job works, where the run has a limit for idleness. A later launch may change that."""
+        if now - self._limits_at >= TELL_SECONDS:
+            self._limits_at = now
+            if found := self._data.find(self._layout.record):
+                self.run = RunRecord.model_validate_json(found)
+        if self.run.limits.idle_minutes is None:
+            self._activity = None
+            return
+        if self._activity is None:
+            gpus = self._group.gpus and self.manifest.node.accelerators
+            meter = gpu_meter() if gpus else cpu_meter(attempt.process, self.run.processes_per_node)
+            self._activity = Activity(meter)
+        if told := self._activity.look(now):
+            reading, since = told
+            event = {
+                **self.node.stamp(now),
+                "run": self.run.run,
+                "attempt": attempt.number,
+                "idle_since": since,
+                "measured": reading.measured,
+                "percent": reading.percent,
+            }
+            self._events.tell(ActivityEvent.model_validate(event))
+
     def _save(self, seconds: float) -> None:
         """A checkpoint of the attempt that runs, where the job makes one when it is asked. Others have what torchrun
         gives their ranks between SIGTERM and SIGKILL."""
         if self._attempt is not None and self._attempt.told_up and self.run.job.saves_on_request:
-            self._attempt.save(seconds, self._stay_on)
-
-    def _stay_on(self) -> None:
-        """A node that leaves is held by the hook, as long as it says that it still needs that."""
-        if leaving():
-            self._autoscaling.record_lifecycle_action_heartbeat(**self._action)
+            self._attempt.save(seconds, self._departure.stay_on)
 
     def _end_attempt(self) -> None:
         """After this nothing of the attempt runs, and all that it said is in S3."""
-        attempt, self._attempt = self._attempt, None
+        attempt, self._attempt, self._activity = self._attempt, None, None
         if attempt is not None:
             attempt.stop()
             attempt.close()
 
     def _leave(self) -> None:
         """The one way out of a group: a checkpoint, the workers' end, the last words, the completed action."""
-        self._save(LEAVE_SECONDS)
+        self._save(self._departure.seconds())
         self._end_attempt()
         self.tell("left", self._last)
         self._events.close()
-        self._autoscaling.complete_lifecycle_action(**self._action, LifecycleActionResult="CONTINUE")
-
-
-def leaving() -> bool:
-    """Whether Auto Scaling wants this node to go: its target state in the metadata service."""
-    try:
-        return metadata("meta-data/autoscaling/target-lifecycle-state").strip() == "Terminated"
-    except OSError:  # no group's instance, or not in service yet
-        return False
+        self._departure.complete()
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from contract.events import RankFailure
 from contract.layout import RunLayout, attempt_source, chunk_prefix, split_s3_uri
-from contract.manifest import Archive, Manifest
+from contract.manifest import Archive, Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
 from fleet.chunks import ChunkWriter, Tail
@@ -61,7 +61,9 @@ def secrets(names: dict[str, str], region: str) -> dict[str, str]:
 class Attempt:
     """torchrun for one attempt on this node, with its logs on their way to S3."""
 
-    def __init__(self, node: Node, manifest: Manifest, run: RunRecord, number: int, nodes: int) -> None:
+    def __init__(
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, number: int, nodes: int
+    ) -> None:
         self.number, self.told_up = number, False
         self._processes = run.processes_per_node
         self._folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
@@ -81,9 +83,11 @@ class Attempt:
             "torchrun": Tail(self._folder / "torchrun.log", writer(layout.logs, "torchrun")),
             "metrics": Tail(self._metrics / "metrics.jsonl", writer(layout.metrics, "metrics")),
         }
-        self._process = self._start(node, manifest, run, nodes)
+        self._process = self._start(node, manifest, group, run, nodes)
 
-    def _start(self, node: Node, manifest: Manifest, run: RunRecord, nodes: int) -> "subprocess.Popen[bytes]":
+    def _start(
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, nodes: int
+    ) -> "subprocess.Popen[bytes]":
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -105,6 +109,7 @@ class Attempt:
         )
         variables = job_variables(
             manifest=manifest,
+            group=group,
             run=run,
             attempt=self.number,
             address=node.address,
@@ -133,6 +138,11 @@ class Attempt:
     def workers_up(self) -> bool:
         """torchrun makes a rank's logs when it starts that rank, and starts them together."""
         return len(rank_logs(self._logs)) >= self._processes
+
+    @property
+    def process(self) -> int:
+        """torchrun's process id: its workers are below it."""
+        return self._process.pid
 
     def ended(self) -> int | None:
         return self._process.poll()

@@ -13,7 +13,7 @@ import time
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
-from contract.events import NODE_EVENT, AgentEvent, ServiceEvent
+from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, ServiceEvent
 from contract.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from contract.manifest import Manifest
 from contract.metrics import Results
@@ -22,6 +22,7 @@ from contract.run import Control, LostAttempt, Outcome, RunRecord
 from contract.streams import Cursor
 from fleet.events import events_writer
 from fleet.groups import Groups
+from fleet.idleness import Idleness
 from fleet.node import Node, manifest_at_boot, this_node
 from fleet.verdict import Fleet, account_for, failed_for_good, root_cause
 
@@ -40,7 +41,7 @@ class Supervision:
         self.run, self.layout = run, RunLayout(run.run)
         self.data = Bucket(manifest.data_bucket, node.region)
         self.groups = Groups(manifest.groups, node.region)
-        self.fleet = Fleet()
+        self.fleet, self.idleness = Fleet(), Idleness()
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
         self._spare_since: dict[str, float] = {}
@@ -55,13 +56,20 @@ class Supervision:
             event = NODE_EVENT.validate_json(line)
             if isinstance(event, AgentEvent):
                 self.fleet.hear(event)
+            elif isinstance(event, ActivityEvent):
+                self.idleness.hear(event)
         now, limits = time.time(), self.run.limits
         if now - self._members_at >= MEMBERS_SECONDS:
             self._members, self._members_at = self.groups.members(), now
         if not self.control.started and (self._in_all("workers_up") or self._in_all("workers_done")):
             self._order(started=True)
         if now > self.run.deadline:
-            return self.outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
+            what = (
+                "its capacity's time"
+                if self.run.cut_short
+                else f"the time limit of {limits.time_limit_minutes:g} minutes"
+            )
+            return self.outcome("failed", f"{what} is over")
         if not self.control.started and now > self.run.created + limits.bring_up_minutes * 60:
             return self.outcome("failed", f"the job had not started within {limits.bring_up_minutes:g} minutes")
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
@@ -90,7 +98,9 @@ class Supervision:
             if self.run.nodes > len(nodes):
                 self._open_next(save=True)
             self._end_surplus(now)
-            return None
+            minutes = self.run.limits.idle_minutes
+            idle = minutes and self.idleness.over(attempt, nodes, minutes, now)
+            return self.outcome("stopped", idle) if idle else None
         self._failed_at = self._failed_at or now
         if not gone and self.fleet.silent(attempt, nodes) and now - self._failed_at < REPORTS_SECONDS:
             return None  # the first to speak may be the echo of one that has not spoken yet
@@ -124,7 +134,7 @@ class Supervision:
         if fewer := self.fleet.candidates(self._members, len(self.control.nodes)):
             self._open(fewer)  # a growth came to nothing: what there was before goes on
             return None
-        there = len(set(self._members) & self.fleet.latest.keys())
+        there = len(self.fleet.ready(self._members))
         lost = f"{minutes:g} minutes after attempt {self.control.attempt} was lost"
         return self.outcome("failed", f"{there} of {self.run.nodes} nodes were ready {lost}", self.control.lost)
 

@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from contract.base import Contract
-from contract.manifest import Manifest
+from contract.manifest import Manifest, WorkerGroup
+from fleet.bootstrap import metadata
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
@@ -38,3 +39,18 @@ def this_node() -> Node:
 def manifest_at_boot() -> Manifest:
     """The manifest that the bootstrap fetched."""
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
+
+
+def own_group(manifest: Manifest) -> WorkerGroup:
+    """The worker group that this node is in.
+
+    Auto Scaling names it in a tag of the instance, which the metadata service shows where the launch template says
+    `instance_metadata_tags`. Raises LookupError where the manifest does not know that group.
+    """
+    if len(manifest.groups) == 1:
+        return manifest.groups[0]
+    name = metadata("meta-data/tags/instance/aws:autoscaling:groupName").strip()
+    for group in manifest.groups:
+        if group.autoscaling_group == name:
+            return group
+    raise LookupError(f"this node is in the Auto Scaling group {name}, which the manifest does not name")

@@ -12,7 +12,7 @@ import ansible_runner
 from contract.events import PlayEvent, TaskEvent
 from contract.manifest import Manifest
 from fleet.events import events_writer
-from fleet.node import BASE, ROOT, Node, manifest_at_boot, this_node
+from fleet.node import BASE, ROOT, Node, manifest_at_boot, own_group, this_node
 
 _STATUS: dict[str, Literal["ok", "changed", "skipped", "failed"]] = {
     "runner_on_ok": "ok",
@@ -103,6 +103,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),
+            **({"group": own_group(manifest).model_dump(mode="json")} if node.role == "worker" else {}),
             # Empty on a machine: its root is the system's. A node that is a folder has its own.
             "root": "" if str(ROOT) == "/" else str(ROOT),
             "play_python": sys.executable,

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from contract.layout import RunLayout
-from contract.manifest import Manifest
+from contract.manifest import Manifest, WorkerGroup
 from contract.run import RunRecord
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -73,7 +73,15 @@ def interface_of(address: str) -> str:
 
 
 def job_variables(
-    *, manifest: Manifest, run: RunRecord, attempt: int, address: str, metrics: Path, request: Path, cache: Path
+    *,
+    manifest: Manifest,
+    group: WorkerGroup,
+    run: RunRecord,
+    attempt: int,
+    address: str,
+    metrics: Path,
+    request: Path,
+    cache: Path,
 ) -> dict[str, str]:
     """Variables of the job beside the node's own: its three URIs, and what gloo and NCCL need to meet."""
     layout = RunLayout(run.run)
@@ -94,7 +102,6 @@ def job_variables(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    group = manifest.groups[0]
     accelerated = manifest.node.accelerators
     if group.gpus and accelerated:
         found["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"

@@ -33,8 +33,12 @@ class Fleet:
 
     def candidates(self, members: Iterable[str], wanted: int) -> tuple[str, ...] | None:
         """The nodes of a next attempt: `wanted` members of the group whose agents have spoken; None while too few."""
-        ready = sorted(set(members) & self.latest.keys())
+        ready = self.ready(members)
         return tuple(ready[:wanted]) if len(ready) >= wanted else None
+
+    def ready(self, members: Iterable[str]) -> list[str]:
+        """Members of the group whose agents have spoken, and not their last word."""
+        return sorted(node for node in set(members) & self.latest.keys() if not self._has_left(node))
 
     def all_in(self, state: str, attempt: int, nodes: Iterable[str]) -> bool:
         """Whether every node of the attempt is in that state of that attempt."""
@@ -44,9 +48,10 @@ class Fleet:
         )
 
     def gone(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
-        """The first node of the attempt that is no member of the group any more."""
+        """The first node of the attempt that is no member of the group any more, or has said that it goes: of a spot
+        interruption the group learns later."""
         present = set(members)
-        return next((node for node in nodes if node not in present), None)
+        return next((node for node in nodes if node not in present or self._has_left(node)), None)
 
     def failed(self, attempt: int, nodes: Iterable[str]) -> list[str]:
         """Nodes of the attempt whose workers failed in it."""
@@ -55,6 +60,9 @@ class Fleet:
     def silent(self, attempt: int, nodes: Iterable[str]) -> list[str]:
         """Nodes of the attempt that have not said yet how their workers ended in it."""
         return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
+
+    def _has_left(self, node: str) -> bool:
+        return node in self.latest and self.latest[node].state == "left"
 
     def _state(self, node: str, attempt: int) -> str | None:
         event = self.latest.get(node)

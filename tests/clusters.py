@@ -8,7 +8,7 @@ from typing import Any
 from contract.events import AgentEvent, PlayEvent, ServiceEvent
 from contract.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
 from contract.layout import MANIFEST as MANIFEST_OBJECT
-from contract.manifest import Manifest
+from contract.manifest import Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
 from tests.manifests import MANIFEST
@@ -30,17 +30,33 @@ class Cluster:
     def group(self) -> str:
         return self.manifest.groups[0].autoscaling_group
 
+    def add_group(self, name: str, **changes: Any) -> WorkerGroup:
+        """Another group of workers like the first one; `changes` are fields of it."""
+        made = f"{self.stack}-{name}"
+        first = self.manifest.groups[0]
+        create_group(self.manifest.region, made, self.stack, first.subnets[0])
+        group = first.model_copy(update={"name": name, "autoscaling_group": made, **changes})
+        self.want((*self.manifest.groups, group))
+        return group
+
+    def want(self, groups: tuple[WorkerGroup, ...]) -> None:
+        """The manifest says these groups from now on."""
+        self.manifest = self.manifest.model_copy(update={"groups": groups})
+        self.staging.write(MANIFEST_OBJECT, self.manifest.model_dump_json().encode())
+
     @property
     def autoscaling(self) -> Any:
         return client("autoscaling", self.manifest.region)
 
-    def described(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.group])
-        group: dict[str, Any] = found["AutoScalingGroups"][0]
-        return group
+    def described(self, group: str | None = None) -> dict[str, Any]:
+        """One group, the first where none is named, as Auto Scaling has it."""
+        name = group or self.group
+        found: dict[str, Any] = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+        described: dict[str, Any] = found["AutoScalingGroups"][0]
+        return described
 
-    def members(self) -> list[str]:
-        return [instance["InstanceId"] for instance in self.described()["Instances"]]
+    def members(self, group: str | None = None) -> list[str]:
+        return [instance["InstanceId"] for instance in self.described(group)["Instances"]]
 
     def lease(self) -> float | None:
         """When the lease ends the workers, Unix time; None without one."""
@@ -70,10 +86,13 @@ class Cluster:
                 "failures": failures,
             }
         )
-        self._say(self.data, RunLayout(run).events, node, event)
+        self.say(run, node, event)
 
     def play(self, run: str, node: str, status: str, message: str = "") -> None:
         event = PlayEvent.model_validate({**stamp(node, "worker"), "status": status, "message": message})
+        self.say(run, node, event)
+
+    def say(self, run: str, node: str, event: Any) -> None:
         self._say(self.data, RunLayout(run).events, node, event)
 
     def _say(self, bucket: Bucket, stream: str, node: str, event: Any) -> None:
@@ -88,7 +107,7 @@ class Cluster:
             created=began,
             deadline=began + minutes * 60,
             manifest=self.manifest.digest(),
-            nodes=group.nodes,
+            nodes=self.manifest.nodes,
             processes_per_node=group.processes_per_node,
             job=self.manifest.job,
             limits=self.manifest.limits,
@@ -109,6 +128,18 @@ def stamp(node: str, role: str) -> dict[str, Any]:
     return {"time": time.time(), "instance": node, "role": role, "boot": "0001"}
 
 
+def create_group(region: str, name: str, template: str, subnet: str) -> None:
+    """An empty Auto Scaling group of at most four nodes."""
+    client("autoscaling", region).create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        MinSize=0,
+        MaxSize=4,
+        DesiredCapacity=0,
+        LaunchTemplate={"LaunchTemplateName": template, "Version": "$Latest"},
+        VPCZoneIdentifier=subnet,
+    )
+
+
 def build(region: str, **job: Any) -> Cluster:
     """Make one; `job` changes fields of the manifest's job."""
     stack = f"stack-{next(_numbers)}"
@@ -126,14 +157,7 @@ def build(region: str, **job: Any) -> Cluster:
     ec2.create_launch_template(
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )
-    client("autoscaling", region).create_auto_scaling_group(
-        AutoScalingGroupName=stack,
-        MinSize=0,
-        MaxSize=4,
-        DesiredCapacity=0,
-        LaunchTemplate={"LaunchTemplateName": stack, "Version": "$Latest"},
-        VPCZoneIdentifier=subnet,
-    )
+    create_group(region, stack, stack, subnet)
     group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": (subnet,)})
     asked = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
     manifest = MANIFEST.model_copy(

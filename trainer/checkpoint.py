@@ -81,16 +81,16 @@ class Checkpoints:
             with _quiet():
                 save(content, storage_writer=_writer(uri), process_group=self._group)
 
-        _insist(attempt, f"saving {uri}")
+        _insist(attempt, "saving", uri)
         return uri
 
     def load(self, uri: str, state: State) -> None:
         """Fill `state` in place from a complete checkpoint.
 
-        Raises InputError where it was made with another model, OSError where it can't be read.
+        Raises InputError where it was made with another model or has been archived, OSError where it can't be read.
         """
         rank = str(dist.get_rank())
-        metadata = _insist(lambda: read_metadata(uri), f"reading {uri}")
+        metadata = _insist(lambda: read_metadata(uri), "reading", uri)
         content = _content(state)
         _same_shapes(content["model"], metadata, uri)
         # With more ranks than the checkpoint had, the new ones keep the generators they were seeded with.
@@ -101,7 +101,7 @@ class Checkpoints:
             with _quiet():
                 load(content, storage_reader=_reader(uri), process_group=self._group)
 
-        _insist(attempt, f"loading {uri}")
+        _insist(attempt, "loading", uri)
         if content["shape"] != state.shape.model_dump():
             raise _other_model(uri, f"was made with the model {content['shape']}")
         for key, value in content["progress"].items():
@@ -122,7 +122,7 @@ def read_metadata(uri: str) -> Metadata:
 
 def load_whole(uri: str) -> dict[str, Any]:
     """Every entry of a checkpoint, by its full name, on the CPU of a process without a group. Raises OSError."""
-    metadata = _insist(lambda: read_metadata(uri), f"reading {uri}", pauses=())
+    metadata = _insist(lambda: read_metadata(uri), "reading", uri, pauses=())
     content: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         if isinstance(entry, TensorStorageMetadata)
@@ -134,7 +134,7 @@ def load_whole(uri: str) -> dict[str, Any]:
         with _quiet():
             load(content, storage_reader=_reader(uri), no_dist=True)
 
-    _insist(attempt, f"loading {uri}", pauses=())
+    _insist(attempt, "loading", uri, pauses=())
     return content
 
 
@@ -200,8 +200,11 @@ def _s3(uri: str) -> dict[str, Any]:
     return {"region": region(), "path": uri, "s3client_config": settings}
 
 
-def _insist(attempt: Callable[[], T], doing: str, pauses: tuple[int, ...] = PAUSES) -> T:
-    """Do it, and again after each pause while the storage is what fails. Raises OSError in the last failure's words."""
+def _insist(attempt: Callable[[], T], doing: str, uri: str, pauses: tuple[int, ...] = PAUSES) -> T:
+    """Do it, and again after each pause while the storage is what fails.
+
+    Raises OSError in the last failure's words, InputError for what S3 holds and can't be read.
+    """
     for pause in (*pauses, None):
         try:
             return attempt()
@@ -210,13 +213,27 @@ def _insist(attempt: Callable[[], T], doing: str, pauses: tuple[int, ...] = PAUS
             causes = [cause for cause, _ in failure.failures.values()]
         except Exception as error:
             causes = [error]
-        words = f"{doing}: {type(causes[0]).__name__}: {causes[0]}"
+        if any(_is_archived(cause) for cause in causes):
+            raise _archived(uri) from causes[0]
+        words = f"{doing} {uri}: {type(causes[0]).__name__}: {causes[0]}"
         if pause is None or not all(_passing(cause) for cause in causes):
             raise OSError(words) from causes[0]
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"{words}; again in {pause} s", flush=True)
         time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _is_archived(cause: BaseException) -> bool:
+    """Whether S3 refused to read an object of an archive class: InvalidObjectState, which the connector tells by S3's
+    own words only."""
+    return type(cause).__name__ == "S3Exception" and "not valid for the object's storage class" in str(cause)
+
+
+def _archived(uri: str) -> InputError:
+    why = "S3 has moved it to an archive class such as Deep Archive, from where nothing is read"
+    fix = "Ask for it back (aws s3api restore-object; 12 to 48 hours) and start again, or resume from another run"
+    return InputError([Problem(key="checkpoint", value=uri, why=why, fix=fix)])
 
 
 def _passing(cause: BaseException) -> bool:

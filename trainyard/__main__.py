@@ -11,11 +11,12 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.base import InputError
-from trainyard import runs
+from trainyard import archive, runs
 from trainyard.cluster import Cluster
 from trainyard.errors import LaunchError
 from trainyard.launch import Launch
 from trainyard.progress import display
+from trainyard.status import in_words, status_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -59,14 +60,19 @@ def launch(
     Returns when it has started; the last line on stdout is JSON.
     """
     with _told(), display() as show:
-        print(Launch(Cluster.of(stack, manifest, sha256), show).go(update).model_dump_json())
+        cluster = Cluster.of(stack, manifest, sha256)
+        result = Launch(cluster, show).go(update)
+        archive.mark_old(cluster, show)
+        print(result.model_dump_json())
 
 
 @app.command()
 def stop(stack: Stack, manifest: ManifestUri = None, as_json: Json = False) -> None:
     """End the stack's run and its worker nodes."""
-    with _told():
-        ended = runs.stop(Cluster.of(stack, manifest))
+    with _told(), display() as show:
+        cluster = Cluster.of(stack, manifest)
+        ended = runs.stop(cluster)
+        archive.mark_old(cluster, show)
         print(json.dumps({"ended": ended}) if as_json else f"{len(ended)} nodes ended")
 
 
@@ -74,17 +80,11 @@ def stop(stack: Stack, manifest: ManifestUri = None, as_json: Json = False) -> N
 def status(stack: Stack, run: Run = None, as_json: Json = False) -> None:
     """How a run stands."""
     with _told():
-        found = runs.status(Cluster.of(stack), run)
+        found = status_of(Cluster.of(stack), run)
         if as_json:
             print(found.model_dump_json())
             return
-        state = found.outcome.state if found.outcome else "running"
-        print(f"run {found.record.run}: {state}" + (f", {found.outcome.reason}" if found.outcome else ""))
-        if found.control:
-            print(f"attempt {found.control.attempt} on {', '.join(found.control.nodes)}")
-        if found.metric:
-            speed = f"{found.metric.tokens_per_second:.0f} tokens/s"
-            print(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {speed}")
+        print("\n".join(in_words(found)))
 
 
 @app.command()

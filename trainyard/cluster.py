@@ -58,6 +58,11 @@ class Cluster:
             return named if named.exists() else None
         return self._bucket(tags.STAGING_BUCKET)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a manifest: else the stack never came as far as nodes, or went before."""
+        return self.staging is not None and self.staging.find(MANIFEST) is not None
+
     @cached_property
     def data(self) -> Bucket:
         """The bucket that outlives the cluster. Raises InputError when the stack never was up."""
@@ -109,6 +114,10 @@ class Cluster:
         """The newest run in the data bucket, also after destroy."""
         newest = max(self.data.folders("runs/"), default=None)  # run ids sort by time
         return None if newest is None else RunRecord.model_validate_json(self.data.read(RunLayout(newest).record))
+
+    def record(self, run: str) -> RunRecord | None:
+        found = self.data.find(RunLayout(run).record)
+        return None if found is None else RunRecord.model_validate_json(found)
 
     def outcome(self, run: str) -> Outcome | None:
         found = self.data.find(RunLayout(run).outcome)

@@ -1,15 +1,16 @@
 """The job's dataset is there before nodes are paid for."""
 
 from contract.dataset import INDEX
-from contract.layout import RunLayout, split_s3_uri
+from contract.layout import split_s3_uri
 from trainyard import corpus
 from trainyard.cluster import Cluster
 from trainyard.errors import LaunchError
 from trainyard.progress import Display
+from trainyard.resume import require_checkpoint
 
 
 def ensure(cluster: Cluster, show: Display) -> None:
-    """Raises LaunchError where it is not there and may not be filled, or where the run to resume left nothing."""
+    """Raises LaunchError where it is not there and may not be filled, or where the run to resume left none to read."""
     job = cluster.manifest.job
     bucket, prefix = split_s3_uri(job.data_uri)
     data = cluster.data
@@ -27,5 +28,5 @@ def ensure(cluster: Cluster, show: Display) -> None:
         )
     else:
         show.line("dataset", f"{job.data_uri} is the job's own matter")
-    if job.resume is not None and not any(data.keys(RunLayout(job.resume).checkpoints)):
-        raise LaunchError(f"job.resume = {job.resume!r}: that run left no checkpoint in s3://{data.name}")
+    if job.resume is not None:
+        require_checkpoint(data, job.resume)

@@ -4,11 +4,9 @@ Before it adds nodes it puts the lease on the groups: whoever dies from then on,
 the manifest only wants on more nodes is grown: the new nodes join it at its next attempt, or go, and the old ones stay.
 """
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from contract.layout import CURRENT_RUN, RunLayout
 from contract.manifest import Manifest
@@ -18,6 +16,7 @@ from trainyard.bringup import Deadline, Nodes, wait_for_head
 from trainyard.cluster import Cluster
 from trainyard.errors import LaunchError
 from trainyard.progress import Display
+from trainyard.record import minutes_of, moment, new_record, require_time, retimed
 from trainyard.signals import interruptible, undisturbed
 from trainyard.workers import Workers
 
@@ -25,11 +24,6 @@ END_BY_HAND = (
     "the lease or the controller ends them; to do it now: aws autoscaling terminate-instance-in-auto-scaling-group "
     "--should-decrement-desired-capacity --instance-id ID"
 )
-
-
-def mint_run(job: str, now: float) -> str:
-    """A run id that sorts by time: `20261121-183012-<job>-4f1a`."""
-    return f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{job}-{secrets.token_hex(2)}"
 
 
 class Launch:
@@ -41,20 +35,7 @@ class Launch:
         self.workers = Workers(self.manifest)
         self.phases: dict[str, float] = {}
         self.deadline = Deadline(self.manifest.limits.bring_up_minutes)
-        self.record = self._mint()
-
-    def _mint(self) -> RunRecord:
-        group, limits, now = self.workers.group, self.manifest.limits, time.time()
-        return RunRecord(
-            run=mint_run(self.manifest.job.name, now),
-            created=now,
-            deadline=now + limits.time_limit_minutes * 60,
-            manifest=self.manifest.digest(),
-            nodes=group.nodes,
-            processes_per_node=group.processes_per_node,
-            job=self.manifest.job,
-            limits=limits,
-        )
+        self.record = new_record(self.manifest, time.time())
 
     def go(self, update: bool = False) -> LaunchResult:
         """Start the manifest's job, or give more nodes to the run on the cluster that only lacks these.
@@ -65,18 +46,21 @@ class Launch:
         """
         current = self.cluster.current_run()
         if current is None:
+            require_time(self.manifest, time.time())
             return self._alone()
         control, alive = self.cluster.control(current.run), self._alive(current)
         if control is not None and control.started and current.manifest == self.record.manifest:
-            lacking = self.record.nodes - (len(control.nodes) if alive else current.nodes)
-            if alive and lacking > 0:
+            lacking = self._lacking(control)
+            if alive and any(lacking.values()) and min(lacking.values()) >= 0:
+                require_time(self.manifest, time.time())
                 # A growth that was killed may have asked for more than it got.
                 base = self._retimed(current).model_copy(update={"nodes": len(control.nodes)})
-                return self._more_nodes(base, control)
-            if update and lacking == 0:
+                return self._more_nodes(base, control, lacking)
+            if update and (not any(lacking.values()) if alive else current.nodes == self.record.nodes):
                 current = self._retimed(current) if alive else current
                 self.show.line("run", f"{current.run} is what the manifest says: nothing to launch")
                 return self._result(current.run, self.workers.members())
+        require_time(self.manifest, time.time())  # before a run makes way for one that can't be
         if alive and not update:
             raise LaunchError(
                 f"run {current.run} is still on the cluster; wait for it, or end it: trainyard stop --stack "
@@ -85,15 +69,31 @@ class Launch:
         if alive:
             self.show.line("run", f"{current.run} makes way for another launch")
             runs.stop(self.cluster)
-            self.deadline, self.record = Deadline(self.manifest.limits.bring_up_minutes), self._mint()
+            self.deadline = Deadline(self.manifest.limits.bring_up_minutes)
+            self.record = new_record(self.manifest, time.time())
         self.deadline.wait("the end of the earlier run's nodes", lambda: not self.workers.members())
         return self._alone()
 
     def _alone(self) -> LaunchResult:
         return self._taking_back(self._start, self._close)
 
-    def _more_nodes(self, current: RunRecord, control: Control) -> LaunchResult:
-        return self._taking_back(lambda: self._grow(current, control), lambda reason: self._stay(current))
+    def _more_nodes(self, current: RunRecord, control: Control, lacking: Mapping[str, int]) -> LaunchResult:
+        return self._taking_back(lambda: self._grow(current, control, lacking), lambda reason: self._stay(current))
+
+    def _lacking(self, control: Control) -> dict[str, int]:
+        """Group -> nodes that the manifest wants there beyond those of the attempt; below 0 where it wants fewer.
+
+        A node that was lost is in no group any more: it counts where nodes lack.
+        """
+        held = {name: set(members) & set(control.nodes) for name, members in self.workers.members_by_group().items()}
+        lost = len(control.nodes) - sum(map(len, held.values()))
+        found = {}
+        for group in self.manifest.groups:
+            lack = group.nodes - len(held.get(group.name, ()))
+            found[group.name] = lack - min(max(lack, 0), lost)
+            lost -= min(max(lack, 0), lost)
+        found[group.name] -= lost
+        return found
 
     def _alive(self, run: RunRecord) -> bool:
         # A launch that still waits for capacity has a run and no nodes yet.
@@ -102,14 +102,18 @@ class Launch:
 
     def _retimed(self, run: RunRecord) -> RunRecord:
         """A live run with the manifest's deadlines, which the controller then holds."""
-        limits = self.manifest.limits
-        if run.limits == limits:
-            return run
-        minutes = limits.time_limit_minutes
-        changed = run.model_copy(update={"limits": limits, "deadline": run.created + minutes * 60})
-        self._write(changed)
-        self.show.line("run", f"{run.run} has new deadlines: it ends {minutes:g} minutes after its launch")
+        changed = retimed(run, self.manifest)
+        if changed != run:
+            self._write(changed)
+            self.show.line("run", f"{run.run} has new deadlines: it ends {minutes_of(changed)} after its launch")
+            self._say_cut(changed)
         return changed
+
+    def _say_cut(self, run: RunRecord) -> None:
+        if run.cut_short:
+            limit = f"{run.limits.time_limit_minutes:g} (job.time_limit_minutes)"
+            text = f"its capacity ends at {moment(run.deadline)}: {minutes_of(run)} after the launch, not {limit}"
+            self.show.line("time limit", text)
 
     def _taking_back(self, way: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
         """Go the way; whatever breaks on it, `undo` is told why, and what was added goes."""
@@ -138,13 +142,13 @@ class Launch:
         with self._phase("workers"):
             self._open_run()
             nodes = Nodes(self.cluster, self.show, self.deadline, self.record.run)
-            nodes.expect(added := self._add(self.record.nodes))
+            nodes.expect(added := self._add({group.name: group.nodes for group in self.manifest.groups}))
         with self._phase("bring_up"):
             nodes.wait_for_job(self.record.nodes)
         self._say_started()
         return self._result(self.record.run, added)
 
-    def _grow(self, current: RunRecord, control: Control) -> LaunchResult:
+    def _grow(self, current: RunRecord, control: Control, lacking: Mapping[str, int]) -> LaunchResult:
         """More nodes for a run that goes on meanwhile: they are ready before it is interrupted for them."""
         members = self.workers.members()
         if absent := sorted(set(control.nodes) - set(members)):
@@ -157,7 +161,7 @@ class Launch:
             self._end_spares(control, members)
             self.workers.put_lease(current.lease_end(time.time()))
             nodes = Nodes(self.cluster, self.show, self.deadline, current.run)
-            nodes.expect(self._add(self.record.nodes - current.nodes))
+            nodes.expect(self._add(lacking))
         with self._phase("bring_up"):
             nodes.wait_for_agents()
             self._write(current.model_copy(update={"nodes": self.record.nodes}))
@@ -205,11 +209,14 @@ class Launch:
         self._write(self.record)
         self.workers.put_lease(self.record.lease_end(time.time()))
         self.show.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
+        self._say_cut(self.record)
 
-    def _add(self, wanted: int) -> list[str]:
-        self.show.detail("nodes", f"launching {wanted} x {self.workers.group.instance_type}")
-        added = self.workers.add(wanted, self.record.run)
-        self.show.line("nodes", f"{wanted} of {wanted} launched: {', '.join(added)}")
+    def _add(self, wanted: Mapping[str, int]) -> list[str]:
+        """`wanted`: group -> nodes."""
+        what = [f"{wanted[group.name]} x {group.instance_type}" for group in self.manifest.groups if wanted[group.name]]
+        self.show.detail("nodes", f"launching {', '.join(what)}")
+        added = self.workers.add(wanted, self.record.run, self.show)
+        self.show.line("nodes", f"{len(added)} of {sum(wanted.values())} launched: {', '.join(added)}")
         return added
 
     def _say_started(self) -> None:

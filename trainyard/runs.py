@@ -1,4 +1,4 @@
-"""What an operator asks of a run: how it stands, what its ranks wrote, its results, its end."""
+"""What an operator asks of a run: what its ranks wrote, its results, its end."""
 
 import re
 import time
@@ -10,8 +10,7 @@ from pydantic import Field
 from contract import layout
 from contract.base import Contract, InputError, Problem
 from contract.layout import RunLayout
-from contract.metrics import MetricLine
-from contract.run import Control, Outcome, RunRecord
+from contract.run import Outcome, RunRecord
 from contract.streams import Cursor, metric_lines
 from trainyard.cluster import Cluster
 from trainyard.workers import Workers
@@ -19,15 +18,6 @@ from trainyard.workers import Workers
 POLL_SECONDS = 1.0
 STOP_SECONDS = 15 * 60
 METRICS = "metrics.jsonl"
-
-
-class RunStatus(Contract):
-    """`trainyard status --json`."""
-
-    record: RunRecord = Field(description="What was launched.")
-    control: Control | None = Field(description="What the controller orders; none before nodes gathered.")
-    outcome: Outcome | None = Field(description="How it ended; none while it runs.")
-    metric: MetricLine | None = Field(description="The last metric line.")
 
 
 class FetchedResults(Contract):
@@ -48,22 +38,11 @@ def find_run(cluster: Cluster, run: str | None) -> RunRecord:
             return newest
         why, fix = "the stack has had no run", f"pulumi up -s {cluster.stack}"
     else:
-        found = cluster.data.find(RunLayout(run).record)
+        found = cluster.record(run)
         if found is not None:
-            return RunRecord.model_validate_json(found)
+            return found
         why, fix = f"no such run in s3://{cluster.data.name}", "Name one of runs/, or none for the newest"
     raise InputError([Problem(key="--run", value=run, why=why, fix=fix)])
-
-
-def status(cluster: Cluster, run: str | None) -> RunStatus:
-    record = find_run(cluster, run)
-    metrics = metric_lines(cluster.data, record.run)
-    return RunStatus(
-        record=record,
-        control=cluster.control(record.run),
-        outcome=cluster.outcome(record.run),
-        metric=metrics[-1] if metrics else None,
-    )
 
 
 def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, str]]:
@@ -119,8 +98,8 @@ def stop(cluster: Cluster) -> list[str]:
 
     Raises TimeoutError when nodes are still there after a quarter of an hour.
     """
-    if cluster.staging is None or cluster.staging.find(layout.MANIFEST) is None:
-        return []  # it never came as far as nodes, or went before
+    if not cluster.is_up:
+        return []
     run = cluster.current_run()
     if run is not None and cluster.outcome(run.run) is None:
         attempts = control.attempt if (control := cluster.control(run.run)) else 0

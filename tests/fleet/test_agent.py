@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from contract.events import NODE_EVENT, AgentEvent
+from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, NodeEvent
 from contract.layout import RunLayout
 from contract.run import Control
 from contract.streams import Cursor
+from fleet import activity
 from fleet import agent as agent_module
 from fleet import attempt as attempt_module
 from fleet.agent import Agent
 from fleet.attempt import Attempt
+from fleet.departure import Departure
 from fleet.node import Node
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
@@ -54,12 +56,11 @@ class OnNode:
             manifest_uri="",
             bundle=str(folder / "bundle"),
         )
-        self.leaving = False
-        self.actions: list[str] = []
+        self.leaving: str | None = None
         for module in (agent_module, attempt_module):
             monkeypatch.setattr(module, "BASE", folder)
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
-        monkeypatch.setattr(agent_module, "leaving", lambda: self.leaving)
+        monkeypatch.setattr(Departure, "cause", lambda _: self.leaving)
         monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
         monkeypatch.setattr(Attempt, "workers_up", lambda _: True)
         self._start()
@@ -73,9 +74,17 @@ class OnNode:
         control = Control(attempt=attempt, nodes=("i-1",), stop=stop, save=save)
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
+    def events(self) -> list[NodeEvent]:
+        return [NODE_EVENT.validate_json(line) for _, line in Cursor(self.cluster.data, self.layout.events).lines()]
+
     def told(self) -> list[str]:
-        events = (NODE_EVENT.validate_json(line) for _, line in Cursor(self.cluster.data, self.layout.events).lines())
-        return [f"{one.state} {one.attempt}" for one in events if isinstance(one, AgentEvent)]
+        return [f"{one.state} {one.attempt}" for one in self.events() if isinstance(one, AgentEvent)]
+
+    def limit(self, idle_minutes: float | None) -> None:
+        """As a launch writes the run's record."""
+        limits = self.record.limits.model_copy(update={"idle_minutes": idle_minutes})
+        changed = self.record.model_copy(update={"limits": limits})
+        self.cluster.data.write(self.layout.record, changed.model_dump_json().encode())
 
     def tells(self, word: str) -> None:
         eventually(lambda: word in self.told(), f"the agent's {word!r}")
@@ -210,12 +219,37 @@ def test_a_leaving_node_saves_says_so_and_completes_the_action(node: OnNode, mon
         def record_lifecycle_action_heartbeat(self, **asked: Any) -> None:
             """Its own test is the hook's in the emulated account."""
 
-    monkeypatch.setattr(node.agent, "_autoscaling", Recorder())
+    monkeypatch.setattr(node.agent._departure, "_autoscaling", Recorder())
     node.order(1)
     node.tells("workers_up 1")
-    node.leaving = True
+    node.leaving = "terminating"
     node.thread.join(60)
     assert not node.thread.is_alive()
     assert (node.folder / "bundle/saved").exists()
     assert "left 1" in node.told()
     assert calls == [(node.cluster.manifest.groups[0].lifecycle_hook, "i-1")]
+
+
+def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(agent_module, "TELL_SECONDS", 0.2)
+
+
+def test_a_job_that_sleeps_is_told_as_idle(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at_often(monkeypatch)
+    node.limit(1.0)
+    node.order(1)
+
+    def idle() -> bool:
+        return any(isinstance(one, ActivityEvent) and one.idle_since is not None for one in node.events())
+
+    eventually(idle, "the word that the job is idle")
+
+
+def test_a_run_without_a_limit_is_not_looked_at(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at_often(monkeypatch)
+    node.limit(1.0)
+    node.order(1)
+    eventually(lambda: node.agent._activity is not None, "the first look")
+    node.limit(None)
+    eventually(lambda: node.agent._activity is None, "the end of the looks")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.events import RankFailure
+from contract.events import ActivityEvent, RankFailure
 from contract.layout import RunLayout
 from contract.metrics import Results
 from contract.run import Control, Outcome, RunRecord
@@ -17,7 +17,7 @@ from fleet.controller import Supervision
 from fleet.node import Node
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
-from tests.clusters import Cluster, build
+from tests.clusters import Cluster, build, stamp
 from tests.conftest import REGION
 
 FAILURE = RankFailure(rank=3, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
@@ -387,3 +387,75 @@ def test_a_node_that_can_not_be_ended_hides_nothing_of_the_job(run: Run, account
         account.clear_faults()
     assert outcome is not None
     assert outcome.state == "succeeded"
+
+
+def idle(run: Run, node: str, since: float | None, attempt: int = 1) -> None:
+    """The node's agent says since when its job has been idle."""
+    told = {"run": run.record.run, "attempt": attempt, "idle_since": since, "measured": "cpu", "percent": 0.2}
+    run.cluster.say(run.record.run, node, ActivityEvent.model_validate({**stamp(node, "worker"), **told}))
+
+
+@pytest.fixture
+def limited(run: Run) -> Run:
+    """A run that has started, under a limit of ten idle minutes."""
+    limits = run.record.limits.model_copy(update={"idle_minutes": 10.0})
+    run.supervision.run = run.record = run.record.model_copy(update={"limits": limits})
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    return run
+
+
+def test_a_run_that_is_idle_everywhere_is_stopped(limited: Run) -> None:
+    for node in limited.nodes:
+        idle(limited, node, time.time() - 601)
+    outcome = limited.supervision.step()
+    assert outcome is not None
+    assert outcome.state == "stopped"
+    assert outcome.reason.startswith("no node has worked for 10 minutes: its CPU use was under 5 %")
+    limited.supervision.end(outcome)
+    control = limited.control()
+    assert control is not None
+    assert (control.stop, control.save) == (True, True)
+
+
+@pytest.mark.parametrize("since", [None, 590.0, "nothing"])
+def test_one_node_that_is_not_known_to_be_idle_keeps_the_run(limited: Run, since: float | str | None) -> None:
+    idle(limited, limited.nodes[0], time.time() - 601)
+    if not isinstance(since, str):
+        idle(limited, limited.nodes[1], since and time.time() - since)
+    assert limited.supervision.step() is None
+
+
+def test_without_a_limit_an_idle_run_goes_on(run: Run) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    for node in run.nodes:
+        idle(run, node, time.time() - 10_000)
+    assert run.supervision.step() is None
+
+
+def test_a_node_that_says_that_it_goes_loses_the_attempt_and_is_in_no_other(run: Run) -> None:
+    """As after a spot notice, of which the group knows nothing for two minutes."""
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.cluster.agent(run.record.run, run.nodes[0], "left", 1)
+    for _ in range(2):
+        assert run.supervision.step() is None
+    control = run.control()
+    assert control is not None
+    assert control.waiting_since is not None
+    assert control.attempt == 1
+    (replacement,) = run.cluster.launch(1)
+    run.cluster.agent(run.record.run, replacement, "ready", 0)
+    run.supervision._members_at = 0.0
+    run.supervision.step()
+    control = run.control()
+    assert control is not None
+    assert set(control.nodes) == {run.nodes[1], replacement}
+
+
+def test_the_end_of_the_capacity_is_told_as_that(account: EmulatedAws) -> None:
+    run = Run(build(REGION), created=time.time() - 600, minutes=9.0)
+    outcome = run.supervision.step()
+    assert outcome is not None
+    assert outcome.reason == "its capacity's time is over"

@@ -160,3 +160,16 @@ def test_a_save_that_can_not_succeed_is_not_tried_again(
 def test_a_bucket_that_is_not_there_is_told(s3: Any) -> None:
     with pytest.raises(InputError, match=r"s3://nowhere/x/'?: there is no such bucket"):
         check.check("s3://nowhere/x/")
+
+
+@pytest.mark.parametrize("object_", [".metadata", "__0_0.distcp"])
+def test_a_checkpoint_that_s3_has_archived_is_told_at_once(s3: Any, group: dist.ProcessGroup, object_: str) -> None:
+    place = Checkpoints("s3://runs/archived/", group)
+    uri = place.save(state_after(3))
+    key = f"archived/step-00000003/{object_}"
+    s3.copy_object(Bucket="runs", Key=key, CopySource=f"runs/{key}", StorageClass="DEEP_ARCHIVE")
+    with pytest.raises(InputError) as told:
+        place.load(uri, state_after(1))
+    assert f"{told.value}".startswith(f"checkpoint = '{uri}': S3 has moved it to an archive class such as Deep Archive")
+    assert "\n" not in f"{told.value}"
+    s3.delete_object(Bucket="runs", Key=key)

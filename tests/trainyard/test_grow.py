@@ -152,7 +152,7 @@ def test_another_job_takes_the_place_of_the_run(growing: Growing, monkeypatch: p
     growing.cluster.head_is_ready()
     made = growing.launch()
 
-    def add(wanted: int) -> list[str]:
+    def add(wanted: dict[str, int]) -> list[str]:
         assert growing.cluster.members() == []
         raise LaunchError("seen")
 
@@ -170,7 +170,7 @@ def test_a_growth_is_under_a_lease(growing: Growing, monkeypatch: pytest.MonkeyP
     made = growing.launch()
     seen: list[float | None] = []
 
-    def add(wanted: int) -> list[str]:
+    def add(wanted: dict[str, int]) -> list[str]:
         seen.append(growing.cluster.lease())
         raise LaunchError("seen")
 
@@ -185,9 +185,9 @@ def test_what_a_killed_growth_left_goes_first(growing: Growing, monkeypatch: pyt
     growing.want(4)
     made = growing.launch()
 
-    def add(wanted: int) -> list[str]:
+    def add(wanted: dict[str, int]) -> list[str]:
         assert sorted(growing.cluster.members()) == sorted(growing.old)
-        assert wanted == 2
+        assert wanted == {"workers": 2}
         raise LaunchError("seen")
 
     monkeypatch.setattr(made, "_add", add)

@@ -76,7 +76,7 @@ def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypa
     made, _ = launch(cluster)
     seen: list[float | None] = []
 
-    def look(wanted: int) -> None:
+    def look(wanted: dict[str, int]) -> None:
         seen.append(cluster.lease())
         raise LaunchError("seen")
 
@@ -93,7 +93,7 @@ def test_the_lease_never_outlives_the_time_limit(cluster: clusters.Cluster, monk
     cluster.head_is_ready()
     made, _ = launch(cluster)
 
-    def look(wanted: int) -> None:
+    def look(wanted: dict[str, int]) -> None:
         raise LaunchError("seen")
 
     monkeypatch.setattr(made, "_add", look)

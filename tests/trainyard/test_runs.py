@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import pytest
 
 from contract.base import InputError
 from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
+from contract.lease import put_lease
 from contract.run import Outcome, RunRecord
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from trainyard import runs
 from trainyard.cluster import Cluster
+from trainyard.record import moment
+from trainyard.status import in_words, status_of
 
 
 @pytest.fixture
@@ -77,14 +81,14 @@ def test_logs_are_chosen_by_their_source(cluster: clusters.Cluster, record: RunR
 
 def test_a_run_that_is_not_there_is_told(cluster: clusters.Cluster, record: RunRecord) -> None:
     with pytest.raises(InputError, match="--run = 'nothing': no such run in s3://"):
-        runs.status(found(cluster), "nothing")
+        status_of(found(cluster), "nothing")
 
 
 def test_stop_ends_run_and_nodes_and_may_be_repeated(cluster: clusters.Cluster, record: RunRecord) -> None:
     nodes = cluster.launch(2)
     assert sorted(runs.stop(found(cluster))) == sorted(nodes)
     assert cluster.members() == []
-    told = runs.status(found(cluster), None).outcome
+    told = status_of(found(cluster), None).outcome
     assert told is not None
     assert told.state == "stopped"
     assert runs.stop(found(cluster)) == []
@@ -94,7 +98,7 @@ def test_stop_leaves_the_outcome_of_a_run_that_was_over(cluster: clusters.Cluste
     outcome = Outcome(state="succeeded", reason="done", attempts=1, ended=1.0)
     cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
     runs.stop(found(cluster))
-    assert runs.status(found(cluster), None).outcome == outcome
+    assert status_of(found(cluster), None).outcome == outcome
 
 
 def command(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -160,3 +164,42 @@ def test_metrics_come_home_of_a_run_that_has_no_results_yet(cluster: clusters.Cl
     leave_metrics(cluster, made.run, ((1, 3.0),))
     assert runs.results(found(cluster), made.run, tmp_path / "new").files == ("metrics.jsonl",)
     assert (tmp_path / "new/metrics.jsonl").exists()
+
+
+def test_status_tells_deadlines_and_groups(cluster: clusters.Cluster) -> None:
+    ends = time.time() + 30 * 60
+    cluster.add_group("spot", nodes=3, spot=True, ends=ends)
+    made = cluster.record(created=time.time() - 120, minutes=25.0)
+    for bucket, key in ((cluster.data, RunLayout(made.run).record), (cluster.staging, CURRENT_RUN)):
+        bucket.write(key, made.model_dump_json().encode())
+    nodes = cluster.launch(2)
+    put_lease(cluster.autoscaling, [cluster.group], made.created + 600)
+    told = status_of(found(cluster), None)
+    assert told.lease_ends == pytest.approx(made.created + 600, abs=1.0)
+    assert 120 <= told.elapsed_seconds < 180
+    first, spot = told.groups
+    assert (first.market, sorted(first.nodes), first.wanted) == ("on-demand", sorted(nodes), 2)
+    assert (spot.market, spot.nodes, spot.wanted, spot.ends) == ("spot", (), 3, ends)
+    lines = in_words(told)
+    assert lines[1] == f"launched {moment(made.created)}, 2 minutes ago; its capacity ends {moment(made.deadline)}"
+    assert lines[2].startswith(f"lease until {moment(told.lease_ends or 0.0)}")
+    assert f"group spot: 0 of 3 x c7i.xlarge, spot, until {moment(ends)}" in lines
+
+
+def test_status_of_an_earlier_run_names_no_nodes(cluster: clusters.Cluster, record: RunRecord) -> None:
+    earlier = cluster.record()
+    cluster.data.write(RunLayout(earlier.run).record, earlier.model_dump_json().encode())
+    outcome = Outcome(state="succeeded", reason="done", attempts=1, ended=earlier.created + 90)
+    cluster.data.write(RunLayout(earlier.run).outcome, outcome.model_dump_json().encode())
+    told = status_of(found(cluster), earlier.run)
+    assert (len(told.groups), told.lease_ends) == (0, None)
+    assert told.elapsed_seconds == pytest.approx(90)
+
+
+def test_stop_marks_what_is_old(cluster: clusters.Cluster, record: RunRecord) -> None:
+    prefix = RunLayout(record.run).checkpoints
+    cluster.data.write(f"{prefix}step-00000030/.metadata", b"x")
+    done = command("stop", "--stack", cluster.stack, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ended": []}
+    assert "old objects marked for Deep Archive: 1" in done.stderr

@@ -1,0 +1,126 @@
+"""What wants a node to go, as the metadata service says, and its last word to Auto Scaling."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from contract.manifest import Manifest
+from fleet import bootstrap
+from fleet.departure import INTERRUPTED_SECONDS, LEAVE_SECONDS, Departure
+from fleet.node import Node, own_group
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.hypervisor.metadata import Metadata, MetadataServer
+from tests import clusters
+from tests.conftest import REGION
+from tests.manifests import MANIFEST
+
+NODE = Node(role="worker", instance="i-1", address="127.0.0.1", boot="0001", region=REGION, manifest_uri="", bundle="")
+NOTICE = {"spot": {"instance-action": '{"action": "terminate", "time": "2026-01-31T18:02:00Z"}'}}
+REBALANCE = {"events": {"recommendations": {"rebalance": '{"noticeTime": "2026-01-31T18:00:00Z"}'}}}
+
+
+class Service(Metadata):
+    """The node's metadata service, with pages put beside its own."""
+
+    def __init__(self, truth: dict[str, Any]) -> None:
+        super().__init__(lambda: truth, lambda role: {})
+        self.truth, self.more = truth, dict[str, Any]()
+
+    def _tree(self) -> dict[str, Any]:
+        tree = super()._tree()
+        tree["meta-data"] |= self.more
+        return tree
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    made = Service(
+        {
+            "id": "i-1",
+            "zone": "us-east-1a",
+            "private_ip": "127.0.0.1",
+            "instance_type": "g5.xlarge",
+            "image": "ami-1",
+            "tags": {"aws:autoscaling:groupName": "spot-1"},
+            "user_data": "",
+            "autoscaling_group": "workers-1",
+            "lifecycle_state": "InService",
+            "interrupted_time": None,
+            "role_name": None,
+        }
+    )
+    server = MetadataServer(made, "127.0.0.1")
+    monkeypatch.setattr(bootstrap, "METADATA", server.endpoint)
+    yield made
+    server.close()
+
+
+@pytest.fixture
+def departure(account: EmulatedAws) -> Callable[..., Departure]:
+    def make(*, spot: bool = True) -> Departure:
+        return Departure(NODE, MANIFEST.groups[0].model_copy(update={"spot": spot}))
+
+    return make
+
+
+def test_a_node_in_service_stays(service: Service, departure: Callable[..., Departure]) -> None:
+    assert departure().cause() is None
+
+
+def test_a_target_state_sends_a_node_away(service: Service, departure: Callable[..., Departure]) -> None:
+    service.truth["lifecycle_state"] = "Terminated"
+    made = departure()
+    assert (made.cause(), made.seconds()) == ("terminating", LEAVE_SECONDS)
+
+
+def test_a_spot_notice_sends_a_node_away_within_its_two_minutes(
+    service: Service, departure: Callable[..., Departure]
+) -> None:
+    service.more = NOTICE
+    made = departure()
+    assert (made.cause(), made.seconds()) == ("interrupted", INTERRUPTED_SECONDS)
+
+
+def test_only_a_spot_group_asks_for_notices(service: Service, departure: Callable[..., Departure]) -> None:
+    service.more = NOTICE
+    assert departure(spot=False).cause() is None
+
+
+def test_a_rebalance_recommendation_is_only_said(
+    service: Service, departure: Callable[..., Departure], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.more = REBALANCE
+    made = departure()
+    assert (made.cause(), made.cause()) == (None, None)
+    assert capsys.readouterr().out.count("rebalance") == 1
+
+
+def test_an_interrupted_node_is_held_by_no_hook(
+    account: EmulatedAws, service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last word to Auto Scaling is refused, and the node ends all the same."""
+    cluster = clusters.build(REGION)
+    (node,) = cluster.launch(1)
+    service.more = NOTICE
+    group = cluster.manifest.groups[0].model_copy(update={"spot": True})
+    made = Departure(NODE.model_copy(update={"instance": node}), group)
+    made.stay_on()
+    made.complete()
+    assert "No active Lifecycle Action found" in capsys.readouterr().out
+
+
+def two_groups() -> Manifest:
+    base = MANIFEST.groups[0]
+    spot = base.model_copy(update={"name": "spot", "autoscaling_group": "spot-1", "spot": True})
+    return MANIFEST.model_copy(update={"groups": (base, spot)})
+
+
+def test_a_node_knows_its_own_group(service: Service) -> None:
+    assert own_group(two_groups()).name == "spot"
+
+
+def test_a_group_that_the_manifest_does_not_name_is_told(service: Service) -> None:
+    service.truth["tags"] = {"aws:autoscaling:groupName": "other"}
+    with pytest.raises(LookupError, match="Auto Scaling group other, which the manifest does not name"):
+        own_group(two_groups())
