@@ -38,7 +38,7 @@ class Agent:
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: Attempt | None = None
-        self._group = own_group(manifest)
+        self._group = own_group(node, manifest)
         self._departure = Departure(node, self._group)
         self._activity: Activity | None = None
         self._limits_at = 0.0

@@ -154,12 +154,14 @@ def boot_number() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--role", choices=("head", "worker"), required=True)
+    parser.add_argument("--group", help="name in the manifest of the group that a worker is in")
     parser.add_argument("--manifest", required=True, help="S3 URI of manifest.json")
     parser.add_argument("--region", required=True)
     options = parser.parse_args()
     BASE.mkdir(parents=True, exist_ok=True)
     node = {
         "role": options.role,
+        "group": options.group,
         "instance": patiently("the metadata service", lambda: metadata("meta-data/instance-id")),
         "address": patiently("the metadata service", lambda: metadata("meta-data/local-ipv4")),
         "boot": boot_number(),

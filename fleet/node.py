@@ -9,7 +9,6 @@ from pydantic import Field
 
 from contract.base import Contract
 from contract.manifest import Manifest, WorkerGroup
-from fleet.bootstrap import metadata
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
@@ -19,6 +18,7 @@ class Node(Contract):
     """`node.json`, written by the bootstrap at each boot."""
 
     role: Literal["head", "worker"] = Field(description="What the node is.")
+    group: str | None = Field(None, description="Name in the manifest of the worker group that it is in.")
     instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private IPv4 address.")
     boot: str = Field(description="Number of this boot, from 0001.")
@@ -41,16 +41,12 @@ def manifest_at_boot() -> Manifest:
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
 
 
-def own_group(manifest: Manifest) -> WorkerGroup:
-    """The worker group that this node is in.
+def own_group(node: Node, manifest: Manifest) -> WorkerGroup:
+    """The worker group that this node is in, as its user-data names it.
 
-    Auto Scaling names it in a tag of the instance, which the metadata service shows where the launch template says
-    `instance_metadata_tags`. Raises LookupError where the manifest does not know that group.
+    Raises LookupError where the manifest does not know that group.
     """
-    if len(manifest.groups) == 1:
-        return manifest.groups[0]
-    name = metadata("meta-data/tags/instance/aws:autoscaling:groupName").strip()
     for group in manifest.groups:
-        if group.autoscaling_group == name:
+        if group.name == node.group:
             return group
-    raise LookupError(f"this node is in the Auto Scaling group {name}, which the manifest does not name")
+    raise LookupError(f"this node is in the group {node.group}, which the manifest does not name")

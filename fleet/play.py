@@ -103,7 +103,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),
-            **({"group": own_group(manifest).model_dump(mode="json")} if node.role == "worker" else {}),
+            **({"group": own_group(node, manifest).model_dump(mode="json")} if node.role == "worker" else {}),
             # Empty on a machine: its root is the system's. A node that is a folder has its own.
             "root": "" if str(ROOT) == "/" else str(ROOT),
             "play_python": sys.executable,

@@ -96,8 +96,8 @@ def main(root: Path) -> None:
         )
     placement = Placement("placement", PlacementArgs(scope=scope)) if settings.placement_group else None
 
-    def boot(role: Role) -> pulumi.Output[str]:
-        return staging.name.apply(lambda bucket: user_data(role, manifest_uri(bucket), scope.region, root))
+    def boot(role: Role, group: str | None = None) -> pulumi.Output[str]:
+        return staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, root))
 
     connected = pulumi.ResourceOptions(depends_on=network.parts)  # nodes need their way out from their first minute
     head = Head(
@@ -130,7 +130,7 @@ def main(root: Path) -> None:
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,
                 placement_group=placement.group_name if placement else None,
-                user_data=boot("worker"),
+                user_data=boot("worker", plan.name),
                 grace_seconds=round(settings.launch.bring_up_minutes * 60),
             ),
             connected,

@@ -14,14 +14,17 @@ Check = Callable[[StackSettings, Facts], Iterator[Problem]]
 
 # EC2 ends the instances of a Capacity Block so long before the block's end. EC2 user guide, "Capacity Blocks for ML".
 BLOCK_ENDS_EARLY_SECONDS = 1800.0
+# A run ends before that by itself: its last checkpoint takes time.
+LAST_CHECKPOINT_SECONDS = 600.0
 
 
 def capacity_ends(facts: Facts) -> float | None:
-    """Unix time at which AWS takes the reserved instances away, or stops paying for them out of the reservation."""
+    """Unix time until which a run may use the reserved instances; none: for ever."""
     found = facts.reservation
     if found is None or found.ends is None:
         return None
-    return found.ends - BLOCK_ENDS_EARLY_SECONDS if found.block else found.ends
+    early = BLOCK_ENDS_EARLY_SECONDS if found.block else 0.0
+    return found.ends - early - LAST_CHECKPOINT_SECONDS
 
 
 def zone_offers_the_types(settings: StackSettings, facts: Facts) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ Restart=on-failure
 RestartSec=10
 StandardOutput=journal+console
 StandardError=journal+console
-ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {role} --manifest {manifest_uri} --region {region}
+ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {who} --manifest {manifest_uri} --region {region}
 
 [Install]
 WantedBy=multi-user.target
@@ -43,12 +43,13 @@ _Dumper.add_representer(
 )
 
 
-def user_data(role: Role, manifest_uri: str, region: str, root: Path) -> str:
-    """The cloud-config of a node. `root` is the repository's.
+def user_data(role: Role, group: str | None, manifest_uri: str, region: str, root: Path) -> str:
+    """The cloud-config of a node. `group`: name of a worker's group in the stack. `root` is the repository's.
 
     Started without blocking: the unit waits for the network and retries, and cloud-init shall be done meanwhile.
     """
-    unit = _UNIT.format(role=role, manifest_uri=manifest_uri, region=region)
+    who = role if group is None else f"{role} --group {group}"
+    unit = _UNIT.format(who=who, manifest_uri=manifest_uri, region=region)
     files = [
         ("/opt/trainyard/bootstrap.py", "0755", (root / BOOTSTRAP).read_text()),
         ("/etc/systemd/system/trainyard-node.service", "0644", unit),

@@ -110,6 +110,8 @@ class WorkerGroup(pulumi.ComponentResource):
             health_check_type="EC2",
             health_check_grace_period=args.grace_seconds,
             suspended_processes=["AZRebalance"],
+            # A launch that takes back what it added must not push out a node that was there before.
+            termination_policies=["NewestInstance"],
             wait_for_capacity_timeout="0",
             tags=[
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)

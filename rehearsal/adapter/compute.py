@@ -182,6 +182,7 @@ class AutoScalingGroup(Handler):
         "healthCheckType",
         "healthCheckGracePeriod",
         "suspendedProcesses",
+        "terminationPolicies",
         "waitForCapacityTimeout",  # no wait: the group is made empty
         launchTemplate=known("id", "version"),
         tags=known("key", "value", "propagateAtLaunch"),
@@ -204,6 +205,7 @@ class AutoScalingGroup(Handler):
                 desiredCapacity="DesiredCapacity",
                 healthCheckType="HealthCheckType",
                 healthCheckGracePeriod="HealthCheckGracePeriod",
+                terminationPolicies="TerminationPolicies",
             ),
         )
         if given.get("suspendedProcesses"):

@@ -49,6 +49,7 @@ class OnNode:
         self.layout = RunLayout(self.record.run)
         self.node = Node(
             role="worker",
+            group="workers",
             instance="i-1",
             address="127.0.0.1",
             boot="0001",

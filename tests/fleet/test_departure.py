@@ -15,7 +15,16 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import MANIFEST
 
-NODE = Node(role="worker", instance="i-1", address="127.0.0.1", boot="0001", region=REGION, manifest_uri="", bundle="")
+NODE = Node(
+    role="worker",
+    group="spot",
+    instance="i-1",
+    address="127.0.0.1",
+    boot="0001",
+    region=REGION,
+    manifest_uri="",
+    bundle="",
+)
 NOTICE = {"spot": {"instance-action": '{"action": "terminate", "time": "2026-01-31T18:02:00Z"}'}}
 REBALANCE = {"events": {"recommendations": {"rebalance": '{"noticeTime": "2026-01-31T18:00:00Z"}'}}}
 
@@ -42,7 +51,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
             "private_ip": "127.0.0.1",
             "instance_type": "g5.xlarge",
             "image": "ami-1",
-            "tags": {"aws:autoscaling:groupName": "spot-1"},
+            "tags": {},
             "user_data": "",
             "autoscaling_group": "workers-1",
             "lifecycle_state": "InService",
@@ -116,11 +125,11 @@ def two_groups() -> Manifest:
     return MANIFEST.model_copy(update={"groups": (base, spot)})
 
 
-def test_a_node_knows_its_own_group(service: Service) -> None:
-    assert own_group(two_groups()).name == "spot"
+def test_a_node_knows_its_own_group() -> None:
+    assert own_group(NODE, two_groups()).autoscaling_group == "spot-1"
 
 
-def test_a_group_that_the_manifest_does_not_name_is_told(service: Service) -> None:
-    service.truth["tags"] = {"aws:autoscaling:groupName": "other"}
-    with pytest.raises(LookupError, match="Auto Scaling group other, which the manifest does not name"):
-        own_group(two_groups())
+def test_a_group_that_the_manifest_does_not_name_is_told() -> None:
+    lost = NODE.model_copy(update={"group": "other"})
+    with pytest.raises(LookupError, match="in the group other, which the manifest does not name"):
+        own_group(lost, two_groups())

@@ -25,7 +25,14 @@ def test_a_worker_is_configured_as_its_own_group_says(
     monkeypatch.setattr(ansible_runner, "run", run)
     monkeypatch.setattr(play, "BASE", tmp_path)
     node = Node(
-        role=role, instance="i-1", address="127.0.0.1", boot="0001", region="us-east-1", manifest_uri="", bundle="/b"
+        role=role,
+        group=group,
+        instance="i-1",
+        address="127.0.0.1",
+        boot="0001",
+        region="us-east-1",
+        manifest_uri="",
+        bundle="/b",
     )
     assert play.run_playbook(node, MANIFEST, f"{role}.yml", lambda _: True) == 0
     assert given.get("group", {}).get("name") == group

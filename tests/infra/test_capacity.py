@@ -65,7 +65,7 @@ def test_capacity_block_is_filled_by_desired_capacity_and_ends_before_aws_ends_i
 ) -> None:
     (group,) = manifest_of(changed("h200-cluster")).groups
     assert group.launched_by == "desired-capacity"
-    assert group.ends == 4070950200.0 - 1800  # 2099-01-01T11:30:00Z
+    assert group.ends == 4070950200.0 - 1800 - 600  # 2099-01-01T11:30:00Z
 
 
 def test_spot_above_a_base_is_two_groups_that_are_launched_each_at_once(changed: Callable[..., Deployment]) -> None:

@@ -128,7 +128,7 @@ def test_placement_group_can_be_declined(changed: Callable[..., Deployment]) -> 
 def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployment) -> None:
     worker = base64.b64decode(template_of(shipped)["userData"]).decode()
     bucket = shipped.exports["staging_bucket"]
-    for role, text in (("worker", worker), ("head", head_of(shipped)["userData"])):
+    for who, text in (("worker --group workers", worker), ("head", head_of(shipped)["userData"])):
         assert text.startswith("#cloud-config\n")
         assert len(text.encode()) < LIMIT_BYTES
         config = yaml.safe_load(text)
@@ -137,7 +137,7 @@ def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployme
         unit = files["/etc/systemd/system/trainyard-node.service"]
         assert (
             "ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py "
-            f"--role {role} --manifest s3://{bucket}/manifest.json --region us-east-1\n"
+            f"--role {who} --manifest s3://{bucket}/manifest.json --region us-east-1\n"
         ) in unit
         assert "WantedBy=multi-user.target" in unit
         assert config["runcmd"][-1] == ["systemctl", "enable", "--now", "--no-block", "trainyard-node.service"]
@@ -147,7 +147,7 @@ def test_user_data_that_ec2_would_refuse_is_refused_here(tmp_path: Path) -> None
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet/bootstrap.py").write_text("#" * LIMIT_BYTES)
     with pytest.raises(AssertionError, match="shorten fleet/bootstrap"):
-        user_data("worker", "s3://bucket/manifest.json", "us-east-1", tmp_path)
+        user_data("worker", "workers", "s3://bucket/manifest.json", "us-east-1", tmp_path)
 
 
 def test_changed_job_leaves_user_data_alone(local: Deployment, changed: Callable[..., Deployment]) -> None:
