@@ -15,6 +15,14 @@ from infra.scope import Scope
 
 FOLDERS = ("playbooks", "fleet", "contract", "trainer")
 FILES = ("constraints.txt",)
+# Of the contract, what only the operator's side reads: a new price or rule is no new code on nodes.
+OPERATORS = {
+    f"contract/{name}"
+    for name in (
+        *("settings", "rules", "catalog.py", "catalog.json", "prices.py", "prices.json", "quotas.py", "cost.py"),
+        *("demand.py", "reading.py", "reference.py", "report.py", "schemas.py"),
+    )
+}
 SCHEMA = "schemas/manifest.schema.json"
 
 Kind = Literal["bundle", "job"]
@@ -29,7 +37,8 @@ def pack_bundle(root: Path) -> Packed:
         for path in (root / folder).rglob("*"):
             relative = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-            if path.is_file() and not hidden and path.suffix != ".pyc":
+            shipped = not hidden and "/".join(relative.parts[:2]) not in OPERATORS
+            if path.is_file() and shipped and path.suffix != ".pyc":
                 entries[relative.as_posix()] = Entry(path.read_bytes())
     entries.update({name: Entry((root / name).read_bytes()) for name in FILES})
     return pack(entries)

@@ -8,29 +8,10 @@ import pulumi
 import pulumi_aws as aws
 
 from contract import layout, tags
+from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
 
 Statement = dict[str, Any]
-
-_REFERENCE = "https://docs.aws.amazon.com/service-authorization/latest/reference/"
-# Actions for which AWS knows no resource to name, and no narrower way. Action -> why it is needed, AWS's page.
-UNSCOPED: dict[str, tuple[str, str]] = {
-    "autoscaling:DescribeAutoScalingGroups": (
-        "the controller sees which nodes are in its groups",
-        f"{_REFERENCE}list_amazonec2autoscaling.html",
-    ),
-    "ssm:UpdateInstanceInformation": (
-        "Session Manager's agent says that it is there",
-        f"{_REFERENCE}list_awssystemsmanager.html",
-    ),
-    **{
-        f"ssmmessages:{action}": (
-            "a session of Session Manager speaks through it",
-            f"{_REFERENCE}list_amazonsessionmanagermessagegatewayservice.html",
-        )
-        for action in ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from infra.archive import Packed
 from infra.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
 from infra.source import pack_source
 from rehearsal.adapter.graph import Deployment
+from tests.infra.conftest import ROOT
 
 Job = Callable[..., Packed]
 
@@ -48,6 +51,30 @@ def job(tmp_path: Path) -> Job:
 
 def test_bundle_holds_what_a_node_needs_and_no_byte_code(tree: Path) -> None:
     assert names(pack_bundle(tree)) == sorted([*(f"{folder}/one.py" for folder in FOLDERS), *FILES, SCHEMA])
+
+
+def test_what_nodes_run_finds_all_that_it_imports_in_the_bundle(tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(pack_bundle(ROOT).data)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    modules = [
+        ".".join(path.relative_to(tmp_path).with_suffix("").parts)
+        for room in ("fleet", "trainer", "contract")
+        for path in (tmp_path / room).rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    ]
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_new_price_is_no_new_code_on_nodes(tree: Path) -> None:
+    first = pack_bundle(tree)
+    (tree / "contract/settings").mkdir()
+    for name in ("prices.json", "catalog.json", "settings/stack.py"):
+        (tree / "contract" / name).write_text("changed")
+    assert pack_bundle(tree) == first
 
 
 def test_bundle_is_equal_whatever_times_and_modes_the_files_have(tree: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.identity import UNSCOPED
+from infra.policy.unscoped import UNSCOPED
 from rehearsal.adapter.graph import Deployment
 
 ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
