@@ -7,6 +7,7 @@ not know. Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutBucketL
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moto.s3.exceptions import S3ClientError
 from moto.s3.models import FakeBucket
 from moto.s3.responses import S3Response
 
@@ -68,6 +69,9 @@ def _check(rule: Mapping[str, Any]) -> None:
     ]:
         if unknown := part.keys() - _KNOWN[name]:
             raise NotImplementedError(f"a lifecycle rule with {', '.join(sorted(unknown))} in {name}")
+    tagged = "Tag" in filters or "Tag" in (filters.get("And") or {})
+    if tagged and "AbortIncompleteMultipartUpload" in rule:  # parts have no tags
+        raise S3ClientError("InvalidRequest", "AbortIncompleteMultipartUpload cannot be specified with Tags.")
 
 
 def _listed(given: Any) -> Iterable[Mapping[str, Any]]:

@@ -190,3 +190,9 @@ def test_a_noncurrent_version_is_archived(own: EmulatedAws, s3: Any, versioned: 
 )
 def test_a_rule_that_nobody_here_carries_out_is_an_error(s3: Any, bucket: str, part: dict[str, Any]) -> None:
     assert answer(lambda: rule(s3, bucket, **{**deep(1), **part})) == UNKNOWN
+
+
+def test_uploads_are_not_ended_by_tag(s3: Any, bucket: str) -> None:
+    chosen = {"And": {"Prefix": "", "Tags": [{"Key": "a", "Value": "b"}]}}
+    with pytest.raises(ClientError, match=r"InvalidRequest.*cannot be specified with Tags"):
+        rule(s3, bucket, Filter=chosen, AbortIncompleteMultipartUpload={"DaysAfterInitiation": 7})
