@@ -23,6 +23,7 @@ class MetricAlarm(Handler):
         "okActions",
         "tags",
     )
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
@@ -93,6 +94,7 @@ class Budget(Handler):
             "subscriberSnsTopicArns",
         ),
     )
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:

@@ -9,6 +9,7 @@ from rehearsal.adapter.handler import Call, Handler, Made, known, tag_list
 class LogGroup(Handler):
     type = "aws:cloudwatch/logGroup:LogGroup"
     keys = known("name", "retentionInDays", "kmsKeyId", "tags")
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:

@@ -23,6 +23,7 @@ _OWNERS = [
 class Topic(Handler):
     type = "aws:sns/topic:Topic"
     keys = known("name", "kmsMasterKeyId", "tags")
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:

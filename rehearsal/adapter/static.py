@@ -58,11 +58,11 @@ class StaticAccount:
 
     def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
         checked(self._handlers, subject)
-        return f"{subject.name}-id", _outputs(subject, f"{subject.name}-0000000")
+        return f"{subject.name}-id", _outputs(subject, f"{subject.name}-0000000", self.region)
 
     def adopt(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
         checked(self._handlers, subject)
-        return subject.id, _outputs(subject, subject.id)
+        return subject.id, _outputs(subject, subject.id, self.region)
 
     def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None:
         checked(self._handlers, subject)
@@ -121,14 +121,14 @@ class StaticAccount:
         return {"id": arn.rpartition("/")[2], "arn": arn, "keyId": name, "multiRegion": False, **told}
 
 
-def _outputs(subject: Subject, name: str) -> dict[str, Any]:
+def _outputs(subject: Subject, name: str, region: str) -> dict[str, Any]:
     """What the program reads of a resource beside its inputs."""
     found: dict[str, Any] = {"name": name, "arn": f"arn:aws:static:::{name}"}
     match subject.type:
         case "aws:s3/bucket:Bucket":
             found |= {"bucket": name, "arn": f"arn:aws:s3:::{name}"}
         case "aws:kms/key:Key":
-            found = {"keyId": name, "arn": f"arn:aws:kms:static:{ACCOUNT}:key/{name}"}
+            found = {"keyId": name, "arn": f"arn:aws:kms:{region}:{ACCOUNT}:key/{name}"}
         case "aws:ec2/eip:Eip":
             found |= {"allocationId": f"{subject.name}-id"}
         case "aws:ec2/instance:Instance":

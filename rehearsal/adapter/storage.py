@@ -127,11 +127,12 @@ class Policy(_Setting):
 
 class Lifecycle(_Setting):
     type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
-    keys = known("bucket", rules=RULE)
+    keys = known("bucket", "transitionDefaultMinimumObjectSize", rules=RULE)
     put, take = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        return {"LifecycleConfiguration": {"Rules": [api_rule(rule) for rule in call.inputs["rules"]]}}
+        least = call.only(transitionDefaultMinimumObjectSize="TransitionDefaultMinimumObjectSize")
+        return {"LifecycleConfiguration": {"Rules": [api_rule(rule) for rule in call.inputs["rules"]]}, **least}
 
 
 class Object(Handler):

@@ -34,6 +34,7 @@ from rehearsal.aws import (
     log_groups,
     members,
     notices,
+    object_lifecycle,
     pages,
     placement,
     quotas,
@@ -141,6 +142,7 @@ class Account:
 
 def _extend(launcher: Launcher) -> None:
     bucket_policies.install()
+    object_lifecycle.install()
     boundaries.install()
     placement.install()
     reservations.install()

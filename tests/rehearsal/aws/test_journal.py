@@ -146,9 +146,9 @@ def test_control_pages_are_not_journalled(aws: EmulatedAws) -> None:
 
 def test_a_kind_nobody_thought_of_is_in_the_dump(client: Client, aws: EmulatedAws) -> None:
     before = set(aws.dump())
-    client("sns").create_topic(Name="alarms")
+    client("sqs").create_queue(QueueName="alarms")
     (found,) = set(aws.dump()) - before
-    assert (found.service, found.kind) == ("sns", "topics")
+    assert (found.service, found.kind) == ("sqs", "queues")
 
 
 def test_connections_are_kept_open(aws: EmulatedAws) -> None:

@@ -231,6 +231,15 @@ def test_a_version_needs_the_right_to_versions(client: Client, role: Role, bucke
     assert answer(lambda: s3.delete_object(**which)) == DENIED
 
 
+def test_the_tags_of_an_object_are_put_by_a_right_of_their_own(
+    role: Role, client: Client, bucket: str, own: str
+) -> None:
+    tags = {"Tagging": {"TagSet": [{"Key": "trainyard:keep", "Value": "no"}]}}
+    s3 = role(allow("s3:PutObject", "*"), allow("s3:PutObjectTagging", own))("s3")
+    assert answer(lambda: s3.put_object_tagging(Bucket=bucket, Key="own/x", **tags)) == ALLOWED
+    assert answer(lambda: s3.put_object_tagging(Bucket=bucket, Key="other/x", **tags)) == DENIED
+
+
 def test_a_policy_of_the_bucket_denies_what_the_role_s_allows(
     client: Client, role: Role, bucket: str, own: str
 ) -> None:
