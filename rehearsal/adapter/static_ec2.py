@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rehearsal.adapter.lookups_ec2 import no_image, no_resource, no_route_table, one_of
+from rehearsal.adapter.lookup_answers import no_image, no_resource, no_route_table, one_of
 
 Answer = dict[str, Any]
 RESERVATION = "cr-0123456789abcdef0"

@@ -65,8 +65,9 @@ def test_a_reservation_counts_and_a_launch_into_it_does_not_count_twice(
 
 
 def test_a_capacity_block_counts_for_no_quota(client: Client, network: Network, aws: EmulatedAws) -> None:
-    aws.inject(Quota(code=P, vcpus=0))
-    assert launch(client, network, **in_block(block(aws)))
+    aws.inject(Quota(code=P, vcpus=96))  # a p4d.24xlarge has as many
+    assert launch(client, network, 2, **in_block(block(aws)))
+    assert launch(client, network, InstanceType="p4d.24xlarge")
     assert refused(lambda: launch(client, network, InstanceType="p4d.24xlarge")) == "VcpuLimitExceeded"
 
 

@@ -172,6 +172,17 @@ def test_what_is_reserved_is_there_though_capacity_runs_out(client: Client, netw
     assert held_by(client, launch(client, network, **targeting(name))) == [name]
 
 
+def test_what_is_reserved_takes_none_of_the_capacity_that_is_left(
+    client: Client, network: Network, aws: EmulatedAws
+) -> None:
+    name = reserve(client, 1, InstanceMatchCriteria="targeted")
+    terminate_all(aws, client)
+    aws.inject(Capacity(limit=1))
+    launch(client, network, **targeting(name))
+    assert held_by(client, launch(client, network)) == [None]
+    assert refused(lambda: launch(client, network)) == "InsufficientInstanceCapacity"
+
+
 def test_only_reserved_capacity_is_taken_where_that_is_asked(client: Client, network: Network) -> None:
     only: dict[str, Any] = {
         "CapacityReservationSpecification": {"CapacityReservationPreference": "capacity-reservations-only"}
