@@ -94,12 +94,13 @@ def logs(
     source: Annotated[
         str, typer.Option(help="Regular expression on instance/boot/attempt-source, e.g. rank0-stderr or torchrun.")
     ] = "rank",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
 ) -> None:
     """What the ranks wrote, each line with its writer."""
     with _told():
         found = False
-        for writer, line in runs.logs(Cluster.of(stack), run, source):
-            print(f"{writer}: {line}")
+        for writer, line in runs.logs(Cluster.of(stack), run, source, follow):
+            print(f"{writer}: {line}", flush=follow)
             found = True
         if not found:
             print(f"trainyard: no line of a source like {source!r} is in S3 yet", file=sys.stderr)

@@ -66,8 +66,8 @@ class Cluster:
     @cached_property
     def data(self) -> Bucket:
         """The bucket that outlives the cluster. Raises InputError when the stack never was up."""
-        if self.manifest_uri is not None:
-            return Bucket(self.manifest.data_bucket, self.region)
+        if self.manifest_uri is not None or (self.staging is not None and self.staging.find(MANIFEST) is not None):
+            return Bucket(self.manifest.data_bucket, self.region)  # which may be one that bears no tag of ours
         found = self._bucket(tags.DATA_BUCKET)
         if found is None:
             raise InputError(
@@ -76,7 +76,8 @@ class Cluster:
                         key="--stack",
                         value=self.stack,
                         why=f"no data bucket of that stack in {self.region}",
-                        fix=f"Bring the stack up first (pulumi up -s {self.stack}), or set AWS_REGION to its region",
+                        fix=f"Bring the stack up first (pulumi up -s {self.stack}), or set AWS_REGION to its region; a "
+                        "bucket that you gave it (storage.bucket) is found only while it is up",
                     )
                 ]
             )

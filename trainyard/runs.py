@@ -45,8 +45,11 @@ def find_run(cluster: Cluster, run: str | None) -> RunRecord:
     raise InputError([Problem(key="--run", value=run, why=why, fix=fix)])
 
 
-def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, str]]:
-    """(writer, line) of the logs of every node whose source matches the regular expression `source`."""
+def logs(cluster: Cluster, run: str | None, source: str, follow: bool = False) -> Iterator[tuple[str, str]]:
+    """(writer, line) of the logs of every node whose source matches the regular expression `source`.
+
+    `follow`: go on with what comes, until the run is over.
+    """
     try:
         wanted = re.compile(source)
     except re.error as error:
@@ -54,11 +57,19 @@ def logs(cluster: Cluster, run: str | None, source: str) -> Iterator[tuple[str, 
         raise InputError(
             [Problem(key="--source", value=source, why=why, fix="Write one such as rank0-stderr")]
         ) from None
-    prefix = RunLayout(find_run(cluster, run).run).logs
-    for key, line in Cursor(cluster.data, prefix).lines():
-        writer = key.removeprefix(prefix).rsplit("-", 1)[0]
-        if wanted.search(writer):
-            yield writer, line.decode(errors="replace")
+    record = find_run(cluster, run)
+    prefix = RunLayout(record.run).logs
+    cursor, over = Cursor(cluster.data, prefix), False
+    while True:
+        for key, line in cursor.lines():
+            writer = key.removeprefix(prefix).rsplit("-", 1)[0]
+            if wanted.search(writer):
+                yield writer, line.decode(errors="replace")
+        if over or not follow:
+            return
+        over = cluster.outcome(record.run) is not None  # then one more look: its last lines may have come meanwhile
+        if not over:
+            time.sleep(POLL_SECONDS)
 
 
 def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:

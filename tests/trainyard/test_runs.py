@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import boto3
 import pytest
 
 from contract.base import InputError
@@ -73,6 +74,29 @@ def test_metrics_come_home_a_line_a_step(cluster: clusters.Cluster, record: RunR
 def test_only_complete_checkpoints_are_listed(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
     prefix = f"s3://{cluster.data.name}/{RunLayout(record.run).checkpoints}"
     assert runs.results(found(cluster), record.run, tmp_path).checkpoints == (f"{prefix}step-00000020/",)
+
+
+def test_logs_are_followed_until_the_run_is_over(
+    cluster: clusters.Cluster, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, waits = RunLayout(record.run), iter(range(3))
+
+    def meanwhile(seconds: float) -> None:
+        if (wait := next(waits)) == 0:
+            cluster.data.write(chunk_key(chunk_prefix(layout.logs, "i-1", "0001", "0001-rank0-stdout"), 1), b"more\n")
+        if wait == 1:
+            cluster.data.write(chunk_key(chunk_prefix(layout.logs, "i-1", "0001", "0001-rank0-stdout"), 2), b"last\n")
+            outcome = Outcome(state="succeeded", reason="done", attempts=1, ended=1.0)
+            cluster.data.write(layout.outcome, outcome.model_dump_json().encode())
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    lines = [line for _, line in runs.logs(found(cluster), None, "stdout", follow=True)]
+    assert lines == ["good", "more", "last"]
+
+
+def test_bucket_that_bears_no_tag_of_ours_is_found_while_the_stack_is_up(cluster: clusters.Cluster) -> None:
+    boto3.client("s3", region_name=REGION).delete_bucket_tagging(Bucket=cluster.data.name)
+    assert found(cluster).data.name == cluster.data.name
 
 
 def test_logs_are_chosen_by_their_source(cluster: clusters.Cluster, record: RunRecord) -> None:
