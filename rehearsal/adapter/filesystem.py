@@ -7,6 +7,7 @@ from botocore.exceptions import ClientError
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
 from rehearsal.adapter.session import wait_until
+from rehearsal.adapter.tagging import retag_by
 
 _SECONDS = 1800.0
 _LINK_SECONDS = 600.0
@@ -34,6 +35,7 @@ class LustreFileSystem(Handler):
         "securityGroupIds",
         "tags",
     )
+    replaces = frozenset({"deploymentType", "storageType", "fileSystemTypeVersion", "subnetIds", "securityGroupIds"})
 
     def create(self, call: Call) -> Made:
         lustre = call.only(
@@ -70,6 +72,14 @@ class LustreFileSystem(Handler):
             "dnsName": found["DNSName"],
             "mountName": found["LustreConfiguration"]["MountName"],
         }
+
+    def update(self, call: Call) -> dict[str, Any]:
+        changed = [key for key in self.keys if key != "tags" and call.changed(key)]
+        if changed:
+            raise NotImplementedError(f"{call.type} {call.name}: UpdateFileSystem ({', '.join(changed)})")
+        fsx = call.aws.client("fsx")
+        retag_by(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=call.outputs["arn"])
+        return {}
 
     def delete(self, call: Call) -> None:
         """The provider asks for no final backup unless told to; one of a SCRATCH file system AWS can't take."""

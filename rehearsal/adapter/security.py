@@ -3,17 +3,20 @@
 from typing import Any
 
 from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.tagging import retag
 
 _ALL_OUT = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
 class SecurityGroup(Handler):
     type = "aws:ec2/securityGroup:SecurityGroup"
-    keys = known("vpcId", "description", "tags")
+    keys = known("vpcId", "name", "description", "tags")
+    named = "name"
+    replaces = frozenset({"vpcId", "name", "description"})
 
     def create(self, call: Call) -> Made:
         ec2 = call.aws.client("ec2")
-        name = call.autoname()
+        name = self.name_of(call)
         made = ec2.create_security_group(
             GroupName=name,
             Description=call.inputs.get("description", "Managed by Pulumi"),
@@ -23,6 +26,10 @@ class SecurityGroup(Handler):
         # As the provider does: EC2's own rule that lets everything out goes, so that only stated rules hold.
         ec2.revoke_security_group_egress(GroupId=made, IpPermissions=_ALL_OUT)
         return made, {"name": name}
+
+    def update(self, call: Call) -> dict[str, Any]:
+        retag(call)
+        return {}
 
     def delete(self, call: Call) -> None:
         call.aws.client("ec2").delete_security_group(GroupId=call.id)
@@ -41,6 +48,7 @@ class _Rule(Handler):
         "description",
         "tags",
     )
+    replaces = frozenset({"securityGroupId"})
     direction: str
 
     def create(self, call: Call) -> Made:
@@ -57,6 +65,13 @@ class _Rule(Handler):
             **call.tag_specification("security-group-rule"),
         )
         return answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}
+
+    def update(self, call: Call) -> dict[str, Any]:
+        changed = [key for key in self.keys if key != "tags" and call.changed(key)]
+        if changed:
+            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change {', '.join(changed)}")
+        retag(call)
+        return {}
 
     def delete(self, call: Call) -> None:
         revoke = getattr(call.aws.client("ec2"), f"revoke_security_group_{self.direction}")
