@@ -4,22 +4,20 @@ PULUMI_DEBUG_PROVIDERS=aws:PORT names it. State, difference of graphs and order 
 provider must answer (proto/pulumi/provider.proto of github.com/pulumi/pulumi).
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 from google.protobuf import empty_pb2  # type: ignore[import-untyped]
-from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2, provider_pb2_grpc
 
 from rehearsal.adapter import wire
 from rehearsal.adapter.account import Adapter, Subject
 from rehearsal.adapter.changes import Kind, changes, shown
 from rehearsal.adapter.errors import AdapterError, UnknownKey
-from rehearsal.adapter.graph import Event
 from rehearsal.adapter.handler import autoname
 
 VERSION = "7.51.1"  # of the pulumi-aws whose place it takes
@@ -27,7 +25,6 @@ DEFAULTS = "__defaults"  # among inputs: names of those that the provider filled
 _THREADS = 32
 _KINDS = provider_pb2.PropertyDiff.Kind
 _KIND_NAMES: dict[Kind, str] = {"add": "ADD", "delete": "DELETE", "update": "UPDATE"}
-Answer = TypeVar("Answer")
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
@@ -37,11 +34,11 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     Secrets are not told apart here: the engine itself keeps an output secret whose input was.
     """
 
-    def __init__(self, root: Path, region: str, on_event: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(self, root: Path, region: str) -> None:
         self._root = root
         self._region = region
-        self._on_event = on_event
         self._account = Adapter(region)
+        self._engine: Any = None
 
     def GetPluginInfo(self, request: Any, context: Any) -> Any:
         return plugin_pb2.PluginInfo(version=VERSION)
@@ -51,6 +48,10 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
     def Handshake(self, request: Any, context: Any) -> Any:
         return provider_pb2.ProviderHandshakeResponse()
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        self._engine = engine_pb2_grpc.EngineStub(grpc.insecure_channel(request.address))
+        return empty_pb2.Empty()
 
     def CheckConfig(self, request: Any, context: Any) -> Any:
         return provider_pb2.CheckResponse(inputs=request.news)
@@ -93,8 +94,8 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             handler = self._account.handler(subject)
             found = changes(olds, news)
             forcing = {path for path in found if handler.forces(path, news)}
-            named = {path[0] for path in found} if handler.named in news else set()
-            fixed = handler.named in news and handler.named not in filled and handler.named not in named
+            name = news.get(handler.named)
+            fixed = name is not None and name == olds.get(handler.named) and handler.named not in filled
             return provider_pb2.DiffResponse(
                 changes=provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE,
                 diffs=sorted({str(path[0]) for path in found}),
@@ -115,7 +116,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             if request.preview:
                 self._account.handler(subject)
                 return provider_pb2.CreateResponse(properties=wire.write(subject.inputs))
-            made, outputs = self._doing("creat", subject, lambda say: self._account.create(subject, self._root, say))
+            made, outputs = self._account.create(subject, self._root, self._say(subject))
             return provider_pb2.CreateResponse(id=made, properties=wire.write({**subject.inputs, **outputs}))
 
     def Read(self, request: Any, context: Any) -> Any:
@@ -141,14 +142,14 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
                 anew = self._account.handler(subject).anew(changed_keys)
                 known = {key: value for key, value in computed.items() if key not in anew}
                 return provider_pb2.UpdateResponse(properties=wire.write({**known, **subject.inputs}))
-            changed = self._doing("updat", subject, lambda say: self._account.update(subject, self._root, say))
+            changed = self._account.update(subject, self._root, self._say(subject))
             return provider_pb2.UpdateResponse(properties=wire.write({**computed, **subject.inputs, **changed}))
 
     def Delete(self, request: Any, context: Any) -> Any:
         with _answering(context):
             outputs = wire.read(request.properties)
             subject = _subject(request, wire.read(request.old_inputs), id=request.id, outputs=outputs)
-            self._doing("delet", subject, lambda say: self._account.delete(subject, self._root, say))
+            self._account.delete(subject, self._root, self._say(subject))
             return empty_pb2.Empty()
 
     def Invoke(self, request: Any, context: Any) -> Any:
@@ -160,23 +161,16 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         self._account.stop()
         return empty_pb2.Empty()
 
-    def _doing(self, verb: str, subject: Subject, work: Callable[[Callable[[str], None]], Answer]) -> Answer:
-        """Do it, and tell of it."""
-        began = time.monotonic()
+    def _say(self, subject: Subject) -> Callable[[str], None]:
+        """Lines that the engine shows beside the resource while it is being made."""
 
-        def tell(kind: Any, seconds: float = 0.0, text: str = "") -> None:
-            self._on_event(
-                Event(kind=kind, urn=subject.urn, type=subject.type, name=subject.name, seconds=seconds, text=text)
-            )
+        def say(line: str) -> None:
+            if self._engine is not None:
+                self._engine.Log(
+                    engine_pb2.LogRequest(severity=engine_pb2.INFO, message=line, urn=subject.urn, ephemeral=True)
+                )
 
-        tell(f"{verb}ing")
-        try:
-            answer = work(lambda line: tell("line", text=line))
-        except Exception as error:
-            tell("failed", time.monotonic() - began, str(error))
-            raise
-        tell(f"{verb}ed", time.monotonic() - began)
-        return answer
+        return say
 
 
 def _subject(request: Any, inputs: Mapping[str, Any], **more: Any) -> Subject:

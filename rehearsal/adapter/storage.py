@@ -1,6 +1,6 @@
 """S3: buckets, their settings, objects."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -160,11 +160,10 @@ class Object(Handler):
 
     def create(self, call: Call) -> Made:
         given = call.inputs
-        body = Path(given["source"].path).read_bytes() if "source" in given else given["content"].encode()
         answer = call.aws.client("s3").put_object(
             Bucket=given["bucket"],
             Key=given["key"],
-            Body=body,
+            Body=_content(given),
             Tagging=urlencode({tag["Key"]: tag["Value"] for tag in tag_list(given.get("tags"))}),
             **call.only(contentType="ContentType"),
         )
@@ -186,6 +185,14 @@ class Object(Handler):
         except ClientError as error:
             if error.response["Error"]["Code"] != "NoSuchBucket":
                 raise
+
+
+def _content(given: Mapping[str, Any]) -> bytes:
+    """Of `content`, or of the asset `source`: a file's path or a text."""
+    if "source" not in given:
+        return str(given["content"]).encode()
+    text = getattr(given["source"], "text", None)
+    return Path(given["source"].path).read_bytes() if text is None else str(text).encode()
 
 
 HANDLERS = (Bucket(), Versioning(), Encryption(), PublicAccessBlock(), Policy(), Lifecycle(), Object())
