@@ -81,8 +81,10 @@ class Instance(Handler):
             "instanceState": "running",
         }
 
-    def forces(self, path: Changed, news: Mapping[str, Any]) -> bool:
-        return super().forces(path, news) or (path[0] == "userData" and bool(news.get("userDataReplaceOnChange")))
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        if path[0] == "userData":
+            return bool(news.get("userDataReplaceOnChange"))
+        return super().forces(path, olds, news)
 
     def update(self, call: Call) -> dict[str, Any]:
         """Tags, groups and metadata options. What would stop the instance, or change its disk, is not modelled."""

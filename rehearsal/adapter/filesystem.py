@@ -1,9 +1,11 @@
 """FSx for Lustre."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rehearsal.adapter.changes import Changed
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
 from rehearsal.adapter.session import wait_until
@@ -35,7 +37,7 @@ class LustreFileSystem(Handler):
         "securityGroupIds",
         "tags",
     )
-    replaces = frozenset({"deploymentType", "storageType", "fileSystemTypeVersion", "subnetIds", "securityGroupIds"})
+    replaces = frozenset({"deploymentType", "storageType", "subnetIds", "securityGroupIds"})
 
     def create(self, call: Call) -> Made:
         lustre = call.only(
@@ -72,6 +74,12 @@ class LustreFileSystem(Handler):
             "dnsName": found["DNSName"],
             "mountName": found["LustreConfiguration"]["MountName"],
         }
+
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        """Neither storage nor the version of Lustre goes down in place."""
+        if path[0] in ("storageCapacity", "fileSystemTypeVersion"):
+            return path[0] in olds and float(news.get(path[0], 0)) < float(olds[path[0]])
+        return super().forces(path, olds, news)
 
     def update(self, call: Call) -> dict[str, Any]:
         changed = [key for key in self.keys if key != "tags" and call.changed(key)]

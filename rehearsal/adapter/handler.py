@@ -114,8 +114,8 @@ class Handler(ABC):
         """The outputs that an update of these inputs makes anew: a preview can't know them."""
         return frozenset()
 
-    def forces(self, path: Changed, news: Mapping[str, Any]) -> bool:
-        """Whether this change, on the way to `news`, needs another resource in place of this one."""
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        """Whether this change between the inputs needs another resource in place of this one."""
         return stands_under(path, self.replaces)
 
     def name_of(self, call: Call) -> str:

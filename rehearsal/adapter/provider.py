@@ -93,7 +93,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             subject = _subject(request, news)
             handler = self._account.handler(subject)
             found = changes(olds, news)
-            forcing = {path for path in found if handler.forces(path, news)}
+            forcing = {path for path in found if handler.forces(path, olds, news)}
             name = news.get(handler.named)
             fixed = name is not None and name == olds.get(handler.named) and handler.named not in filled
             return provider_pb2.DiffResponse(

@@ -1,7 +1,9 @@
 """Security groups and their rules."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from rehearsal.adapter.changes import Changed
 from rehearsal.adapter.handler import Call, Handler, Made, known
 from rehearsal.adapter.tagging import retag
 
@@ -50,6 +52,7 @@ class _Rule(Handler):
     )
     replaces = frozenset({"securityGroupId"})
     direction: str
+    _sources = ("cidrIpv4", "referencedSecurityGroupId")
 
     def create(self, call: Call) -> Made:
         permission: dict[str, Any] = call.only(ipProtocol="IpProtocol", fromPort="FromPort", toPort="ToPort")
@@ -65,6 +68,12 @@ class _Rule(Handler):
             **call.tag_specification("security-group-rule"),
         )
         return answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}
+
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        """A rule never comes to name another kind of source."""
+        return super().forces(path, olds, news) or (
+            path[0] in self._sources and not (path[0] in olds and path[0] in news)
+        )
 
     def update(self, call: Call) -> dict[str, Any]:
         changed = [key for key in self.keys if key != "tags" and call.changed(key)]

@@ -124,6 +124,22 @@ def test_user_data_replaces_where_the_program_says_so(engine: Engine, flag: bool
     assert list(engine.diff("aws:ec2/instance:Instance", olds, news).replaces) == replaced
 
 
+def test_rule_that_names_another_kind_of_source_is_replaced(engine: Engine) -> None:
+    kind, group = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule", {"referencedSecurityGroupId": "sg-1"}
+    told = engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, group)
+    assert list(told.replaces) == ["cidrIpv4", "referencedSecurityGroupId"]
+    assert not engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, {"cidrIpv4": "10.0.0.0/9"}).replaces
+
+
+@pytest.mark.parametrize(
+    ("key", "lower", "higher"), [("storageCapacity", 1200, 2400), ("fileSystemTypeVersion", "2.12", "2.15")]
+)
+def test_file_system_grows_in_place_and_never_shrinks(engine: Engine, key: str, lower: Any, higher: Any) -> None:
+    kind = "aws:fsx/lustreFileSystem:LustreFileSystem"
+    assert list(engine.diff(kind, {key: lower}, {key: higher}).replaces) == []
+    assert list(engine.diff(kind, {key: higher}, {key: lower}).replaces) == [key]
+
+
 def test_replacement_under_a_name_of_the_users_own_deletes_first(engine: Engine) -> None:
     def told(filled: list[str]) -> Any:
         olds, news = ({"name": "fixed", "strategy": one, DEFAULTS: filled} for one in ("cluster", "spread"))
