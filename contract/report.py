@@ -6,7 +6,6 @@ from pydantic import Field
 
 from contract.base import Contract
 
-
 EngineName = Literal["mocks", "pulumi"]
 
 

@@ -37,7 +37,9 @@ class LustreFileSystem(Handler):
         "securityGroupIds",
         "tags",
     )
-    replaces = frozenset({"deploymentType", "storageType", "subnetIds", "securityGroupIds"})
+    replaces = frozenset(
+        {"deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"}
+    )
 
     def create(self, call: Call) -> Made:
         lustre = call.only(

@@ -23,10 +23,11 @@ class MetricAlarm(Handler):
         "okActions",
         "tags",
     )
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         self._put(call, name, Tags=call.tags)
         return name, self._outputs(call, name)
 
@@ -93,11 +94,12 @@ class Budget(Handler):
             "subscriberSnsTopicArns",
         ),
     )
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
         budgets, account = call.aws.client("budgets"), _account(call)
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         budgets.create_budget(AccountId=account, Budget=self._budget(call, name), ResourceTags=call.tags)
         self._notify(call, account, name)
         return f"{account}:{name}", self._outputs(call, name)

@@ -9,11 +9,12 @@ from rehearsal.adapter.handler import Call, Handler, Made, known, tag_list
 class LogGroup(Handler):
     type = "aws:cloudwatch/logGroup:LogGroup"
     keys = known("name", "retentionInDays", "kmsKeyId", "tags")
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
         logs = call.aws.client("logs")
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         asked = call.only(kmsKeyId="kmsKeyId")
         logs.create_log_group(logGroupName=name, tags=dict(call.inputs.get("tags", {})), **asked)
         if call.inputs.get("retentionInDays"):

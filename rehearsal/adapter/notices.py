@@ -23,10 +23,11 @@ _OWNERS = [
 class Topic(Handler):
     type = "aws:sns/topic:Topic"
     keys = known("name", "kmsMasterKeyId", "tags")
+    named = "name"
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         attributes = call.only(kmsMasterKeyId="KmsMasterKeyId")
         made = call.aws.client("sns").create_topic(Name=name, Attributes=attributes, Tags=call.tags)["TopicArn"]
         return made, self._outputs(made)
