@@ -6,6 +6,8 @@ from pydantic import Field
 
 from contract.base import Contract
 
+EngineName = Literal["mocks", "pulumi"]
+
 
 class NotRehearsed(Contract):
     """Something of the real cluster that did not run here."""
@@ -45,7 +47,7 @@ class Report(Contract):
     errors: tuple[str, ...] = Field(description="What was not, one sentence each.")
     stack: str = Field(description="Pulumi stack.")
     backend: Literal["process"] = Field(description="How nodes were booted.")
-    engine: Literal["mocks"] = Field(description="What ran the Pulumi program.")
+    engine: EngineName = Field(description="What ran the Pulumi program.")
     run: str | None = Field(description="Run id.")
     nodes: int = Field(ge=0, description="Worker nodes that ran.")
     processes_per_node: int = Field(ge=0, description="Processes on each node.")

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.engine.choice import ENGINES, usable_engine
 from rehearsal.faults import FORMS, faults_of
 from rehearsal.ground import ROOT, Options, account_folder, sweep_accounts, whole_nodes
 from rehearsal.locks import address_block
@@ -44,11 +45,16 @@ def run(
         list[str] | None,
         typer.Option("--fault", metavar="FAULT", help=f"What AWS shall refuse: {'; '.join(FORMS)}. Repeatable."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="ENGINE", help=f"What runs the program: {', '.join(ENGINES)}.")
+    ] = "mocks",
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
     try:
-        options = Options(stack=stack, nodes=whole_nodes(nodes), faults=faults_of(fault or []))
+        options = Options(
+            stack=stack, nodes=whole_nodes(nodes), faults=faults_of(fault or []), engine=usable_engine(engine)
+        )
         with Show() as display:
             report, story = rehearse(options, display, interrupts)
     except InputError as error:

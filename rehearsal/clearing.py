@@ -8,8 +8,9 @@ from contract.report import NotRehearsed
 from rehearsal import audit
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
-from rehearsal.adapter.teardown import Destroyed, DestroyFailed, destroy
+from rehearsal.adapter.teardown import Destroyed, DestroyFailed
 from rehearsal.aws.billing import billed_by_type
+from rehearsal.engine.base import Engine
 from rehearsal.follow import NODES_GONE_SECONDS, FollowError, log_tails, skipped_roles, until
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.hypervisor.process import ProcessBackend
@@ -35,8 +36,8 @@ def not_emulated(faults: Iterable[str]) -> list[NotRehearsed]:
 class Clearing:
     """Made before anything else is: it remembers the account as it was."""
 
-    def __init__(self, scene: Scene, backend: ProcessBackend) -> None:
-        self.scene, self.backend = scene, backend
+    def __init__(self, scene: Scene, backend: ProcessBackend, engine: Engine) -> None:
+        self.scene, self.backend, self.engine = scene, backend, engine
         self._before = scene.aws.dump()
         self._instances = {one.id for one in scene.aws.instances()}
         self._calls = len(scene.aws.journal())
@@ -89,10 +90,10 @@ class Clearing:
         """A destroy that a signal cuts is repeated from there: what was made must go."""
         try:
             with self.scene.interrupts.raised():
-                return destroy(deployment, on_event=self.scene.tell)
+                return self.engine.destroy(deployment)
         except KeyboardInterrupt:
             self.scene.show.line("failed", f"{INTERRUPTED}, destroy is repeated")
-            return destroy(deployment, on_event=self.scene.tell)
+            return self.engine.destroy(deployment)
 
     def count_made(self, deployment: Deployment) -> None:
         own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]
@@ -101,7 +102,7 @@ class Clearing:
 
     def note_limits(self) -> None:
         """What stood in for something."""
-        self.scene.found.scaled += self.backend.scaled()
+        self.scene.found.scaled += [*self.backend.scaled(), *self.engine.scaled()]
         self.scene.found.not_rehearsed += [*self.backend.not_rehearsed(), *not_emulated(self.scene.found.faults)]
 
     def note_left_out(self, deployment: Deployment) -> None:

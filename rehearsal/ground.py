@@ -16,7 +16,7 @@ import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
 from contract.reading import read_settings
-from contract.report import Scaled
+from contract.report import EngineName, Scaled
 from contract.settings import MOST_NODES, StackSettings
 from infra.source import pack_source
 from rehearsal.aws.faults import Fault
@@ -49,6 +49,7 @@ class Options:
     stack: str
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
+    engine: EngineName = "mocks"
     root: Path = ROOT
 
     @property
@@ -139,7 +140,7 @@ def prepare_folder(folder: Path, show: Show, cut: str) -> None:
 
 def empty(folder: Path) -> None:
     """Remove what a rehearsal leaves."""
-    for name in ("aws", "results", "logs.txt", "node-logs.txt", "report.json", "report.html", "reserve"):
+    for name in ("aws", "pulumi", "results", "logs.txt", "node-logs.txt", "report.json", "report.html", "reserve"):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

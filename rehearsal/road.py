@@ -10,9 +10,8 @@ from contract.layout import RunLayout
 from contract.objects import Bucket
 from contract.run import LaunchResult
 from rehearsal import audit
-from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
-from rehearsal.adapter.mocks import up
+from rehearsal.engine.base import Engine
 from rehearsal.follow import NODES_GONE_SECONDS, follow, until
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.scene import Scene
@@ -28,24 +27,13 @@ class Road:
         self.scene = scene
         self.previewed = False
 
-    def bring_up(self, account: Adapter) -> None:
+    def bring_up(self, engine: Engine) -> None:
         """Preview, then resources and launch, as `pulumi up` does."""
         self.scene.clock.enter("preview")
-        planned = up(
-            self.scene.config, self.scene.options.stack, self.scene.options.root, preview=True, account=account
-        )
-        own = [one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")]
-        self.scene.show.line("preview", f"{len(own)} AWS resources to make")
+        self.scene.show.line("preview", f"{engine.preview()} AWS resources to make")
         self.previewed = True
         self.scene.clock.enter("resources")
-        deployment = up(
-            self.scene.config,
-            self.scene.options.stack,
-            self.scene.options.root,
-            account=account,
-            on_event=self.scene.tell,
-            begun=self.begun,
-        )
+        deployment = engine.up(self.begun)
         launched = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
         self.scene.clock.split(launched.phases)
         self.scene.found.run, self.scene.found.nodes = launched.run, len(launched.nodes)

@@ -4,10 +4,11 @@ from contextlib import ExitStack
 
 from contract.base import InputError
 from contract.report import Report
-from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import UpFailed
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.clearing import Clearing
+from rehearsal.engine.base import Engine
+from rehearsal.engine.choice import ENGINES
 from rehearsal.faults import spec_of
 from rehearsal.findings import Findings
 from rehearsal.follow import FollowError
@@ -53,7 +54,9 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
                 stack.enter_context(environment(aws.environment()))
                 if stood := prepare(aws, settings):
                     show.line("account", f"{', '.join(stood)}: put there, as the stack says that it exists")
-            go(Scene(options, config, settings, aws, show, clock, found, interrupts, reserve))
+            scene = Scene(options, config, settings, aws, show, clock, found, interrupts, reserve)
+            with ENGINES[options.engine](scene) as engine:
+                go(scene, engine)
         except KeyboardInterrupt:
             show.line("failed", INTERRUPTED)
         except InputError:
@@ -67,18 +70,18 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
         found.errors.insert(0, INTERRUPTED)
     if left := marked(options.folder):
         found.errors.append(f"processes still run: {[process.pid for process in left]}")
-    report = found.report(options.stack, settings.processes_per_node, clock.done())
+    report = found.report(options.stack, options.engine, settings.processes_per_node, clock.done())
     found.story.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
     return report, found.story
 
 
-def go(scene: Scene) -> None:
+def go(scene: Scene, engine: Engine) -> None:
     """Whatever breaks on the way ends as an error of the report, never as a report that is not there.
 
     Raises InputError for what only the program's look-ups can tell, when nothing is made yet.
     """
     backend = ProcessBackend(scene.options.folder)
-    clearing, road, account = Clearing(scene, backend), Road(scene), Adapter(scene.aws.region)
+    clearing, road = Clearing(scene, backend, engine), Road(scene)
     scene.aws.inject(*scene.options.faults)
     scene.found.faults = tuple(spec_of(fault) for fault in scene.aws.faults())
     for spec in scene.found.faults:
@@ -86,12 +89,12 @@ def go(scene: Scene) -> None:
 
     def broken(text: str) -> None:
         scene.show.line("nodes", text)
-        account.stop()  # a launch would wait for nodes that nobody boots
+        engine.stop()  # a launch would wait for nodes that nobody boots
 
     with Hypervisor(scene.aws, backend, scene.options.stack, broken) as hypervisor:
         try:
             with scene.interrupts.raised():
-                road.bring_up(account)
+                road.bring_up(engine)
                 road.train(hypervisor)
                 road.bring_home()
         except KeyboardInterrupt:

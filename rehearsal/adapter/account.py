@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rehearsal.adapter import (
+    autoscaling,
     compute,
     filesystem,
     guardrails,
@@ -22,7 +23,7 @@ from rehearsal.adapter import (
 )
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import AdapterError, Refused, UnknownType, gone_already
-from rehearsal.adapter.handler import Call, Handler, Made, check_keys
+from rehearsal.adapter.handler import Call, Found, Handler, Made, check_keys
 from rehearsal.adapter.lookups import LOOK_UPS
 from rehearsal.adapter.session import Aws
 
@@ -37,6 +38,7 @@ class Subject:
     inputs: Mapping[str, Any]
     id: str = ""
     outputs: Mapping[str, Any] | None = None
+    olds: Mapping[str, Any] | None = None  # of an update: the inputs until now
 
 
 class Account(Protocol):
@@ -71,6 +73,18 @@ class Adapter:
         with self._serving(subject):
             return handler.adopt(self._call(subject, root, say))
 
+    def read(self, subject: Subject, root: Path) -> Found | None:
+        """A thing of this id as it stands; None where there is none."""
+        handler = self.handler(subject)
+        with self._serving(subject):
+            return handler.read(self._call(subject, root, lambda line: None))
+
+    def update(self, subject: Subject, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
+        """Bring it from `olds` to `inputs`: the outputs that this changed."""
+        handler = self.handler(subject)
+        with self._serving(subject):
+            return handler.update(self._call(subject, root, say))
+
     def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None:
         handler = self.handler(subject)
         with self._serving(subject), gone_already():
@@ -102,6 +116,7 @@ class Adapter:
             root=root,
             id=subject.id,
             outputs=subject.outputs or {},
+            olds=subject.olds or {},
             say=say,
         )
 
@@ -113,7 +128,10 @@ class Adapter:
 
 def handlers(command: Command) -> dict[str, Handler]:
     """Type token -> handler."""
-    modules = (network, security, keys, storage, identity, filesystem, compute, logs, notices, guardrails)
+    modules = (
+        *(network, security, keys, storage, identity, filesystem),
+        *(compute, autoscaling, logs, notices, guardrails),
+    )
     known = [handler for module in modules for handler in module.HANDLERS]
     return {handler.type: handler for handler in (*known, command)}
 
@@ -137,8 +155,9 @@ def _told(kind: str, name: str) -> Any:
         told = error.response.get("Error", {})
         message = f"{owner}: {error.operation_name}: {told.get('Code')}: {told.get('Message')}"
         raise Refused(message) from error
-    except BotoCoreError as error:
-        raise Refused(f"{owner}: {error}") from error
+    except (BotoCoreError, NotImplementedError) as error:
+        said = str(error)
+        raise Refused(said if said.startswith(owner) else f"{owner}: {said}") from error
     except AdapterError as error:
         if str(error).startswith(owner):
             raise

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ class Command(Handler):
 
     type = "command:local:Command"
     keys = known("create", "update", "delete", "dir", "environment", "triggers", "addPreviousOutputInEnv")
+    replaces = frozenset({"triggers"})
 
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip
@@ -34,6 +35,14 @@ class Command(Handler):
 
     def create(self, call: Call) -> Made:
         return f"{call.name}-command", self._run(call, call.inputs.get("create"), begin=lambda: not self._stopped)
+
+    def anew(self, changed: Collection[str]) -> frozenset[str]:
+        return frozenset({"stdout", "stderr"})
+
+    def update(self, call: Call) -> dict[str, Any]:
+        """Any change runs `update`; where there is none, `create` again."""
+        again = call.inputs.get("update") or call.inputs.get("create")
+        return self._run(call, again, begin=lambda: not self._stopped)
 
     def delete(self, call: Call) -> None:
         self._run(call, call.inputs.get("delete"))
@@ -64,7 +73,7 @@ class Command(Handler):
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 cwd=folder,
-                env={**os.environ, **call.inputs.get("environment", {})},
+                env={**os.environ, **_previous(call), **call.inputs.get("environment", {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -82,6 +91,13 @@ class Command(Handler):
         if status:
             raise CommandFailed(f"`{command}` ended with status {status}\n" + "\n".join(tail))
         return {"stdout": stdout.rstrip("\n"), "stderr": "\n".join(tail)}
+
+
+def _previous(call: Call) -> dict[str, str]:
+    """What the command before told, for the one after it."""
+    if not call.inputs.get("addPreviousOutputInEnv", True):
+        return {}
+    return {f"PULUMI_COMMAND_{key.upper()}": call.outputs[key] for key in ("stdout", "stderr") if key in call.outputs}
 
 
 def _drain(process: "subprocess.Popen[str]", call: Call) -> tuple[str, list[str]]:

@@ -1,36 +1,33 @@
-"""Placement groups, instances, launch templates and Auto Scaling groups."""
+"""Placement groups, instances and launch templates."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, tag_list
+from rehearsal.adapter.changes import Changed
+from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, renamed, tag_list
 from rehearsal.adapter.session import wait_until
+from rehearsal.adapter.tagging import retag
 
 _INSTANCE_SECONDS = 300.0
-_DRAIN_SECONDS = 600.0
 _METADATA = known("httpEndpoint", "httpTokens", "httpPutResponseHopLimit")
-
-
-def _api(given: Mapping[str, Any], **special: str) -> dict[str, Any]:
-    """A flat object under the API's names: the provider's with a capital, save the special ones."""
-    return {special.get(key, api_case(key)): value for key, value in given.items()}
-
-
-def _deep_api(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for an object with objects in it."""
-    return {api_case(key): _deep_api(value) if isinstance(value, Mapping) else value for key, value in given.items()}
 
 
 class PlacementGroup(Handler):
     type = "aws:ec2/placementGroup:PlacementGroup"
-    keys = known("strategy", "tags")
+    keys = known("name", "strategy", "tags")
+    named = "name"
+    replaces = frozenset({"name", "strategy"})
 
     def create(self, call: Call) -> Made:
-        name = call.autoname()
+        name = self.name_of(call)
         answer = call.aws.client("ec2").create_placement_group(
             GroupName=name, Strategy=call.inputs["strategy"], **call.tag_specification("placement-group")
         )
         return name, {"name": name, "placementGroupId": answer["PlacementGroup"]["GroupId"]}
+
+    def update(self, call: Call) -> dict[str, Any]:
+        retag(call, call.outputs["placementGroupId"])
+        return {}
 
     def delete(self, call: Call) -> None:
         call.aws.client("ec2").delete_placement_group(GroupName=call.id)
@@ -51,6 +48,9 @@ class Instance(Handler):
         metadataOptions=_METADATA,
         rootBlockDevice=known("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
     )
+    replaces = frozenset(
+        {"ami", "subnetId", "associatePublicIpAddress", "rootBlockDevice.encrypted", "rootBlockDevice.kmsKeyId"}
+    )
 
     def create(self, call: Call) -> Made:
         ec2, given = call.aws.client("ec2"), call.inputs
@@ -66,9 +66,9 @@ class Instance(Handler):
         if "iamInstanceProfile" in given:
             arguments["IamInstanceProfile"] = {"Name": given["iamInstanceProfile"]}
         if "metadataOptions" in given:
-            arguments["MetadataOptions"] = _api(given["metadataOptions"])
+            arguments["MetadataOptions"] = renamed(given["metadataOptions"])
         if root:
-            arguments["BlockDeviceMappings"] = [{"DeviceName": image["RootDeviceName"], "Ebs": _api(root)}]
+            arguments["BlockDeviceMappings"] = [{"DeviceName": image["RootDeviceName"], "Ebs": renamed(root)}]
         made = ec2.run_instances(
             MinCount=1, MaxCount=1, NetworkInterfaces=[interface], TagSpecifications=specifications, **arguments
         )["Instances"][0]["InstanceId"]
@@ -80,6 +80,25 @@ class Instance(Handler):
             "privateDns": found.get("PrivateDnsName", ""),
             "instanceState": "running",
         }
+
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        if path[0] == "userData":
+            return bool(news.get("userDataReplaceOnChange"))
+        return super().forces(path, olds, news)
+
+    def update(self, call: Call) -> dict[str, Any]:
+        """Tags, groups and metadata options. What would stop the instance, or change its disk, is not modelled."""
+        can = {"tags", "vpcSecurityGroupIds", "metadataOptions", "userDataReplaceOnChange"}
+        rest = [key for key in self.keys if key not in can and call.changed(key)]
+        if rest:
+            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change {', '.join(rest)}")
+        ec2 = call.aws.client("ec2")
+        if call.changed("vpcSecurityGroupIds"):
+            ec2.modify_instance_attribute(InstanceId=call.id, Groups=call.inputs["vpcSecurityGroupIds"])
+        if call.changed("metadataOptions"):
+            ec2.modify_instance_metadata_options(InstanceId=call.id, **renamed(call.inputs["metadataOptions"]))
+        retag(call)
+        return {}
 
     def delete(self, call: Call) -> None:
         call.aws.client("ec2").terminate_instances(InstanceIds=[call.id])
@@ -101,6 +120,7 @@ class Instance(Handler):
 class LaunchTemplate(Handler):
     type = "aws:ec2/launchTemplate:LaunchTemplate"
     keys = known(
+        "name",
         "imageId",
         "instanceType",
         "userData",
@@ -126,8 +146,42 @@ class LaunchTemplate(Handler):
         ),
         tagSpecifications=known("resourceType", "tags"),
     )
+    named = "name"
+    replaces = frozenset({"name"})
+    _beside = frozenset({"name", "tags", "updateDefaultVersion"})  # inputs that are none of a version's data
 
     def create(self, call: Call) -> Made:
+        made = call.aws.client("ec2").create_launch_template(
+            LaunchTemplateName=self.name_of(call),
+            LaunchTemplateData=self._data(call),
+            **call.only(description="VersionDescription"),
+            **call.tag_specification("launch-template"),
+        )["LaunchTemplate"]
+        return made["LaunchTemplateId"], {
+            "name": made["LaunchTemplateName"],
+            "latestVersion": made["LatestVersionNumber"],
+            "defaultVersion": made["DefaultVersionNumber"],
+        }
+
+    def anew(self, changed: Collection[str]) -> frozenset[str]:
+        return frozenset() if self._beside >= set(changed) else frozenset({"latestVersion", "defaultVersion"})
+
+    def update(self, call: Call) -> dict[str, Any]:
+        """Changed data is a new version; instances that run keep theirs."""
+        retag(call)
+        if not call.changed(*(self.keys.keys() - self._beside)):
+            return {}
+        ec2 = call.aws.client("ec2")
+        answer = ec2.create_launch_template_version(
+            LaunchTemplateId=call.id, LaunchTemplateData=self._data(call), **call.only(description="VersionDescription")
+        )
+        latest = answer["LaunchTemplateVersion"]["VersionNumber"]
+        if not call.inputs.get("updateDefaultVersion"):
+            return {"latestVersion": latest}
+        ec2.modify_launch_template(LaunchTemplateId=call.id, DefaultVersion=str(latest))
+        return {"latestVersion": latest, "defaultVersion": latest}
+
+    def _data(self, call: Call) -> dict[str, Any]:
         given = call.inputs
         data: dict[str, Any] = call.only(imageId="ImageId", instanceType="InstanceType", userData="UserData")
         for key in (
@@ -139,29 +193,19 @@ class LaunchTemplate(Handler):
             "capacityReservationSpecification",
         ):
             if key in given:
-                data[api_case(key)] = _deep_api(given[key])
+                data[api_case(key)] = renamed(given[key])
         data["NetworkInterfaces"] = [
-            _api(_booleans(interface), securityGroups="Groups") for interface in given.get("networkInterfaces", [])
+            renamed(_booleans(interface), securityGroups="Groups") for interface in given.get("networkInterfaces", [])
         ]
         data["BlockDeviceMappings"] = [
-            {"DeviceName": device["deviceName"], "Ebs": _api(_booleans(device["ebs"]))}
+            {"DeviceName": device["deviceName"], "Ebs": renamed(_booleans(device["ebs"]))}
             for device in given.get("blockDeviceMappings", [])
         ]
         data["TagSpecifications"] = [
             {"ResourceType": item["resourceType"], "Tags": tag_list(item["tags"])}
             for item in given.get("tagSpecifications", [])
         ]
-        made = call.aws.client("ec2").create_launch_template(
-            LaunchTemplateName=call.autoname(),
-            LaunchTemplateData={key: value for key, value in data.items() if value},
-            **call.only(description="VersionDescription"),
-            **call.tag_specification("launch-template"),
-        )["LaunchTemplate"]
-        return made["LaunchTemplateId"], {
-            "name": made["LaunchTemplateName"],
-            "latestVersion": made["LatestVersionNumber"],
-            "defaultVersion": made["DefaultVersionNumber"],
-        }
+        return {key: value for key, value in data.items() if value}
 
     def delete(self, call: Call) -> None:
         call.aws.client("ec2").delete_launch_template(LaunchTemplateId=call.id)
@@ -172,82 +216,4 @@ def _booleans(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value == "true" if value in ("true", "false") else value for key, value in given.items()}
 
 
-class AutoScalingGroup(Handler):
-    type = "aws:autoscaling/group:Group"
-    keys = known(
-        "minSize",
-        "maxSize",
-        "desiredCapacity",
-        "vpcZoneIdentifiers",
-        "healthCheckType",
-        "healthCheckGracePeriod",
-        "suspendedProcesses",
-        "terminationPolicies",
-        "waitForCapacityTimeout",  # no wait: the group is made empty
-        launchTemplate=known("id", "version"),
-        tags=known("key", "value", "propagateAtLaunch"),
-    )
-
-    def create(self, call: Call) -> Made:
-        client, given, name = call.aws.client("autoscaling"), call.inputs, call.autoname()
-        assert given.get("desiredCapacity", 0) == 0, "the adapter makes empty groups only"
-        template = given["launchTemplate"]
-        client.create_auto_scaling_group(
-            AutoScalingGroupName=name,
-            LaunchTemplate={"LaunchTemplateId": template["id"], "Version": template["version"]},
-            VPCZoneIdentifier=",".join(given["vpcZoneIdentifiers"]),
-            Tags=[
-                {"ResourceId": name, "ResourceType": "auto-scaling-group", **_api(tag)} for tag in given.get("tags", [])
-            ],
-            **call.only(
-                minSize="MinSize",
-                maxSize="MaxSize",
-                desiredCapacity="DesiredCapacity",
-                healthCheckType="HealthCheckType",
-                healthCheckGracePeriod="HealthCheckGracePeriod",
-                terminationPolicies="TerminationPolicies",
-            ),
-        )
-        if given.get("suspendedProcesses"):
-            client.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=given["suspendedProcesses"])
-        return name, {"name": name, "arn": self._described(call, name)["AutoScalingGroupARN"]}
-
-    def delete(self, call: Call) -> None:
-        client = call.aws.client("autoscaling")
-        client.update_auto_scaling_group(AutoScalingGroupName=call.id, MinSize=0, MaxSize=0, DesiredCapacity=0)
-        wait_until(
-            f"group {call.id} has no instances", lambda: not self._described(call, call.id)["Instances"], _DRAIN_SECONDS
-        )
-        client.delete_auto_scaling_group(AutoScalingGroupName=call.id)
-        wait_until(f"group {call.id} is gone", lambda: self._described(call, call.id) is None, _DRAIN_SECONDS)
-
-    def _described(self, call: Call, name: str) -> Any:
-        client = call.aws.client("autoscaling")
-        found = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
-        return found[0] if found else None
-
-
-class LifecycleHook(Handler):
-    type = "aws:autoscaling/lifecycleHook:LifecycleHook"
-    keys = known("autoscalingGroupName", "lifecycleTransition", "heartbeatTimeout", "defaultResult")
-
-    def create(self, call: Call) -> Made:
-        name = call.autoname()
-        call.aws.client("autoscaling").put_lifecycle_hook(
-            LifecycleHookName=name,
-            **call.only(
-                autoscalingGroupName="AutoScalingGroupName",
-                lifecycleTransition="LifecycleTransition",
-                heartbeatTimeout="HeartbeatTimeout",
-                defaultResult="DefaultResult",
-            ),
-        )
-        return name, {"name": name}
-
-    def delete(self, call: Call) -> None:
-        call.aws.client("autoscaling").delete_lifecycle_hook(
-            LifecycleHookName=call.id, AutoScalingGroupName=call.inputs["autoscalingGroupName"]
-        )
-
-
-HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate(), AutoScalingGroup(), LifecycleHook())
+HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate())

@@ -1,12 +1,15 @@
 """FSx for Lustre."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rehearsal.adapter.changes import Changed
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
 from rehearsal.adapter.session import wait_until
+from rehearsal.adapter.tagging import retag_by
 
 _SECONDS = 1800.0
 _LINK_SECONDS = 600.0
@@ -33,6 +36,9 @@ class LustreFileSystem(Handler):
         "subnetIds",
         "securityGroupIds",
         "tags",
+    )
+    replaces = frozenset(
+        {"deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"}
     )
 
     def create(self, call: Call) -> Made:
@@ -70,6 +76,20 @@ class LustreFileSystem(Handler):
             "dnsName": found["DNSName"],
             "mountName": found["LustreConfiguration"]["MountName"],
         }
+
+    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+        """Neither storage nor the version of Lustre goes down in place."""
+        if path[0] in ("storageCapacity", "fileSystemTypeVersion"):
+            return path[0] in olds and float(news.get(path[0], 0)) < float(olds[path[0]])
+        return super().forces(path, olds, news)
+
+    def update(self, call: Call) -> dict[str, Any]:
+        changed = [key for key in self.keys if key != "tags" and call.changed(key)]
+        if changed:
+            raise NotImplementedError(f"{call.type} {call.name}: UpdateFileSystem ({', '.join(changed)})")
+        fsx = call.aws.client("fsx")
+        retag_by(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=call.outputs["arn"])
+        return {}
 
     def delete(self, call: Call) -> None:
         """The provider asks for no final backup unless told to; one of a SCRATCH file system AWS can't take."""

@@ -10,6 +10,20 @@ from rehearsal.adapter.account import Account, Subject
 STACK_TYPE = "pulumi:pulumi:Stack"
 
 
+EventKind = Literal[
+    "creating",
+    "created",
+    "adopted",
+    "updating",
+    "updated",
+    "deleting",
+    "deleted",
+    "retained",
+    "failed",
+    "line",
+]
+
+
 @dataclass(kw_only=True)
 class Resource:
     """One registration. `made`: whether it stands in the account now (components: whether they were registered).
@@ -77,7 +91,7 @@ class Deployment:
 class Event:
     """Something happened to a resource. `text`: a line of its command's stderr, or why it failed."""
 
-    kind: Literal["creating", "created", "adopted", "deleting", "deleted", "retained", "failed", "line"]
+    kind: EventKind
     urn: str
     type: str
     name: str

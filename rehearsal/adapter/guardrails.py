@@ -27,7 +27,7 @@ class MetricAlarm(Handler):
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         self._put(call, name, Tags=call.tags)
         return name, self._outputs(call, name)
 
@@ -99,7 +99,7 @@ class Budget(Handler):
 
     def create(self, call: Call) -> Made:
         budgets, account = call.aws.client("budgets"), _account(call)
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         budgets.create_budget(AccountId=account, Budget=self._budget(call, name), ResourceTags=call.tags)
         self._notify(call, account, name)
         return f"{account}:{name}", self._outputs(call, name)

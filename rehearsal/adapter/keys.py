@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.handler import Call, Found, Handler, Made, known
 
 _WINDOW_DAYS = 30  # the provider's default, and KMS's longest
 
@@ -23,13 +25,24 @@ class Key(Handler):
             kms.enable_key_rotation(KeyId=made["KeyId"])
         return made["KeyId"], _outputs(made)
 
-    def adopt(self, call: Call) -> Made:
+    def read(self, call: Call) -> Found | None:
         """A key that is disabled or to be deleted is refused: what it encrypted can't be read through it."""
-        found = call.aws.client("kms").describe_key(KeyId=call.id)["KeyMetadata"]
+        kms = call.aws.client("kms")
+        try:
+            found = kms.describe_key(KeyId=call.id)["KeyMetadata"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NotFoundException":
+                return None
+            raise
         if found["KeyState"] != "Enabled":
             raise Refused(f"{found['Arn']} is {found['KeyState']}: cancel its deletion or enable it first")
-        self._settle(call, found)
-        return found["KeyId"], _outputs(found)
+        inputs = {
+            "description": found["Description"],
+            "enableKeyRotation": kms.get_key_rotation_status(KeyId=call.id)["KeyRotationEnabled"],
+            "policy": kms.get_key_policy(KeyId=call.id, PolicyName="default")["Policy"],
+            "tags": _borne(call),
+        }
+        return Found(inputs=inputs, outputs=_outputs(found))
 
     def update(self, call: Call) -> dict[str, Any]:
         found = call.aws.client("kms").describe_key(KeyId=call.id)["KeyMetadata"]
@@ -55,7 +68,7 @@ class Key(Handler):
         wanted = bool(given.get("enableKeyRotation"))
         if kms.get_key_rotation_status(KeyId=call.id)["KeyRotationEnabled"] != wanted:
             (kms.enable_key_rotation if wanted else kms.disable_key_rotation)(KeyId=call.id)
-        borne = {tag["TagKey"]: tag["TagValue"] for tag in kms.list_resource_tags(KeyId=call.id)["Tags"]}
+        borne = _borne(call)
         tags = dict(given.get("tags", {}))
         if gone := sorted(borne.keys() - tags.keys()):
             kms.untag_resource(KeyId=call.id, TagKeys=gone)
@@ -79,11 +92,14 @@ class Alias(Handler):
         call.aws.client("kms").update_alias(AliasName=call.id, TargetKeyId=call.inputs["targetKeyId"])
         return self._outputs(call, call.id)
 
-    def adopt(self, call: Call) -> Made:
-        found = self._outputs(call, call.id)
-        if call.inputs["targetKeyId"] not in (found["targetKeyArn"], found["targetKeyArn"].rpartition("/")[2]):
-            found = self.update(call)
-        return call.id, found
+    def read(self, call: Call) -> Found | None:
+        try:
+            outputs = self._outputs(call, call.id)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NotFoundException":
+                return None
+            raise
+        return Found(inputs={"name": call.id, "targetKeyId": outputs["targetKeyArn"]}, outputs=outputs)
 
     def delete(self, call: Call) -> None:
         call.aws.client("kms").delete_alias(AliasName=call.id)
@@ -95,6 +111,11 @@ class Alias(Handler):
 
 def _tags(tags: dict[str, str] | None) -> list[dict[str, str]]:
     return [{"TagKey": key, "TagValue": value} for key, value in sorted((tags or {}).items())]
+
+
+def _borne(call: Call) -> dict[str, str]:
+    tags = call.aws.client("kms").list_resource_tags(KeyId=call.id)["Tags"]
+    return {tag["TagKey"]: tag["TagValue"] for tag in tags}
 
 
 def _outputs(found: dict[str, Any]) -> dict[str, Any]:

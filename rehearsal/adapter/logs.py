@@ -14,7 +14,7 @@ class LogGroup(Handler):
 
     def create(self, call: Call) -> Made:
         logs = call.aws.client("logs")
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         asked = call.only(kmsKeyId="kmsKeyId")
         logs.create_log_group(logGroupName=name, tags=dict(call.inputs.get("tags", {})), **asked)
         if call.inputs.get("retentionInDays"):

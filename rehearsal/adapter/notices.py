@@ -27,7 +27,7 @@ class Topic(Handler):
     replaces = frozenset(["name"])
 
     def create(self, call: Call) -> Made:
-        name = call.inputs.get("name") or call.autoname()
+        name = self.name_of(call)
         attributes = call.only(kmsMasterKeyId="KmsMasterKeyId")
         made = call.aws.client("sns").create_topic(Name=name, Attributes=attributes, Tags=call.tags)["TopicArn"]
         return made, self._outputs(made)

@@ -1,22 +1,25 @@
 """S3: buckets, their settings, objects."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, tag_list
+from rehearsal.adapter.handler import Call, Found, Handler, Made, api_case, known, tag_list
 from rehearsal.adapter.lifecycle_rules import RULE, api_rule
 
 
 class Bucket(Handler):
     type = "aws:s3/bucket:Bucket"
     keys = known("bucket", "forceDestroy", "tags")
+    named = "bucket"
+    replaces = frozenset({"bucket"})
 
     def create(self, call: Call) -> Made:
         s3 = call.aws.client("s3")
-        name = call.inputs.get("bucket") or call.autoname()
+        name = self.name_of(call)
         region = call.aws.region
         # us-east-1 is the one region that must not be named.
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -25,13 +28,24 @@ class Bucket(Handler):
             s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": call.tags})
         return name, self._outputs(call, name)
 
-    def adopt(self, call: Call) -> Made:
-        s3 = call.aws.client("s3")
-        s3.head_bucket(Bucket=call.id)
-        borne = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket=call.id)["TagSet"]}
-        if borne != call.inputs.get("tags", {}):
-            s3.put_bucket_tagging(Bucket=call.id, Tagging={"TagSet": call.tags})
-        return call.id, self._outputs(call, call.id)
+    def read(self, call: Call) -> Found | None:
+        try:
+            tags = call.aws.client("s3").get_bucket_tagging(Bucket=call.id)["TagSet"]
+        except ClientError as error:
+            match error.response["Error"]["Code"]:
+                case "NoSuchBucket":
+                    return None
+                case "NoSuchTagSet":
+                    tags = []
+                case _:
+                    raise
+        inputs = {"bucket": call.id, "tags": {tag["Key"]: tag["Value"] for tag in tags}}
+        return Found(inputs=inputs, outputs=self._outputs(call, call.id))
+
+    def update(self, call: Call) -> dict[str, Any]:
+        if call.changed("tags"):  # `forceDestroy` is ours alone: a deletion reads it
+            call.aws.client("s3").put_bucket_tagging(Bucket=call.id, Tagging={"TagSet": call.tags})
+        return {}
 
     def delete(self, call: Call) -> None:
         s3 = call.aws.client("s3")
@@ -56,6 +70,7 @@ class _Setting(Handler):
 
     put: str
     take: str
+    replaces = frozenset({"bucket"})
 
     def arguments(self, call: Call) -> dict[str, Any]:
         raise NotImplementedError
@@ -64,6 +79,10 @@ class _Setting(Handler):
         bucket = call.inputs["bucket"]
         getattr(call.aws.client("s3"), self.put)(Bucket=bucket, **self.arguments(call))
         return bucket, {}
+
+    def update(self, call: Call) -> dict[str, Any]:
+        self.create(call)
+        return {}
 
     def delete(self, call: Call) -> None:
         getattr(call.aws.client("s3"), self.take)(Bucket=call.inputs["bucket"])
@@ -138,18 +157,28 @@ class Lifecycle(_Setting):
 class Object(Handler):
     type = "aws:s3/bucketObjectv2:BucketObjectv2"
     keys = known("bucket", "key", "source", "content", "contentType", "tags")
+    replaces = frozenset({"bucket", "key"})
 
     def create(self, call: Call) -> Made:
         given = call.inputs
-        body = Path(given["source"].path).read_bytes() if "source" in given else given["content"].encode()
         answer = call.aws.client("s3").put_object(
             Bucket=given["bucket"],
             Key=given["key"],
-            Body=body,
+            Body=_content(given),
             Tagging=urlencode({tag["Key"]: tag["Value"] for tag in tag_list(given.get("tags"))}),
             **call.only(contentType="ContentType"),
         )
         return f"{given['bucket']}/{given['key']}", {"etag": answer["ETag"].strip('"')}
+
+    def anew(self, changed: Collection[str]) -> frozenset[str]:
+        return frozenset() if set(changed) <= {"tags"} else frozenset({"etag"})
+
+    def update(self, call: Call) -> dict[str, Any]:
+        if call.changed(*(self.keys.keys() - {"tags"})):
+            return self.create(call)[1]
+        where = {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
+        call.aws.client("s3").put_object_tagging(**where, Tagging={"TagSet": call.tags})
+        return {}
 
     def delete(self, call: Call) -> None:
         try:
@@ -157,6 +186,14 @@ class Object(Handler):
         except ClientError as error:
             if error.response["Error"]["Code"] != "NoSuchBucket":
                 raise
+
+
+def _content(given: Mapping[str, Any]) -> bytes:
+    """Of `content`, or of the asset `source`: a file's path or a text."""
+    if "source" not in given:
+        return str(given["content"]).encode()
+    text = getattr(given["source"], "text", None)
+    return Path(given["source"].path).read_bytes() if text is None else str(text).encode()
 
 
 HANDLERS = (Bucket(), Versioning(), Encryption(), PublicAccessBlock(), Policy(), Lifecycle(), Object())

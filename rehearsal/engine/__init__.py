@@ -1,0 +1,1 @@
+"""What runs the Pulumi program in a rehearsal: the SDK's mocks, or the Pulumi CLI."""

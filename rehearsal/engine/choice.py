@@ -1,0 +1,24 @@
+"""The engines by their names."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from contract.base import InputError, Problem
+from contract.report import EngineName
+from rehearsal.engine.base import Engine
+from rehearsal.engine.cli import check_cli, cli
+from rehearsal.engine.mocks import mocks
+from rehearsal.scene import Scene
+
+ENGINES: dict[EngineName, Callable[[Scene], AbstractContextManager[Engine]]] = {"mocks": mocks, "pulumi": cli}
+
+
+def usable_engine(given: str) -> EngineName:
+    """What `--engine` asks for. Raises InputError for what is no engine, or can't be had here."""
+    for name in ENGINES:
+        if given == name:
+            if name == "pulumi":
+                check_cli()
+            return name
+    fix = f"Write one of {', '.join(ENGINES)}"
+    raise InputError([Problem(key="--engine", value=given, why="no such engine", fix=fix)])
