@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, tag_list
+from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
+from rehearsal.adapter.tagging import retag_by, tag_changes
 
 
 class MetricAlarm(Handler):
@@ -36,11 +37,7 @@ class MetricAlarm(Handler):
         cloudwatch = call.aws.client("cloudwatch")
         self._put(call, call.id)
         outputs = self._outputs(call, call.id)
-        tags, borne = dict(call.inputs.get("tags", {})), dict(call.olds.get("tags", {}))
-        if gone := sorted(borne.keys() - tags.keys()):
-            cloudwatch.untag_resource(ResourceARN=outputs["arn"], TagKeys=gone)
-        if tags and tags != borne:
-            cloudwatch.tag_resource(ResourceARN=outputs["arn"], Tags=tag_list(tags))
+        retag_by(call, cloudwatch.tag_resource, cloudwatch.untag_resource, ResourceARN=outputs["arn"])
         return outputs
 
     def delete(self, call: Call) -> None:
@@ -115,11 +112,11 @@ class Budget(Handler):
                     budgets.delete_notification(AccountId=account, BudgetName=name, Notification=_plain(old))
             self._notify(call, account, name)
         outputs = self._outputs(call, name)
-        tags, borne = dict(call.inputs.get("tags", {})), dict(call.olds.get("tags", {}))
-        if gone := sorted(borne.keys() - tags.keys()):
+        put, gone = tag_changes(call)
+        if put:
+            budgets.tag_resource(ResourceARN=outputs["arn"], ResourceTags=put)
+        if gone:
             budgets.untag_resource(ResourceARN=outputs["arn"], ResourceTagKeys=gone)
-        if tags and tags != borne:
-            budgets.tag_resource(ResourceARN=outputs["arn"], ResourceTags=tag_list(tags))
         return outputs
 
     def delete(self, call: Call) -> None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.handler import Call, Handler, Made, known, tag_list
+from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.tagging import retag
 
 
 class LogGroup(Handler):
@@ -85,11 +86,7 @@ class FlowLog(Handler):
         return made, self._outputs(call, made)
 
     def update(self, call: Call) -> dict[str, Any]:
-        ec2, tags = call.aws.client("ec2"), dict(call.inputs.get("tags", {}))
-        if gone := sorted(call.olds.get("tags", {}).keys() - tags.keys()):
-            ec2.delete_tags(Resources=[call.id], Tags=[{"Key": key} for key in gone])
-        if tags:
-            ec2.create_tags(Resources=[call.id], Tags=tag_list(tags))
+        retag(call)
         return self._outputs(call, call.id)
 
     def delete(self, call: Call) -> None:

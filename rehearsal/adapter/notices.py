@@ -5,7 +5,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import Call, Handler, Made, known, tag_list
+from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.tagging import retag_by
 
 # What the provider puts in place of a policy that goes: SNS has no topic without one.
 _OWNERS = [
@@ -37,11 +38,7 @@ class Topic(Handler):
         if given.get("kmsMasterKeyId") != olds.get("kmsMasterKeyId"):
             key = given.get("kmsMasterKeyId", "")
             sns.set_topic_attributes(TopicArn=call.id, AttributeName="KmsMasterKeyId", AttributeValue=key)
-        tags, borne = dict(given.get("tags", {})), dict(olds.get("tags", {}))
-        if gone := sorted(borne.keys() - tags.keys()):
-            sns.untag_resource(ResourceArn=call.id, TagKeys=gone)
-        if tags and tags != borne:
-            sns.tag_resource(ResourceArn=call.id, Tags=tag_list(tags))
+        retag_by(call, sns.tag_resource, sns.untag_resource, ResourceArn=call.id)
         return self._outputs(call.id)
 
     def delete(self, call: Call) -> None:
