@@ -203,16 +203,16 @@ def test_unknown_type_ends_with_its_name(engine: Engine) -> None:
 
 
 def test_unknown_look_up_ends_with_its_name(engine: Engine) -> None:
-    with pytest.raises(grpc.RpcError, match="does not know the look-up aws:ec2/getAmi:getAmi"):
-        engine.stub.Invoke(provider_pb2.InvokeRequest(tok="aws:ec2/getAmi:getAmi"))
+    with pytest.raises(grpc.RpcError, match="does not know the look-up aws:ec2/getVpnGateway:getVpnGateway"):
+        engine.stub.Invoke(provider_pb2.InvokeRequest(tok="aws:ec2/getVpnGateway:getVpnGateway"))
 
 
 def test_input_of_a_new_kind_ends_with_its_name(engine: Engine) -> None:
-    rules = [{"id": "a", "filter": {"tag": {"key": "x"}}}]
+    rules = [{"id": "a", "filter": {"tag": {"key": "x", "valeu": "y"}}}]
     kind = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
     asked = provider_pb2.CheckRequest(urn=urn(kind), news=wire.write({"bucket": "b", "rules": rules}))
     (failure,) = engine.stub.Check(asked).failures
-    assert failure.reason == f"{kind} mine: the adapter does not know the input rules.filter.tag"
+    assert failure.reason == f"{kind} mine: the adapter does not know the input rules.filter.tag.valeu"
 
 
 def test_refusal_of_the_api_names_resource_and_code(engine: Engine) -> None:

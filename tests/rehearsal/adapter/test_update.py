@@ -13,10 +13,11 @@ import pytest
 from rehearsal.adapter.account import Adapter, Subject
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.graph import Deployment, Resource
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
 
+INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
 Change = Callable[..., dict[str, Any]]
 
 
@@ -42,6 +43,12 @@ def change(account: Adapter, stack: Deployment, tmp_path: Path) -> Change:
     return apply
 
 
+def the(stack: Deployment, type_: str) -> Resource:
+    """The only one of a type, whose name tells more than its role."""
+    (found,) = stack.of_type(type_)
+    return found
+
+
 def borne(tags: list[dict[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
@@ -58,17 +65,17 @@ def borne(tags: list[dict[str, str]]) -> dict[str, str]:
         ("aws:ec2/vpcEndpoint:VpcEndpoint", "s3"),
         ("aws:ec2/securityGroup:SecurityGroup", "nodes"),
         ("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "nodes-to-world"),
-        ("aws:ec2/instance:Instance", "head"),
-        ("aws:ec2/launchTemplate:LaunchTemplate", "workers"),
+        (INSTANCE, ""),
+        (TEMPLATE, ""),
         ("aws:ec2/placementGroup:PlacementGroup", "cluster"),
     ],
 )
 def test_tags_of_ec2_are_put_and_taken_away(stack: Deployment, change: Change, type_: str, name: str) -> None:
-    thing = stack.one(type_, name)
+    thing = stack.one(type_, name) if name else the(stack, type_)
     resource = thing.outputs.get("placementGroupId", thing.id)
     before = dict(thing.inputs["tags"])
-    change(type_, name, tags={**before, "Name": "renamed", "extra": "1"})
-    change(type_, name, tags={**before, "Name": "renamed"})
+    change(type_, thing.name, tags={**before, "Name": "renamed", "extra": "1"})
+    change(type_, thing.name, tags={**before, "Name": "renamed"})
     found = boto3.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [resource]}])["Tags"]
     own = {tag["Key"]: tag["Value"] for tag in found if not tag["Key"].startswith("aws:")}
     assert own == {**before, "Name": "renamed"}
@@ -116,23 +123,23 @@ def test_endpoint_is_reached_from_other_tables(stack: Deployment, change: Change
 
 
 def test_instance_takes_other_groups_and_metadata_options(stack: Deployment, change: Change) -> None:
-    ec2, head = boto3.client("ec2"), stack.one("aws:ec2/instance:Instance", "head")
+    ec2, head = boto3.client("ec2"), the(stack, INSTANCE)
     vpc = stack.one("aws:ec2/vpc:Vpc", "vpc").id
     group = ec2.create_security_group(GroupName="other", Description="other", VpcId=vpc)["GroupId"]
     options = {**head.inputs["metadataOptions"], "httpPutResponseHopLimit": 2}
     before = head.inputs["vpcSecurityGroupIds"]
-    change(head.type, "head", vpcSecurityGroupIds=[group], metadataOptions=options)
+    change(head.type, head.name, vpcSecurityGroupIds=[group], metadataOptions=options)
     told = ec2.describe_instances(InstanceIds=[head.id])["Reservations"][0]["Instances"][0]
     assert [one["GroupId"] for one in told["SecurityGroups"]] == [group]
     assert told["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
-    change(head.type, "head", vpcSecurityGroupIds=before)
+    change(head.type, head.name, vpcSecurityGroupIds=before)
     ec2.delete_security_group(GroupId=group)
 
 
 def test_changed_template_is_a_new_version_and_the_default(stack: Deployment, change: Change) -> None:
-    template = stack.one("aws:ec2/launchTemplate:LaunchTemplate", "workers")
+    template = the(stack, TEMPLATE)
     user_data = base64.b64encode(b"#cloud-config\n# other\n").decode()
-    assert change(template.type, "workers", userData=user_data) == {"latestVersion": 2, "defaultVersion": 2}
+    assert change(template.type, template.name, userData=user_data) == {"latestVersion": 2, "defaultVersion": 2}
     told = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateId=template.id, Versions=["$Default"])[
         "LaunchTemplateVersions"
     ]
@@ -141,8 +148,8 @@ def test_changed_template_is_a_new_version_and_the_default(stack: Deployment, ch
     assert data["MetadataOptions"]["HttpTokens"] == "required"
 
 
-def test_template_whose_tags_alone_change_has_no_new_version(change: Change) -> None:
-    assert change("aws:ec2/launchTemplate:LaunchTemplate", "workers", tags={"a": "b"}) == {}
+def test_template_whose_tags_alone_change_has_no_new_version(stack: Deployment, change: Change) -> None:
+    assert change(TEMPLATE, the(stack, TEMPLATE).name, tags={"a": "b"}) == {}
 
 
 def test_group_takes_size_template_grace_processes_and_tags(stack: Deployment, change: Change) -> None:
