@@ -182,7 +182,14 @@ def _settle(
         last = aws.s3.BucketVersioning(
             name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=after(last)
         )
-    last = aws.s3.BucketLifecycleConfiguration(name, bucket=bucket.bucket, rules=list(rules), opts=after(last))
+    last = aws.s3.BucketLifecycleConfiguration(
+        name,
+        bucket=bucket.bucket,
+        rules=list(rules),
+        # By S3's own default a checkpoint's small files would stay behind when it is archived.
+        transition_default_minimum_object_size="varies_by_storage_class",
+        opts=after(last),
+    )
     policy = {
         "Version": "2012-10-17",
         "Statement": [

@@ -78,6 +78,8 @@ def test_archive_that_a_node_may_be_booting_from_stays(shipped: Deployment) -> N
 def test_old_checkpoints_go_to_deep_archive_by_their_tag_alone(shipped: Deployment) -> None:
     rules = {rule["id"]: rule for rule in shipped.one(LIFECYCLE, "data").inputs["rules"]}
     assert rules["archive-old"]["filter"] == {"tag": {"key": "trainyard:archive", "value": "old"}}
+    lifecycle = shipped.one(LIFECYCLE, "data").inputs
+    assert lifecycle["transitionDefaultMinimumObjectSize"] == "varies_by_storage_class"
     assert rules["archive-old"]["transitions"] == [{"days": 90, "storageClass": "DEEP_ARCHIVE"}]
     assert not any("transitions" in rule for name, rule in rules.items() if name != "archive-old")
 
