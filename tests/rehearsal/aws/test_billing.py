@@ -7,8 +7,8 @@ import pytest
 from rehearsal.aws.billing import billed_by_type, billed_seconds
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.truth import InstanceTruth
+from tests.rehearsal.aws.autoscaling.test_lifecycle import launch, truth
 from tests.rehearsal.aws.conftest import Client
-from tests.rehearsal.aws.test_lifecycle import launch, truth
 
 NOW = 10_000.0
 

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Throttle
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from tests.rehearsal.aws.autoscaling.test_lifecycle import members, put_hook
 from tests.rehearsal.aws.conftest import Client, Network
-from tests.rehearsal.aws.test_lifecycle import members, put_hook
 
 TYPE = "c7i.2xlarge"  # no other test launches it
 

@@ -1,0 +1,84 @@
+"""Quotas of vCPUs: what counts for them, and what is refused above them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from rehearsal.aws.faults import Quota
+from rehearsal.aws.process import EmulatedAws
+from tests.rehearsal.aws.conftest import Client, Network
+from tests.rehearsal.aws.ec2.test_reservations import (
+    block,
+    in_block,
+    launch,
+    refused,
+    reserve,
+    targeting,
+    terminate_all,
+)
+
+P, STANDARD, SPOT_STANDARD = "L-417A185B", "L-1216C47A", "L-34B43A08"
+
+
+@pytest.fixture(autouse=True)
+def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
+    yield
+    aws.clear_faults()
+    terminate_all(aws, client)
+
+
+def applied(client: Client, code: str) -> float:
+    return float(client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+
+
+def test_a_quota_is_large_unless_one_is_given(client: Client, aws: EmulatedAws) -> None:
+    assert applied(client, P) == 1_000_000
+    aws.inject(Quota(code=P, vcpus=96))
+    assert applied(client, P) == 96
+    assert applied(client, STANDARD) == 1_000_000
+
+
+def test_an_unknown_quota_is_not_there(client: Client) -> None:
+    with pytest.raises(ClientError, match="NoSuchResourceException"):
+        applied(client, "L-00000000")
+
+
+def test_a_launch_above_the_quota_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Quota(code=STANDARD, vcpus=4))  # a t3.medium has two
+    (first, _) = launch(client, network, 2)
+    assert refused(lambda: launch(client, network)) == "VcpuLimitExceeded"
+    client("ec2").terminate_instances(InstanceIds=[first])
+    assert launch(client, network)
+
+
+def test_spot_has_a_quota_of_its_own(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Quota(code=SPOT_STANDARD, vcpus=2))
+    spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}}
+    launch(client, network, **spot)
+    assert refused(lambda: launch(client, network, **spot)) == "MaxSpotInstanceCountExceeded"
+    assert launch(client, network)
+
+
+def test_a_reservation_counts_and_a_launch_into_it_does_not_count_twice(
+    client: Client, network: Network, aws: EmulatedAws
+) -> None:
+    aws.inject(Quota(code=STANDARD, vcpus=4))
+    name = reserve(client, 2, InstanceMatchCriteria="targeted")
+    assert refused(lambda: launch(client, network)) == "VcpuLimitExceeded"
+    assert refused(lambda: reserve(client, 1)) == "InstanceLimitExceeded"
+    assert len(launch(client, network, 2, **targeting(name))) == 2
+    client("ec2").cancel_capacity_reservation(CapacityReservationId=name)
+
+
+def test_a_capacity_block_counts_for_no_quota(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Quota(code=P, vcpus=96))  # a p4d.24xlarge has as many
+    assert launch(client, network, 2, **in_block(block(aws)))
+    assert launch(client, network, InstanceType="p4d.24xlarge")
+    assert refused(lambda: launch(client, network, InstanceType="p4d.24xlarge")) == "VcpuLimitExceeded"
+
+
+def test_a_code_that_is_no_quota_is_refused(aws: EmulatedAws) -> None:
+    with pytest.raises(ValueError, match="no quota of vCPUs; they are L-"):
+        aws.inject({"kind": "quota", "code": "L-00000000", "vcpus": 1})
