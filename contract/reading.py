@@ -11,6 +11,8 @@ from contract.base import CONFIG_KEY, InputError, Problem, problems_of
 from contract.rules import problems_across
 from contract.settings import StackSettings
 
+_STAND_INS: dict[str, Any] = {"instance_type": "t3.medium", "nodes": 1, "job": {"name": "none", "dataset": "none"}}
+
 
 def read_settings(raw: Any, root: Path, source: str) -> StackSettings:
     """Validate what stands under `trainyard:cluster`. `root` is Pulumi.yaml's folder, `source` names the stack file.
@@ -33,16 +35,39 @@ def read_settings(raw: Any, root: Path, source: str) -> StackSettings:
 
 
 def _beside(raw: Mapping[str, Any], error: ValidationError, root: Path) -> list[Problem]:
-    """What the rules find in the rest, once what could not be read is left out; nothing where no rest stands alone."""
-    places = [[part for part in item["loc"] if part != "[key]"] for item in error.errors(include_url=False)]
-    rest = copy.deepcopy(dict(raw))
-    for place in places:
-        _take_out(rest, place)
-    try:
-        settings = StackSettings.model_validate(rest)
-    except ValidationError:
-        return []
-    return problems_across(settings, root, [".".join(str(part) for part in place) for place in places])
+    """What the rules find in the rest, once what could not be read is left out.
+
+    Where an object can't stand without what was left out it goes too, and counts as unread; what every stack must have
+    gets a stand-in.
+    """
+    rest, unread = copy.deepcopy(dict(raw)), _places(error)
+    while True:
+        for place in unread:
+            _take_out(rest, place)
+        try:
+            settings = StackSettings.model_validate(_whole(rest))
+        except ValidationError as left:
+            more = [place for place in _around(left) if place not in unread]
+            if not more:
+                return []
+            unread += more
+        else:
+            return problems_across(settings, root, [".".join(str(part) for part in place) for place in unread])
+
+
+def _places(error: ValidationError) -> list[list[str | int]]:
+    return [[part for part in item["loc"] if part != "[key]"] for item in error.errors(include_url=False)]
+
+
+def _around(error: ValidationError) -> list[list[str | int]]:
+    """Where a key is missing, the object that misses it."""
+    kinds = [item["type"] for item in error.errors(include_url=False)]
+    return [place[:-1] if kind == "missing" else place for place, kind in zip(_places(error), kinds, strict=True)]
+
+
+def _whole(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """With a stand-in for each key that a stack can't be without."""
+    return {**_STAND_INS, **rest, "job": {**_STAND_INS["job"], **rest.get("job", {})}}
 
 
 def _take_out(rest: Any, place: Sequence[str | int]) -> None:

@@ -5,19 +5,20 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from contract.base import Contract
+from contract.numbers import Number, Whole
 
 
 class ModelConfig(Contract):
     """A decoder-only transformer over bytes (RMSNorm, RoPE, SwiGLU, grouped-query attention)."""
 
-    dim: int = Field(128, gt=0, description="Width of the residual stream.")
-    layers: int = Field(4, gt=0, description="Number of decoder blocks.")
-    heads: int = Field(4, gt=0, description="Number of query heads; divides dim.")
-    kv_heads: int = Field(2, gt=0, description="Number of key and value heads; divides heads.")
-    hidden: int = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
-    vocabulary: int = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
-    sequence_length: int = Field(128, gt=1, description="Tokens per training sequence.")
-    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
+    dim: Whole = Field(128, gt=0, description="Width of the residual stream.")
+    layers: Whole = Field(4, gt=0, description="Number of decoder blocks.")
+    heads: Whole = Field(4, gt=0, description="Number of query heads; divides dim.")
+    kv_heads: Whole = Field(2, gt=0, description="Number of key and value heads; divides heads.")
+    hidden: Whole = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
+    vocabulary: Whole = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
+    sequence_length: Whole = Field(128, gt=1, description="Tokens per training sequence.")
+    rope_theta: Number = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -31,13 +32,13 @@ class ModelConfig(Contract):
 class OptimizerConfig(Contract):
     """AdamW with linear warm-up and cosine decay."""
 
-    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
-    min_learning_rate: float = Field(3e-4, ge=0, description="Learning rate at the last step.")
-    warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second moment decay.")
-    clip_norm: float = Field(1.0, gt=0, description="Global gradient norm above which gradients are scaled down.")
+    learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
+    min_learning_rate: Number = Field(3e-4, ge=0, description="Learning rate at the last step.")
+    warmup_steps: Whole = Field(10, ge=0, description="Steps of linear warm-up.")
+    weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
+    beta1: Number = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
+    beta2: Number = Field(0.95, ge=0, lt=1, description="AdamW's second moment decay.")
+    clip_norm: Number = Field(1.0, gt=0, description="Global gradient norm above which gradients are scaled down.")
 
     @model_validator(mode="after")
     def _floor_below_peak(self) -> Self:
@@ -51,16 +52,16 @@ class TrainerConfig(Contract):
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model's shape.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and schedule.")
-    steps: int = Field(60, gt=0, description="Optimizer steps of the whole run.")
-    batch_size: int = Field(32, gt=0, description="Sequences per optimizer step, over all ranks.")
-    micro_batch_size: int = Field(4, gt=0, description="Sequences per forward pass on one rank.")
+    steps: Whole = Field(60, gt=0, description="Optimizer steps of the whole run.")
+    batch_size: Whole = Field(32, gt=0, description="Sequences per optimizer step, over all ranks.")
+    micro_batch_size: Whole = Field(4, gt=0, description="Sequences per forward pass on one rank.")
     precision: Literal["fp32", "bf16"] = Field("bf16", description="Autocast type of forward and backward.")
-    seed: int = Field(1234, ge=0, description="Seed of weights and data order.")
-    checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints; the last step always saves one.")
-    eval_every: int = Field(20, gt=0, description="Steps between held-out losses; the last step always has one.")
-    eval_batches: int = Field(4, gt=0, description="Micro-batches per rank in one held-out loss.")
-    timeout_seconds: int = Field(300, gt=0, description="Seconds after which a hung collective ends the job.")
-    threads: int | None = Field(None, gt=0, description="CPU threads per process; default: cores over processes.")
+    seed: Whole = Field(1234, ge=0, description="Seed of weights and data order.")
+    checkpoint_every: Whole = Field(20, gt=0, description="Steps between checkpoints; the last step always saves one.")
+    eval_every: Whole = Field(20, gt=0, description="Steps between held-out losses; the last step always has one.")
+    eval_batches: Whole = Field(4, gt=0, description="Micro-batches per rank in one held-out loss.")
+    timeout_seconds: Whole = Field(300, gt=0, description="Seconds after which a hung collective ends the job.")
+    threads: Whole | None = Field(None, gt=0, description="CPU threads per process; default: cores over processes.")
 
     def accumulation(self, world_size: int) -> int:
         """Micro-batches per rank and step. Raises ValueError when the batch can't be split so."""

@@ -42,10 +42,10 @@ WORDINGS = {
     "model_type": _OBJECT,
     "ip_v4_network": _RANGE,
     "literal_error": Wording("not one of {expected}", "Write one of these"),
-    "greater_than": Wording("must be greater than {gt}", "Write a larger one"),
-    "greater_than_equal": Wording("must be {ge} or more", "Write a larger one"),
-    "less_than": Wording("must be less than {lt}", "Write a smaller one"),
-    "less_than_equal": Wording("must be {le} or less", "Write a smaller one"),
+    "greater_than": Wording("must be greater than {gt:g}", "Write a larger one"),
+    "greater_than_equal": Wording("must be {ge:g} or more", "Write a larger one"),
+    "less_than": Wording("must be less than {lt:g}", "Write a smaller one"),
+    "less_than_equal": Wording("must be {le:g} or less", "Write a smaller one"),
 }
 
 

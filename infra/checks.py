@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 
 from contract.base import CONFIG_KEY, InputError, Problem
 from contract.demand import quotas_needed
-from contract.rules.network import addresses_needed
 from contract.settings import StackSettings
-from infra.endpoints import NODE_SERVICES
-from infra.facts import Facts
+from infra import subnet_checks
+from infra.facts import Facts, region_of
 
 Check = Callable[[StackSettings, Facts], Iterator[Problem]]
 
@@ -28,20 +27,30 @@ def capacity_ends(facts: Facts) -> float | None:
 
 
 def zone_offers_the_types(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    decided = facts.subnet or facts.reservation
-    usable = facts.offering(settings)
-    asked = decided.zone if decided else settings.network.zone
-    if asked in usable or (asked is None and usable):
+    usable, decided = facts.offering(settings), facts.subnet or facts.reservation
+    zone = decided.zone if decided else settings.network.zone
+    if zone in usable or (zone is None and usable):
         return
     names = " and ".join(sorted({settings.instance_type, settings.head_instance_type}))
-    yield Problem(
-        key=f"{CONFIG_KEY}.network.zone",
-        value=asked,
-        why=f"no zone that we may use offers {names}" if asked is None else f"does not offer {names}",
-        fix=f"Choose one of {', '.join(usable)}"
+    key, value = "network.zone", zone
+    if facts.subnet and settings.network.existing:
+        key, value = "network.existing.subnet_id", settings.network.existing.subnet_id
+    elif facts.reservation and settings.capacity.reservation_id:
+        path, value = settings.capacity.reservation_id
+        key = f"capacity.{path}"
+    where, there = (f"is in {zone}, which ", "in") if decided else ("", "of")
+    if zone is None:
+        why = f"no zone of {facts.region} that the account may use offers {names}"
+    elif zone not in facts.zones:
+        why = f"{where}is no zone of {facts.region} that the account may use"
+    else:
+        why = f"{where}does not offer {names}"
+    fix = (
+        f"Choose one {there} {', '.join(usable)}"
         if usable
-        else f"Choose other types, or a region beside {facts.region}",
+        else f"Choose other types, or a region beside {facts.region}"
     )
+    yield Problem(key=f"{CONFIG_KEY}.{key}", value=value, why=why, fix=fix)
 
 
 def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
@@ -130,70 +139,9 @@ def quotas_suffice(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
             )
 
 
-def subnet_is_of_the_vpc(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given = settings.network.existing
-    if facts.subnet and given and facts.subnet.vpc_id != given.vpc_id:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why=f"is in {facts.subnet.vpc_id}, not in {given.vpc_id}",
-            fix="Name a subnet of that VPC",
-        )
-
-
-def subnet_has_room(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given, needed = settings.network.existing, addresses_needed(settings)
-    if facts.subnet and given and facts.subnet.free_addresses < needed:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why=f"has {facts.subnet.free_addresses} free addresses, the cluster needs {needed}",
-            fix="Name a larger subnet, or fewer nodes",
-        )
-
-
-def subnet_reaches_aws(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found, given = facts.subnet, settings.network.existing
-    if found is None or given is None:
-        return
-
-    def problem(why: str, fix: str) -> Problem:
-        return Problem(key=f"{CONFIG_KEY}.network.existing.subnet_id", value=given.subnet_id, why=why, fix=fix)
-
-    if found.public:
-        yield problem(
-            "its default route is an internet gateway, and nodes have no public address to go through it",
-            "Name a private subnet, whose default route is a NAT gateway",
-        )
-    elif not found.way_out:
-        missing = [name for name in NODE_SERVICES if name not in found.services]
-        if missing:
-            yield problem(
-                f"has no default route, and its VPC no endpoint for {', '.join(missing)}",
-                "Add a NAT gateway, or interface endpoints with private DNS for these",
-            )
-    if not found.s3_endpoint:
-        yield problem(
-            "its routes have no gateway endpoint for S3: data and checkpoints would pay NAT by the gigabyte",
-            f"Add one, which is free: aws ec2 create-vpc-endpoint --vpc-id {found.vpc_id} --service-name "
-            f"com.amazonaws.{facts.region}.s3 --route-table-ids ...",
-        )
-
-
-def vpc_resolves_names(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given = settings.network.existing
-    if facts.subnet and given and not facts.subnet.resolves_names:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.vpc_id",
-            value=given.vpc_id,
-            why="DNS support or DNS hostnames are off in it, so nodes find neither AWS's endpoints nor each other",
-            fix="Turn both on: aws ec2 modify-vpc-attribute",
-        )
-
-
 def data_is_in_the_region(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
     storage = settings.storage
-    key_region = storage.kms_key.split(":")[3] if storage.kms_key else None
+    key_region = region_of(storage.kms_key) if storage.kms_key else None
     for key, value, region in (
         ("bucket", storage.bucket, facts.bucket_region),
         ("kms_key", storage.kms_key, key_region),
@@ -207,6 +155,31 @@ def data_is_in_the_region(settings: StackSettings, facts: Facts) -> Iterator[Pro
             )
 
 
+def key_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    if facts.key_state not in (None, "Enabled"):
+        yield Problem(
+            key=f"{CONFIG_KEY}.storage.kms_key",
+            value=settings.storage.kms_key,
+            why=f"its state is {facts.key_state}, so nothing under it can be written or read",
+            fix="Enable it (one that waits for its deletion needs aws kms cancel-key-deletion first), or name another",
+        )
+
+
+def boundary_is_of_the_account(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    """IAM user guide, "Permissions boundaries for IAM entities": a managed policy, AWS's or the account's own."""
+    boundary = settings.identity.permissions_boundary
+    if boundary is None:
+        return
+    _, partition, _, _, account, _ = boundary.split(":", 5)
+    if partition != facts.partition or account not in (facts.account, "aws"):
+        yield Problem(
+            key=f"{CONFIG_KEY}.identity.permissions_boundary",
+            value=boundary,
+            why=f"is not of account {facts.account} in {facts.partition}, and the boundary of its roles must be",
+            fix="Name a policy of that account, or one of AWS's own",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     zone_offers_the_types,
     zone_is_the_reservations,
@@ -215,11 +188,10 @@ CHECKS: tuple[Check, ...] = (
     reservation_suits,
     reservation_lasts,
     quotas_suffice,
-    subnet_is_of_the_vpc,
-    subnet_has_room,
-    subnet_reaches_aws,
-    vpc_resolves_names,
+    *subnet_checks.CHECKS,
     data_is_in_the_region,
+    key_can_be_used,
+    boundary_is_of_the_account,
 )
 
 

@@ -30,7 +30,10 @@ class ReservationFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs."""
+    """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs.
+
+    `key_state`: of a KMS key that the settings name in this region.
+    """
 
     partition: str
     dns_suffix: str
@@ -42,6 +45,7 @@ class Facts:
     reservation: ReservationFacts | None = None
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
+    key_state: str | None = None
 
     def offering(self, settings: StackSettings) -> tuple[str, ...]:
         """The zones that offer every instance type of the stack."""
@@ -73,7 +77,8 @@ def look_up_facts(settings: StackSettings) -> Facts:
         location_type="availability-zone",
         filters=[{"name": "instance-type", "values": sorted({settings.instance_type, settings.head_instance_type})}],
     )
-    named, existing, bucket = settings.capacity.reservation_id, settings.network.existing, settings.storage.bucket
+    named, existing = settings.capacity.reservation_id, settings.network.existing
+    bucket, key = settings.storage.bucket, settings.storage.kms_key
     return Facts(
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
@@ -88,6 +93,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
         reservation=look_up_reservation(*named) if named else None,
         subnet=look_up_subnet(existing, region) if existing else None,
         bucket_region=look_up_bucket(bucket) if bucket else None,
+        key_state=look_up_key(key) if key and region_of(key) == region else None,
     )
 
 
@@ -119,6 +125,18 @@ def look_up_bucket(bucket: str) -> str:
         return aws.s3.get_bucket(bucket=bucket).bucket_region
     except Exception as error:
         raise absent("storage.bucket", bucket, error) from error
+
+
+def region_of(arn: str) -> str:
+    return arn.split(":")[3]
+
+
+def look_up_key(arn: str) -> str:
+    """The state of a key that is there."""
+    try:
+        return aws.kms.get_key(key_id=arn).key_state
+    except Exception as error:
+        raise absent("storage.kms_key", arn, error) from error
 
 
 def absent(key: str, value: str, error: Exception) -> InputError:

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from contract.base import Problem
-from contract.rules import cost, hardware, job, network, storage
+from contract.rules import cost, hardware, job, network, node, storage
 from contract.rules.rule import Rule
 from contract.settings import StackSettings
 
-RULES: tuple[Rule, ...] = (*hardware.RULES, *network.RULES, *storage.RULES, *cost.RULES, *job.RULES)
+RULES: tuple[Rule, ...] = (*hardware.RULES, *network.RULES, *node.RULES, *storage.RULES, *cost.RULES, *job.RULES)
 
 
 def problems_across(settings: StackSettings, root: Path, unread: Collection[str] = ()) -> list[Problem]:

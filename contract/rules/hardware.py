@@ -15,8 +15,8 @@ def capacity_is_one(settings: StackSettings, root: Path) -> Iterator[Problem]:
         yield Problem(
             key=f"{CONFIG_KEY}.capacity",
             value=list(given),
-            why="takes exactly one key",
-            fix=f"Keep one of {known}",
+            why="instances come from one source, so it takes exactly one key",
+            fix=f"Keep one of {known}; one without keys of its own is written on_demand: {{}}",
         )
 
 
@@ -27,7 +27,7 @@ def base_leaves_room_for_spot(settings: StackSettings, root: Path) -> Iterator[P
             key=f"{CONFIG_KEY}.capacity.spot_above_base.base_nodes",
             value=above.base_nodes,
             why=f"of {settings.nodes} nodes none would be spot",
-            fix=f"Choose fewer than {settings.nodes}, or capacity.on_demand",
+            fix=f"Set nodes to {above.base_nodes + 1} or more, or choose a smaller base or capacity.on_demand",
         )
 
 
@@ -46,6 +46,16 @@ def type_is_sold_so(settings: StackSettings, root: Path) -> Iterator[Problem]:
             value=list(capacity.given),
             why=f"{entry.name} is sold in Capacity Blocks only",
             fix="Buy a block, and name it as capacity.capacity_block.id",
+        )
+
+
+def head_bears_no_gpu(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    if settings.head_type.gpu:
+        yield Problem(
+            key=f"{CONFIG_KEY}.head_instance_type",
+            value=settings.head_instance_type,
+            why="the head runs no job, so its GPUs would be paid for and never used",
+            fix="Choose a type without, such as t3.large",
         )
 
 
@@ -95,6 +105,7 @@ RULES = (
     Rule(capacity_is_one, ("capacity",)),
     Rule(base_leaves_room_for_spot, ("capacity", "nodes")),
     Rule(type_is_sold_so, ("capacity", "instance_type")),
+    Rule(head_bears_no_gpu, ("head_instance_type",)),
     Rule(torch_drives_the_gpu, ("instance_type", "node.accelerators")),
     Rule(image_brings_the_driver, ("image", "instance_type", "node.accelerators")),
     Rule(image_suits_the_type, ("image", "instance_type")),

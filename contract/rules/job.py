@@ -1,7 +1,7 @@
 """Rules about the job."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from contract.base import CONFIG_KEY, Problem
 from contract.rules.rule import Rule
@@ -32,13 +32,15 @@ def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
             key=f"{CONFIG_KEY}.job.{absent}",
             value=None,
             why="the user's own job needs both source and command",
-            fix="Add it",
+            fix="Add the folder of the job, relative to Pulumi.yaml"
+            if absent == "source"
+            else "Add the script in that folder and its arguments, as a list",
         )
     elif not own and job.train is None:
         yield Problem(
-            key=f"{CONFIG_KEY}.job",
-            value=job.name,
-            why="says neither what the built-in trainer shall train nor what else to run",
+            key=f"{CONFIG_KEY}.job.train",
+            value=None,
+            why="the job says neither what the built-in trainer shall train nor what else to run",
             fix="Add train (it may be {}), or source and command",
         )
 
@@ -62,13 +64,18 @@ def source_is_there(settings: StackSettings, root: Path) -> Iterator[Problem]:
             why=f"no such folder in {root}",
             fix="Give the job's folder relative to Pulumi.yaml",
         )
-    elif job.command and not (folder / job.command[0]).is_file():
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.command",
-            value=job.command[0],
-            why=f"no such file in {job.source}",
-            fix="Let the first word be a Python script of the source folder",
-        )
+    elif job.command:
+        script = PurePosixPath(job.command[0])
+        outside = script.is_absolute() or ".." in script.parts
+        if outside or not (folder / script).is_file():
+            yield Problem(
+                key=f"{CONFIG_KEY}.job.command",
+                value=job.command[0],
+                why=f"outside {job.source}, and nothing else reaches the nodes"
+                if outside
+                else f"no such file in {job.source}",
+                fix="Let the first word be a Python script of the source folder, relative to it",
+            )
 
 
 def batch_splits(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -89,10 +96,11 @@ def batch_splits(settings: StackSettings, root: Path) -> Iterator[Problem]:
 def processes_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
     gpu = settings.worker_type.gpu
     if gpu and settings.processes_per_node > gpu.count:
+        gpus = "1 GPU" if gpu.count == 1 else f"{gpu.count} GPUs"
         yield Problem(
             key=f"{CONFIG_KEY}.job.processes_per_node",
             value=settings.processes_per_node,
-            why=f"{settings.instance_type} has {gpu.count} GPUs, and a process needs one of its own",
+            why=f"{settings.instance_type} has {gpus}, and a process needs one of its own",
             fix=f"Set it to {gpu.count}, or leave it out",
         )
 
@@ -137,12 +145,12 @@ def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Prob
             key=f"{CONFIG_KEY}.job.time_limit_minutes",
             value=limit,
             why=f"the workers end then, and bringing them up may take {bring_up:g} minutes (launch.bring_up_minutes)",
-            fix="Allow the job more time, or its start less",
+            fix=f"Set it to more than {bring_up:g}, or launch.bring_up_minutes to less",
         )
 
 
 RULES = (
-    Rule(one_kind_of_job, ("job",)),
+    Rule(one_kind_of_job, ("job.source", "job.command", "job.train")),
     Rule(source_is_there, ("job.source", "job.command")),
     Rule(batch_splits, ("job.train", "nodes", "job.processes_per_node", "instance_type")),
     Rule(processes_fit, ("job.processes_per_node", "instance_type")),

@@ -15,6 +15,7 @@ _ENDPOINT_ADDRESSES = 16  # an interface endpoint takes one address in the subne
 _PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))
 # Docker's default bridge, which the deep-learning images bring: nodes in its range can't be reached from a node.
 _DOCKER = IPv4Network("172.17.0.0/16")
+_DECIDED_BY_OWNER = ("cidr", "zone", "nat", "flow_logs_days")  # of a network that is there
 
 
 def addresses_needed(settings: StackSettings) -> int:
@@ -96,13 +97,13 @@ def range_is_private(settings: StackSettings, root: Path) -> Iterator[Problem]:
 
 def existing_network_is_its_owners(settings: StackSettings, root: Path) -> Iterator[Problem]:
     network = settings.network
-    for key in ("cidr", "zone", "nat", "flow_logs_days"):
+    for key in _DECIDED_BY_OWNER:
         if network.existing and key in network.model_fields_set:
             yield Problem(
                 key=f"{CONFIG_KEY}.network.{key}",
-                value=str(getattr(network, key)),
+                value=str(network.cidr) if key == "cidr" else getattr(network, key),
                 why="stands beside network.existing, whose owner has decided that",
-                fix="Keep one of the two",
+                fix=f"Remove it; or remove network.existing, and the stack has a network of its own with that {key}",
             )
 
 
@@ -123,6 +124,6 @@ RULES = (
     Rule(block_is_placed_by_aws, ("network.placement_group", "capacity")),
     Rule(addresses_suffice, ("network.cidr", "network.existing", "nodes", "fsx")),
     Rule(range_is_private, ("network.cidr",)),
-    Rule(existing_network_is_its_owners, ("network",)),
-    Rule(closed_nodes_find_their_software, ("network.nat", "node")),
+    Rule(existing_network_is_its_owners, ("network.existing", *(f"network.{key}" for key in _DECIDED_BY_OWNER))),
+    Rule(closed_nodes_find_their_software, ("network.nat", "node.system", "node.package_index")),
 )

@@ -55,7 +55,7 @@ def tags_are_few(settings: StackSettings, root: Path) -> Iterator[Problem]:
         yield Problem(
             key=f"{CONFIG_KEY}.tags",
             value=f"{len(settings.tags)} tags",
-            why=f"a resource bears {_MOST_TAGS} tags, and some of them are Trainyard's own",
+            why=f"AWS lets a resource bear {_MOST_TAGS} tags, and some of them are Trainyard's own",
             fix=f"Keep {room} at most",
         )
 
@@ -66,15 +66,15 @@ def tags_leave_ours_alone(settings: StackSettings, root: Path) -> Iterator[Probl
             yield Problem(
                 key=f"{CONFIG_KEY}.tags.{key}",
                 value=value,
-                why="Trainyard finds what is its own by that tag",
-                fix="Choose another key",
+                why="Trainyard sets that tag itself, and finds by such what is its own",
+                fix="Remove it, or choose another key",
             )
 
 
 RULES = (
     Rule(backups_or_link, ("fsx",)),
     Rule(throughput_is_of_persistent, ("fsx",)),
-    Rule(existing_bucket_is_its_owners, ("storage",)),
+    Rule(existing_bucket_is_its_owners, ("storage.bucket", "storage.noncurrent_days", "storage.archive_days")),
     Rule(tags_are_few, ("tags",)),
     Rule(tags_leave_ours_alone, ("tags",)),
 )

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from contract.base import Contract
+from contract.numbers import Number, Whole
 from contract.settings.names import ReservationId
 
 Market = Literal["on-demand", "spot", "capacity-block"]
@@ -19,7 +20,7 @@ class OnDemand(Contract):
 class Spot(Contract):
     """Spare capacity, which AWS takes back with two minutes' notice."""
 
-    max_price_usd: float | None = Field(
+    max_price_usd: Number | None = Field(
         None, gt=0, description="Highest price of an instance, USD an hour; none: the on-demand price."
     )
 
@@ -27,11 +28,11 @@ class Spot(Contract):
 class SpotAboveBase(Contract):
     """Some nodes that stay, and spot nodes above them."""
 
-    base_nodes: int = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
+    base_nodes: Whole = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
     base_reservation: ReservationId | None = Field(
         None, description="Capacity reservation that the base is launched into; none: on-demand."
     )
-    max_price_usd: float | None = Field(
+    max_price_usd: Number | None = Field(
         None, gt=0, description="Highest price of a spot instance, USD an hour; none: the on-demand price."
     )
 
@@ -102,7 +103,7 @@ class CapacitySettings(Contract):
         return named.at_its_end if named else "shorten"
 
     def groups(self, nodes: int) -> tuple[GroupPlan, ...]:
-        """The worker groups of a cluster of so many nodes."""
+        """The worker groups of a cluster of so many nodes. That a base leaves some for spot is a rule's to say."""
         if self.spot:
             return (GroupPlan(name="workers", nodes=nodes, market="spot", max_price_usd=self.spot.max_price_usd),)
         if self.capacity_block:
@@ -114,7 +115,7 @@ class CapacitySettings(Contract):
                 name="workers", nodes=above.base_nodes, market="on-demand", reservation=above.base_reservation
             )
             spot = GroupPlan(
-                name="spot", nodes=nodes - above.base_nodes, market="spot", max_price_usd=above.max_price_usd
+                name="spot", nodes=max(nodes - above.base_nodes, 0), market="spot", max_price_usd=above.max_price_usd
             )
             return (base, spot)
         if self.reservation:

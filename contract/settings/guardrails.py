@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from contract.base import Contract
+from contract.numbers import Number
 from contract.settings.names import EmailAddress, PolicyArn
 
 
@@ -12,13 +13,13 @@ class GuardrailSettings(Contract):
     email: EmailAddress | None = Field(
         None, description="Where alarms and the budget's notices go (AWS asks the address to confirm); none: nowhere."
     )
-    budget_usd: float | None = Field(
+    budget_usd: Number | None = Field(
         None, gt=0, description="Monthly AWS budget of all that bears the stack's tag, USD; none: the capped cost."
     )
-    max_cost_usd: float | None = Field(
+    max_cost_usd: Number | None = Field(
         None, gt=0, description="Cost that a run must not be able to reach, USD; none: no such cap."
     )
-    idle_minutes: float | None = Field(
+    idle_minutes: Number | None = Field(
         60.0, ge=10, description="Minutes without work on any node's GPUs (or CPUs) that end a run; none: never."
     )
 

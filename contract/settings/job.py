@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from pydantic import Field, field_validator
 
 from contract.base import Contract
+from contract.numbers import Number, Whole
 from contract.settings.names import DatasetName, JobName, ParameterName, RunId, VariableName
 from contract.training import TrainerConfig
 
@@ -18,7 +19,7 @@ class JobSettings(Contract):
         False,
         description="Fill an empty dataset with the built-in corpus: the sources of Python's standard library.",
     )
-    processes_per_node: int | None = Field(
+    processes_per_node: Whole | None = Field(
         None, gt=0, description="Worker processes on each node; none: one a GPU, or one on CPU nodes."
     )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer.")
@@ -40,7 +41,7 @@ class JobSettings(Contract):
         default_factory=dict, description="Environment variable -> name of the SSM parameter with its value."
     )
     resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
-    time_limit_minutes: float = Field(
+    time_limit_minutes: Number = Field(
         1440.0, gt=0, description="Minutes after the launch at which the workers end in any case."
     )
 
@@ -55,5 +56,5 @@ class JobSettings(Contract):
 class LaunchSettings(Contract):
     """Deadlines of bringing the cluster up."""
 
-    bring_up_minutes: float = Field(45.0, gt=0, description="Minutes from the launch until the job must have started.")
-    lease_minutes: float = Field(20.0, ge=5, description="Minutes after which AWS ends the workers unless renewed.")
+    bring_up_minutes: Number = Field(45.0, gt=0, description="Minutes from the launch until the job must have started.")
+    lease_minutes: Number = Field(20.0, ge=5, description="Minutes after which AWS ends the workers unless renewed.")

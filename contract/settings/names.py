@@ -59,7 +59,7 @@ KeyArn = Annotated[
     AfterValidator(
         spelled(
             "arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}",
-            "the ARN of a KMS key, such as arn:aws:kms:us-east-1:123456789012:key/0f1e2d3c-...",
+            "the ARN of a KMS key, such as arn:aws:kms:us-east-1:123456789012:key/ and the key's id",
         )
     ),
 ]

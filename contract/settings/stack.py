@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from contract.base import Contract
 from contract.catalog import InstanceType, catalog
 from contract.manifest import NodeSystem
+from contract.numbers import Whole
 from contract.settings.capacity import CapacitySettings, GroupPlan, OnDemand
 from contract.settings.guardrails import GuardrailSettings, IdentitySettings
 from contract.settings.job import JobSettings, LaunchSettings
@@ -21,7 +22,7 @@ class StackSettings(Contract):
     """One training cluster and its job."""
 
     instance_type: str = Field(description="EC2 instance type of the workers, one of the hardware catalog.")
-    nodes: int = Field(gt=0, le=MOST_NODES, description="Worker nodes: all of them start, or none.")
+    nodes: Whole = Field(gt=0, le=MOST_NODES, description="Worker nodes: all of them start, or none.")
     capacity: CapacitySettings = Field(
         default_factory=lambda: CapacitySettings(on_demand=OnDemand()),
         description="Where the workers come from, one key; none: on-demand.",
@@ -32,7 +33,7 @@ class StackSettings(Contract):
         "id; none: deep-learning on GPU types, ubuntu-24.04 on others. Looked up once: a later one changes nothing.",
     )
     head_instance_type: str = Field("t3.large", description="EC2 instance type of the head (store and controller).")
-    root_volume_gib: int = Field(100, ge=30, le=16384, description="Root volume of every node, GiB, gp3.")
+    root_volume_gib: Whole = Field(100, ge=30, le=16384, description="Root volume of every node, GiB, gp3.")
     network: NetworkSettings = Field(default_factory=NetworkSettings, description="The network.")
     storage: StorageSettings = Field(default_factory=StorageSettings, description="The data bucket and its key.")
     fsx: FsxSettings | None = Field(None, description="Shared FSx for Lustre file system; none: S3 only.")

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from contract.base import Contract
+from contract.numbers import Whole
 from contract.settings.names import BucketName, KeyArn
 
 Throughput = Literal[125, 250, 500, 1000]
@@ -23,8 +24,10 @@ class StorageSettings(Contract):
         description="KMS key of the bucket, of root volumes and of the file system; none: the stack's own, with yearly "
         "rotation. A bucket that is there must be under it, or under S3's own key.",
     )
-    noncurrent_days: int = Field(30, ge=1, description="Days for which deleted or overwritten objects can be restored.")
-    archive_days: int | None = Field(
+    noncurrent_days: Whole = Field(
+        30, ge=1, description="Days for which deleted or overwritten objects can be restored."
+    )
+    archive_days: Whole | None = Field(
         90,
         ge=1,
         description="Days after which old checkpoints and results, never the newest, go to Deep Archive; none: never.",
@@ -37,7 +40,7 @@ class FsxSettings(Contract):
     deployment: Literal["PERSISTENT_2", "SCRATCH_2"] = Field(
         "PERSISTENT_2", description="PERSISTENT_2 replaces failed disks; SCRATCH_2 is cheaper and does not."
     )
-    capacity_gib: int = Field(1200, description="Storage capacity: 1200, or a multiple of 2400 GiB.")
+    capacity_gib: Whole = Field(1200, description="Storage capacity: 1200, or a multiple of 2400 GiB.")
     throughput_mbps_per_tib: Throughput | None = Field(
         None, description="Throughput per TiB of PERSISTENT_2, MB/s; none: 250. SCRATCH_2 has 200, always."
     )
@@ -46,7 +49,7 @@ class FsxSettings(Contract):
         description="Link /data on it to the data bucket: objects appear as files; new and changed files are exported, "
         "deletions never are.",
     )
-    backup_days: int | None = Field(
+    backup_days: Whole | None = Field(
         None,
         ge=0,
         le=90,

@@ -1,12 +1,12 @@
 """An account that makes nothing and answers from constants: the program's graph, in full, without a server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rehearsal.adapter.account import Subject, checked, handlers
 from rehearsal.adapter.command import Command
-from rehearsal.adapter.errors import UnknownType
+from rehearsal.adapter.errors import Refused, UnknownType
 from rehearsal.adapter.handler import Made, check_keys
 from rehearsal.adapter.instance_types import as_look_up, shipped
 from rehearsal.adapter.lookups import LOOK_UPS
@@ -28,7 +28,9 @@ class StaticAccount:
 
     `retained`: name of a data bucket that an earlier `up` left. `retained_key`: id of the key that it left.
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code, of all others a
-    large one. `networks`: the VPCs that are there, by id. Of what is not given there is one that suits any stack.
+    large one. `networks`: the VPCs that are there, by id. `zones`: those that offer an instance type, by its name; of
+    all others every zone. `buckets`: the region of each that is there. `keys`: the state of each KMS key that is there,
+    by ARN. Of what is not given there is one that suits any stack.
     """
 
     def __init__(
@@ -40,12 +42,16 @@ class StaticAccount:
         reservations: Mapping[str, Mapping[str, Any]] | None = None,
         quotas: Mapping[str, float] | None = None,
         networks: Mapping[str, StaticNetwork] | None = None,
+        zones: Mapping[str, Sequence[str]] | None = None,
+        buckets: Mapping[str, str] | None = None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         self.region = region
         self._retained = {
             "s3:bucket": f"arn:aws:s3:::{retained}" if retained else None,
             "kms:key": self._key_arn(retained_key) if retained_key else None,
         }
+        self._zones_of, self._buckets, self._keys = zones or {}, buckets, keys
         zone = f"{region}a"
         self._ec2 = StaticEc2(
             account=ACCOUNT,
@@ -101,7 +107,7 @@ class StaticAccount:
 
     def _offerings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         names = [name for item in given["filters"] for name in item["values"]]
-        pairs = [(name, zone) for name in names for zone in self._zones]
+        pairs = [(name, zone) for name in names for zone in self._zones_of.get(name, self._zones)]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
 
     def _tagged(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,12 +119,19 @@ class StaticAccount:
         return f"arn:aws:kms:{self.region}:{ACCOUNT}:key/{name}"
 
     def _bucket(self, name: str) -> dict[str, Any]:
-        return {"id": name, "bucket": name, "arn": f"arn:aws:s3:::{name}", "bucketRegion": self.region}
+        there = {name: self.region} if self._buckets is None else self._buckets
+        if name not in there:
+            raise Refused(f"reading S3 Bucket ({name}): couldn't find resource")
+        return {"id": name, "bucket": name, "arn": f"arn:aws:s3:::{name}", "bucketRegion": there[name]}
 
     def _key(self, name: str) -> dict[str, Any]:
-        told = {"enabled": True, "keyState": "Enabled", "keySpec": "SYMMETRIC_DEFAULT", "keyUsage": "ENCRYPT_DECRYPT"}
         arn = name if name.startswith("arn:") else self._key_arn(name)
-        return {"id": arn.rpartition("/")[2], "arn": arn, "keyId": name, "multiRegion": False, **told}
+        there = {arn: "Enabled"} if self._keys is None else self._keys
+        if arn not in there:
+            raise Refused(f"reading KMS Key ({name}): couldn't find resource")
+        state = {"enabled": there[arn] == "Enabled", "keyState": there[arn]}
+        kind = {"keySpec": "SYMMETRIC_DEFAULT", "keyUsage": "ENCRYPT_DECRYPT"}
+        return {"id": arn.rpartition("/")[2], "arn": arn, "keyId": name, "multiRegion": False, **state, **kind}
 
 
 def _outputs(subject: Subject, name: str, region: str) -> dict[str, Any]:

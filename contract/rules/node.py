@@ -1,0 +1,37 @@
+"""Rules about the software of nodes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from contract.base import CONFIG_KEY, Problem
+from contract.rules.rule import Rule
+from contract.settings import StackSettings
+
+
+def venv_is_a_place(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    venv = settings.node.venv
+    if venv is not None and not PurePosixPath(venv).is_absolute():
+        yield Problem(
+            key=f"{CONFIG_KEY}.node.venv",
+            value=venv,
+            why="not an absolute path, and nodes have no folder that it could begin at",
+            fix="Write the whole path on the nodes, such as /opt/job-venv, or leave it out: the play then makes one",
+        )
+
+
+def package_index_is_a_place(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    index = settings.node.package_index
+    if index is not None and not re.fullmatch(r"(https?://|file:///|/)\S+", index):
+        yield Problem(
+            key=f"{CONFIG_KEY}.node.package_index",
+            value=index,
+            why="neither a URL that pip takes nor an absolute path on the nodes",
+            fix="Write an index such as https://pypi.example.com/simple, or where wheels lie such as /opt/wheels",
+        )
+
+
+RULES = (
+    Rule(venv_is_a_place, ("node.venv",)),
+    Rule(package_index_is_a_place, ("node.package_index",)),
+)
