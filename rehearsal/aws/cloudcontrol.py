@@ -9,11 +9,11 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 
+from rehearsal.aws.ec2.reservation_calls import find
+from rehearsal.aws.ec2.reservations import CapacityReservation
 from rehearsal.aws.injection import Refusal
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.reservation_calls import find
-from rehearsal.aws.reservations import CapacityReservation
 
 SERVICE = "cloudcontrolapi"
 _KIND = "AWS::EC2::CapacityReservation"

@@ -11,9 +11,9 @@ from moto.core.base_backend import BackendDict
 from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
-from rehearsal.aws.images import is_public
+from rehearsal.aws.autoscaling.service_roles import is_linked
+from rehearsal.aws.ec2.images import is_public
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.service_roles import is_linked
 from rehearsal.aws.truth import InstanceTruth, Resource
 
 _KINDS = {

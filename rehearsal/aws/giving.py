@@ -11,10 +11,10 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.kms import models as kms
 from moto.s3.models import s3_backends
 
+from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.given import Given, GivenNetwork, GivenReservation
 from rehearsal.aws.lookup import bucket_of
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.reservations import CapacityReservation, reservations
 
 
 def make(given: Given) -> None:

@@ -11,50 +11,35 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from rehearsal.aws import (
-    activities,
-    alarms,
-    boundaries,
-    bucket_policies,
-    budgets,
-    cloudcontrol,
+from rehearsal.aws import cloudcontrol, pages
+from rehearsal.aws.autoscaling import activities, groups, launch_instances, lifecycle, members, schedules, service_roles
+from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2 import (
     dependencies,
-    encryption,
     endpoints,
     flow_logs,
-    fsx,
-    fsx_links,
-    groups,
     images,
     instances,
     interfaces,
-    keys,
-    launch_instances,
-    lifecycle,
-    log_groups,
-    members,
-    notices,
-    object_lifecycle,
-    pages,
     placement,
     quotas,
     reservation_calls,
     reservations,
-    schedules,
     security_rules,
-    service_roles,
     spot,
     visibility,
 )
-from rehearsal.aws.callers import caller_of
-from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.interfaces import Addresses
+from rehearsal.aws.ec2.launch import Launcher
+from rehearsal.aws.iam import boundaries
+from rehearsal.aws.iam.callers import caller_of
+from rehearsal.aws.iam.rights import rights
 from rehearsal.aws.injection import INJECTED, Refusal
-from rehearsal.aws.interfaces import Addresses
 from rehearsal.aws.journal import ROLE, Journal
-from rehearsal.aws.launch import Launcher
 from rehearsal.aws.operations import Call, call_of
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.rights import rights
+from rehearsal.aws.storage import bucket_policies, encryption, fsx, fsx_links, keys, object_lifecycle
+from rehearsal.aws.watching import alarms, budgets, log_groups, notices
 
 StartResponse = Callable[..., Any]
 

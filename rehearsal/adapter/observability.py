@@ -1,1 +1,0 @@
-"""What watches: log groups, flow logs, alarms."""

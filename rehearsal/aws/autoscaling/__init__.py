@@ -1,0 +1,1 @@
+"""Auto Scaling: groups, their members, hooks and scheduled actions."""

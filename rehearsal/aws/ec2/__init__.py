@@ -1,0 +1,1 @@
+"""EC2: networks, images, launches, capacity and what ends them."""

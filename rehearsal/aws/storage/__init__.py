@@ -1,0 +1,1 @@
+"""S3, KMS and FSx for Lustre."""

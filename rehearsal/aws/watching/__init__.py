@@ -1,0 +1,1 @@
+"""CloudWatch, SNS, logs and budgets."""
