@@ -1,9 +1,12 @@
 """Seconds and resources of a preview against the number of nodes: the group grows, not the program's graph.
 
 The stack a100-cluster on an account that answers from constants, so that only our own program and the SDK are timed.
+In fresh processes also a preview against a script that does no more than import the same classes of resources.
 """
 
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +24,12 @@ from rehearsal.adapter.static import StaticAccount
 
 STACK = "a100-cluster"
 SIZES = (2, 64, 1024)
+_COLD_PREVIEW = f"""\
+from pathlib import Path
+from rehearsal.adapter.mocks import up
+from rehearsal.adapter.static import StaticAccount
+up(Path("stacks/Pulumi.{STACK}.yaml"), {STACK!r}, Path.cwd(), preview=True, account=StaticAccount())
+"""
 
 
 def config_of(stack: str, nodes: int) -> dict[str, Any]:
@@ -52,6 +61,45 @@ def measure(sizes: Sequence[int] = SIZES, runs: int = 5) -> dict[str, Any]:
     }
 
 
+def measure_cold(runs: int = 7) -> dict[str, Any]:
+    """The stack as shipped, in fresh processes that take turns, from start to end: medians of seconds.
+
+    `ratio_import`: a preview's over those of the imports alone, which any program with these resources has to pay.
+    """
+    scripts = {"preview": _COLD_PREVIEW, "imports": imports()}
+    seconds: dict[str, list[float]] = {name: [] for name in scripts}
+    for turn in range(runs):
+        for name in sorted(scripts, reverse=turn % 2 == 1):
+            seconds[name].append(_fresh(scripts[name]))
+    found = {name: median(taken) for name, taken in seconds.items()}
+    return {
+        "cold_seconds": {name: round(value, 4) for name, value in found.items()},
+        "ratio_import": round(found["preview"] / found["imports"], 3),
+    }
+
+
+def imports() -> str:
+    """A script that imports the class of every resource in the stack's graph, and nothing else."""
+    planned = up(ROOT / "stacks" / f"Pulumi.{STACK}.yaml", STACK, ROOT, preview=True, account=StaticAccount())
+    types = {resource.type for resource in planned.resources.values() if resource.custom}
+    return "".join(f"{line}\n" for line in sorted(map(_import_of, types)))
+
+
+def _import_of(token: str) -> str:
+    """`aws:ec2/vpc:Vpc` is `Vpc` of `pulumi_aws.ec2`, `command:local:Command` `Command` of `pulumi_command.local`."""
+    found = re.fullmatch(r"(\w+):(\w+)(?:/\w+)?:(\w+)", token)
+    assert found, token
+    package, module, name = found.groups()
+    return f"from pulumi_{package}.{module} import {name}"
+
+
+def _fresh(script: str) -> float:
+    """Seconds of a Python of its own, which finds the rooms."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    return time.perf_counter() - began
+
+
 def _preview(config: dict[str, Any]) -> tuple[float, int]:
     began = time.perf_counter()
     planned = up(config, STACK, ROOT, preview=True, account=StaticAccount())
@@ -63,15 +111,19 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
     sizes: Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")] = None,
     runs: Annotated[int, typer.Option("--runs", min=5, help="Runs of each size.")] = 5,
+    cold_runs: Annotated[int, typer.Option("--cold-runs", min=1, help="Fresh processes of each kind.")] = 7,
 ) -> None:
-    """Seconds and resources of a preview for each number of nodes."""
-    found = measure(sizes or SIZES, runs)
+    """Seconds and resources of a preview for each number of nodes, and its share of what imports take anyway."""
+    found = measure(sizes or SIZES, runs) | measure_cold(cold_runs)
     if as_json:
         print(json.dumps(found))
         return
     for nodes, took in found["seconds"].items():
         print(f"{nodes:>5} nodes: {took:.3f} s, {found['resources'][nodes]} resources")
     print(f"ratio {found['ratio']}")
+    for name, took in found["cold_seconds"].items():
+        print(f"{name} in a fresh process: {took:.3f} s")
+    print(f"ratio_import {found['ratio_import']}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The Pulumi program: reads the stack's settings, wires the components, exports what the operator needs."""
 # ruff: noqa: E402
 
+import gc
+
+gc.disable()  # the SDK's many classes stay: looking through them for garbage, again and again, is a third of a preview
+
 import sys
 from pathlib import Path
 
@@ -34,6 +38,10 @@ from infra.source import pack_source
 from infra.storage import DataArgs, DataBucket, StagingArgs, StagingBucket
 from infra.userdata import Role, user_data
 from infra.workers import WorkerGroup, WorkerGroupArgs
+
+if not gc.get_freeze_count():  # tests run the program many times in one process: what it loads is the same
+    gc.freeze()
+gc.enable()
 
 
 def main(root: Path) -> None:

@@ -85,7 +85,10 @@ def _config_of(stack_file: Path) -> dict[str, Any]:
 def _run(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="up")
+    of_threads: list[asyncio.AbstractEventLoop] = []
+    executor = ThreadPoolExecutor(
+        _THREADS, thread_name_prefix="up", initializer=lambda: of_threads.append(_loop_of_thread())
+    )
     loop.set_default_executor(executor)
     mocks.set_mocks(
         _NoMocks(), PROJECT, deployment.stack, deployment.preview, logger=logging.getLogger(__name__), monitor=monitor
@@ -110,7 +113,15 @@ def _run(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> N
         if not finished:
             deployment.account.stop()
         executor.shutdown(wait=True, cancel_futures=True)  # what is under way ends up in the graph
-        _close(loop)
+        for each in (*of_threads, loop):
+            _close(each)
+
+
+def _loop_of_thread() -> asyncio.AbstractEventLoop:
+    """The SDK makes one where a thread has none, and closes none."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
 
 
 def _start(program: Path) -> None:
@@ -206,7 +217,6 @@ class Monitor(mocks.MockMonitor):
         if request.type == STACK_TYPE:
             return proto.resource_pb2.RegisterResourceResponse(urn=urn)
         self._refuse_if_stopped(f"{request.type} {request.name}")
-        sync_await._ensure_event_loop()  # type: ignore[no-untyped-call]
         resource = Resource(
             urn=urn,
             type=request.type,
