@@ -1,6 +1,5 @@
 """The local stack through the real engine, on an emulated account: where the Pulumi CLI is on PATH."""
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +22,8 @@ from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in NEEDED), reason="the Pulumi CLI is not on PATH"
 )
-OBJECT, GROUP, COMMAND = "aws:s3/bucketObjectv2:BucketObjectv2", "aws:autoscaling/group:Group", "command:local:Command"
+OBJECT, GROUP = "aws:s3/bucketObjectv2:BucketObjectv2", "aws:autoscaling/group:Group"
+BUDGET, COMMAND = "aws:budgets/budget:Budget", "command:local:Command"
 
 
 @dataclass
@@ -87,9 +87,9 @@ def test_up_again_changes_nothing(stack: Stack) -> None:
     assert stack.up() == {}
 
 
-def test_more_nodes_change_group_manifest_and_launch_and_replace_nothing(stack: Stack) -> None:
+def test_more_nodes_change_group_budget_manifest_and_launch_and_replace_nothing(stack: Stack) -> None:
     stack.settings["nodes"] = 4
-    assert stack.up() == {f"updated {GROUP}": 1, f"updated {OBJECT}": 1, f"updated {COMMAND}": 1}
+    assert stack.up() == {f"updated {one}": 1 for one in (GROUP, BUDGET, OBJECT, COMMAND)}
 
 
 def test_changed_job_changes_its_archive_manifest_and_launch_alone(stack: Stack) -> None:
@@ -99,11 +99,13 @@ def test_changed_job_changes_its_archive_manifest_and_launch_alone(stack: Stack)
 
 
 def test_input_of_a_new_kind_ends_with_its_name_and_nothing_is_made(stack: Stack) -> None:
-    network = stack.tree / "infra/network.py"
-    before = network.read_text()
-    network.write_text(re.sub(r'connectivity_type="public",', 'private_ip="10.42.128.9",', before))
+    file = stack.tree / "infra/vpc.py"
+    before = file.read_text()
+    changed = before.replace('connectivity_type="public",', 'private_ip="10.42.128.9",')
+    assert changed != before
+    file.write_text(changed)
     ((_, message),) = stack.run("up").errors
-    network.write_text(before)
+    file.write_text(before)
     assert "aws:ec2/natGateway:NatGateway nat: the adapter does not know the input privateIp" in message
     assert not [event for event in stack.events if event.kind in ("created", "updated", "deleted")]
 
