@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no nodes": ({"nodes": 0}, "nodes = 0: must be greater than 0", f"Write a larger one in {FILE}"),
     "an unknown instance type": (
         {"instance_type": "p9.huge"},
-        "instance_type = 'p9.huge': not in the hardware catalog; it has t3.medium",
+        "instance_type = 'p9.huge': not in the hardware catalog (contract/catalog.json), which has ",
         f"Change it in {FILE}",
     ),
     "EFA of a type without": (
@@ -88,7 +88,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "less time than the start may take": (
         trained(time_limit_minutes=20),
         "job.time_limit_minutes = 20.0: the workers end then, and bringing them up may take 30 minutes",
-        "Allow the job more time, or its start less",
+        "Set it to more than 30, or launch.bring_up_minutes to less",
     ),
     "a job of both kinds": (
         trained(source="examples/own-job", command=["train.py"]),
@@ -98,7 +98,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a source without a command": (
         {"job": {"name": "a", "dataset": "d", "source": "examples/own-job"}},
         "job.command = None: the user's own job needs both source and command",
-        "Add it",
+        "Add the script in that folder and its arguments, as a list",
     ),
     "an absent source": (
         own(source="nowhere"),
@@ -115,6 +115,32 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
         "job.command = 'main.py': no such file in examples/own-job",
         "Let the first word be a Python script of the source folder",
     ),
+    "two sources of capacity": (
+        {"capacity": {"spot": {}, "reservation": {}}},
+        "capacity = ['spot', 'reservation']: instances come from one source, so it takes exactly one key",
+        "Keep one of on_demand, spot, ",
+    ),
+    "a range of the internet's": (
+        {"network": {"cidr": "8.8.0.0/16"}},
+        "network.cidr = '8.8.0.0/16': not a private range",
+        "Choose one below 10.0.0.0/8",
+    ),
+    "a bucket's name that is too long": (
+        {"storage": {"bucket": "b" * 64}},
+        f"storage.bucket = '{'b' * 64}': must be the name of a bucket: 3 to 63 lower-case letters",
+        f"Change it in {FILE}",
+    ),
+    "GPUs that torch can't drive": (
+        {"instance_type": "p3.16xlarge"},
+        "instance_type = 'p3.16xlarge': its V100 GPUs are supported up to CUDA 12.9",
+        "Choose a type with newer GPUs",
+    ),
+    "a run that may cost more than it shall": (
+        {"guardrails": {"max_cost_usd": 0.01}},
+        "guardrails.max_cost_usd = 0.01: at ",
+        "Raise it, ",
+    ),
+    "true for a number": ({"nodes": True}, "nodes = True: not a whole number", f"Write one such as 2 in {FILE}"),
 }
 
 # Files beside the script of a job of one's own: name, what is in it, and the message.
@@ -303,7 +329,7 @@ def test_what_only_the_account_can_tell_leaves_nothing_either(tree: Path) -> Non
     lock = tree / "build/rehearsal/bad/lock"
     told = refused(tree, "--stack", "bad", leaves=frozenset([lock, *lock.parents]))
     assert lock.read_text() == ""
-    assert "trainyard:cluster.network.zone = 'us-east-1z': does not offer c7i.xlarge and t3.medium" in told
+    assert "trainyard:cluster.network.zone = 'us-east-1z': is no zone of us-east-1 that the account may use" in told
     assert "Choose one of us-east-1a, " in told
 
 
