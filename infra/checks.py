@@ -57,17 +57,21 @@ def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[
     found = facts.reservation
     if found is None:
         return
-    for key, zone in (
-        ("network.zone", settings.network.zone),
-        ("network.existing.subnet_id", facts.subnet.zone if facts.subnet else None),
-    ):
-        if zone not in (None, found.zone):
-            yield Problem(
-                key=f"{CONFIG_KEY}.{key}",
-                value=zone,
-                why=f"reservation {found.id} is in {found.zone}",
-                fix=f"Choose {found.zone}, or another reservation",
-            )
+    given = settings.network.existing
+    if settings.network.zone not in (None, found.zone):
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.zone",
+            value=settings.network.zone,
+            why=f"reservation {found.id} is in {found.zone}",
+            fix="Leave it out, or name another reservation",
+        )
+    if facts.subnet and given and facts.subnet.zone != found.zone:
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.subnet_id",
+            value=given.subnet_id,
+            why=f"is in {facts.subnet.zone}, and reservation {found.id} in {found.zone}",
+            fix=f"Name a subnet in {found.zone}, or another reservation",
+        )
 
 
 def _of_reservation(settings: StackSettings, facts: Facts, why: str, fix: str) -> Problem:
@@ -102,7 +106,7 @@ def reservation_suits(settings: StackSettings, facts: Facts) -> Iterator[Problem
         why = f"is of {found.instance_type}, and the workers are {settings.instance_type}"
         yield _of_reservation(settings, facts, why, f"Set instance_type to {found.instance_type}, or name another")
     if found.instances < wanted:
-        why = f"has {found.instances} instances, and {wanted} nodes are launched into it"
+        why = f"holds instances for {found.instances} of the {wanted} nodes that are launched into it"
         yield _of_reservation(
             settings, facts, why, f"Set nodes so that {found.instances} suffice, or name a larger one"
         )
@@ -196,8 +200,8 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_account(settings: StackSettings, facts: Facts) -> None:
-    """Raises InputError with every problem that any check finds."""
-    if problems := [problem for check in CHECKS for problem in check(settings, facts)]:
+    """Raises InputError with every problem: of what is not there, and of what any check finds in the rest."""
+    if problems := [*facts.absent, *(problem for check in CHECKS for problem in check(settings, facts))]:
         raise InputError(problems)
 
 

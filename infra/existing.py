@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pulumi_aws as aws
 
-from contract.base import CONFIG_KEY, InputError, Problem
 from contract.settings.network import ExistingNetwork
+from infra.absent import absent
 from infra.endpoints import NODE_SERVICES
 
 
@@ -33,11 +33,11 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
     try:
         vpc = aws.ec2.get_vpc(id=given.vpc_id)
     except Exception as error:
-        raise _absent("vpc_id", given.vpc_id, error) from error
+        raise absent("network.existing.vpc_id", given.vpc_id, error) from error
     try:
         subnet = aws.ec2.get_subnet(id=given.subnet_id)
     except Exception as error:
-        raise _absent("subnet_id", given.subnet_id, error) from error
+        raise absent("network.existing.subnet_id", given.subnet_id, error) from error
     table = _routes_of(given.subnet_id, subnet.vpc_id)
     default = [route for route in table.routes if route.cidr_block == "0.0.0.0/0"]
     public = any((route.gateway_id or "").startswith("igw-") for route in default)
@@ -75,16 +75,3 @@ def _endpoint(vpc_id: str, region: str, service: str) -> aws.ec2.GetVpcEndpointR
         if "no matching" in str(error):
             return None
         raise
-
-
-def _absent(key: str, value: str, error: Exception) -> InputError:
-    return InputError(
-        [
-            Problem(
-                key=f"{CONFIG_KEY}.network.existing.{key}",
-                value=value,
-                why=f"AWS does not give it: {' '.join(str(error).split())}",
-                fix="Name one of this account and region",
-            )
-        ]
-    )

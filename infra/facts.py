@@ -1,17 +1,21 @@
 """What the account says of all that a stack counts on, looked up once before anything is made."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import pulumi_aws as aws
 
-from contract.base import CONFIG_KEY, InputError, Problem
+from contract.base import InputError, Problem
 from contract.demand import quotas_needed
 from contract.settings import StackSettings
+from infra.absent import absent
 from infra.existing import SubnetFacts, look_up_subnet
 from infra.scope import Scope
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,8 @@ class ReservationFacts:
 class Facts:
     """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs.
 
-    `key_state`: of a KMS key that the settings name in this region.
+    `key_state`: of a KMS key that the settings name in this region. `absent`: what they name and AWS does not give,
+    which is none here.
     """
 
     partition: str
@@ -46,6 +51,7 @@ class Facts:
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
     key_state: str | None = None
+    absent: tuple[Problem, ...] = ()
 
     def offering(self, settings: StackSettings) -> tuple[str, ...]:
         """The zones that offer every instance type of the stack."""
@@ -70,7 +76,7 @@ def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) ->
 
 
 def look_up_facts(settings: StackSettings) -> Facts:
-    """Ask AWS. Raises InputError for what the settings name and the account does not have."""
+    """Ask AWS."""
     partition = aws.get_partition()
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
@@ -79,6 +85,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
     )
     named, existing = settings.capacity.reservation_id, settings.network.existing
     bucket, key = settings.storage.bucket, settings.storage.kms_key
+    missing: list[Problem] = []
     return Facts(
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
@@ -90,11 +97,20 @@ def look_up_facts(settings: StackSettings) -> Facts:
             need.code: aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
             for need in quotas_needed(settings)
         },
-        reservation=look_up_reservation(*named) if named else None,
-        subnet=look_up_subnet(existing, region) if existing else None,
-        bucket_region=look_up_bucket(bucket) if bucket else None,
-        key_state=look_up_key(key) if key and region_of(key) == region else None,
+        reservation=_given(lambda: look_up_reservation(*named), missing) if named else None,
+        subnet=_given(lambda: look_up_subnet(existing, region), missing) if existing else None,
+        bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
+        key_state=_given(lambda: look_up_key(key), missing) if key and region_of(key) == region else None,
+        absent=tuple(missing),
     )
+
+
+def _given(look_up: Callable[[], T], missing: list[Problem]) -> T | None:
+    try:
+        return look_up()
+    except InputError as error:
+        missing += error.problems
+        return None
 
 
 def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
@@ -137,20 +153,6 @@ def look_up_key(arn: str) -> str:
         return aws.kms.get_key(key_id=arn).key_state
     except Exception as error:
         raise absent("storage.kms_key", arn, error) from error
-
-
-def absent(key: str, value: str, error: Exception) -> InputError:
-    """What a stack names and AWS does not find, or does not show us."""
-    return InputError(
-        [
-            Problem(
-                key=f"{CONFIG_KEY}.{key}",
-                value=value,
-                why=f"AWS does not give it: {' '.join(str(error).split())}",
-                fix="Name one of this account and region, or ask for the right to look at it",
-            )
-        ]
-    )
 
 
 def _unix(told: str | None) -> float | None:

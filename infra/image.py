@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pulumi_aws as aws
 
 from contract.base import CONFIG_KEY, InputError, Problem
+from infra.absent import reason
 
 # Public parameters, kept current by their owners: Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
 # OSS Nvidia Driver GPU AMI"). All are x86_64 with cloud-init; the root devices are those of the images.
@@ -39,7 +40,7 @@ def look_up_image(name: str) -> Image:
     try:
         image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
     except Exception as error:
-        raise _unusable(name, f"AWS does not give it: {' '.join(str(error).split())}") from error
+        raise _unusable(name, reason(error)) from error
     if image.architecture != "x86_64":
         raise _unusable(name, f"is for {image.architecture}, and every type of the catalog is x86_64")
     return Image(id=name, family=OWN, root_device=image.root_device_name, drifts=False)
