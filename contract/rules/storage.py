@@ -62,12 +62,26 @@ def tags_are_few(settings: StackSettings, root: Path) -> Iterator[Problem]:
 
 def tags_leave_ours_alone(settings: StackSettings, root: Path) -> Iterator[Problem]:
     for key, value in sorted(settings.tags.items()):
-        if key.startswith(OWN_PREFIX) or key == "Name":
+        if key.lower().startswith(OWN_PREFIX) or key.lower() == "name":
             yield Problem(
                 key=f"{CONFIG_KEY}.tags.{key}",
                 value=value,
                 why="Trainyard sets that tag itself, and finds by such what is its own",
                 fix="Remove it, or choose another key",
+            )
+
+
+def tags_differ(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """IAM user guide, "Tags for IAM resources", case sensitivity: on a role, keys that differ in case alone are one."""
+    before: dict[str, str] = {}
+    for key, value in sorted(settings.tags.items()):
+        first = before.setdefault(key.lower(), key)
+        if first != key:
+            yield Problem(
+                key=f"{CONFIG_KEY}.tags.{key}",
+                value=value,
+                why=f"differs from {first} in case alone, and IAM takes the two for one key",
+                fix="Keep one of the two",
             )
 
 
@@ -77,4 +91,5 @@ RULES = (
     Rule(existing_bucket_is_its_owners, ("storage.bucket", "storage.noncurrent_days", "storage.archive_days")),
     Rule(tags_are_few, ("tags",)),
     Rule(tags_leave_ours_alone, ("tags",)),
+    Rule(tags_differ, ("tags",)),
 )

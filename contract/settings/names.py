@@ -80,7 +80,7 @@ TagKey = Annotated[
     str,
     AfterValidator(
         spelled(
-            r"(?!aws:)[\w\s.:/=+\-@]{1,128}",
+            r"(?!(?i:aws):)[\w\s.:/=+\-@]{1,128}",
             "a tag key: up to 128 letters, digits, spaces and _ . : / = + - @, not beginning with aws:",
         )
     ),

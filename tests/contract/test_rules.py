@@ -153,7 +153,10 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "tags_leave_ours_alone": [
         Example({"tags": {key: "x"}}, f"tags.{key}", "= 'x': Trainyard sets that tag itself")
-        for key in ("Name", "trainyard:stack")
+        for key in ("Name", "name", "trainyard:stack")
+    ],
+    "tags_differ": [
+        Example({"tags": {"Team": "a", "team": "b"}}, "tags.team", "= 'b': differs from Team in case alone, and IAM"),
     ],
     "cost_stays_below_its_cap": [
         Example(

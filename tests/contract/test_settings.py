@@ -107,6 +107,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("job.train", {"steps": True}, "job.train.steps = True: not a whole number"),
     ("job.train", {"optimizer": {"learning_rate": float("inf")}}, "learning_rate = inf: not a finite number"),
     ("tags", {"aws:team": "x"}, "tags.aws:team = 'aws:team': must be a tag key: up to 128 letters"),
+    ("tags", {"AWS:team": "x"}, "tags.AWS:team = 'AWS:team': must be a tag key"),
     ("tags", {"k" * 129: "x"}, "must be a tag key: up to 128 letters"),
     ("tags", {"team": "v" * 257}, "must be a tag value: up to 256 letters"),
     ("tags", {"team": "R&D"}, "tags.team = 'R&D': must be a tag value"),
