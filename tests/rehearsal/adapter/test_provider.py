@@ -17,6 +17,13 @@ from rehearsal.aws.process import EmulatedAws
 
 VPC, SUBNET = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet"
 BUCKET, OBJECT, ROLE = "aws:s3/bucket:Bucket", "aws:s3/bucketObjectv2:BucketObjectv2", "aws:iam/role:Role"
+KEY = "aws:kms/key:Key"
+ROOT_STATEMENT = {
+    "Effect": "Allow",
+    "Principal": {"AWS": "arn:aws:iam::123456789012:root"},
+    "Action": "kms:*",
+    "Resource": "*",
+}
 ASSET = {rpc._special_sig_key: rpc._special_asset_sig}
 TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
 
@@ -185,6 +192,15 @@ def test_bucket_is_read_for_its_import_and_then_shows_no_change(engine: Engine) 
     assert found.id == made
     assert wire.read(found.properties) == state
     assert engine.diff(BUCKET, wire.read(found.inputs), inputs).changes == provider_pb2.DiffResponse.DIFF_NONE
+
+
+def test_key_is_read_for_its_import_and_then_shows_no_change(engine: Engine) -> None:
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**ROOT_STATEMENT, "Sid": "Own"}]})
+    wanted = {"description": "data", "enableKeyRotation": True, "policy": policy, "tags": {"a": "b"}}
+    made, state = engine.create(KEY, engine.check(KEY, wanted))
+    found = engine.stub.Read(provider_pb2.ReadRequest(urn=urn(KEY), id=made))
+    assert wire.read(found.properties) == state
+    assert engine.diff(KEY, wire.read(found.inputs), wanted).changes == provider_pb2.DiffResponse.DIFF_NONE
 
 
 def test_import_of_what_is_not_there_finds_nothing(engine: Engine) -> None:
