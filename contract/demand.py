@@ -10,11 +10,11 @@ from contract.prices import per_hour, prices
 from contract.quotas import quota_of
 from contract.settings import StackSettings
 from contract.settings.capacity import GroupPlan, Market
+from contract.settings.network import NODE_SERVICES, SESSION_SERVICES
 
 _SCRATCH_THROUGHPUT = 200  # MB/s per TiB, which its price stands under
 _OWN_KEYS = 1
 _ALARMS_BESIDE_GROUPS = 1  # the head's
-SESSION_ENDPOINTS, ALL_ENDPOINTS = 3, 4  # infra.endpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +74,14 @@ def bill(settings: StackSettings) -> list[Item]:
         price = throughputs[settings.fsx.throughput or _SCRATCH_THROUGHPUT]
         items.append(Item(what="FSx for Lustre, GiB", count=settings.fsx.capacity_gib, usd_per_hour=per_hour(price)))
     if settings.network.existing is None:
-        endpoints = SESSION_ENDPOINTS if settings.network.nat else ALL_ENDPOINTS
+        endpoints = len(SESSION_SERVICES if settings.network.nat else NODE_SERVICES)
         items.append(Item(what="interface endpoints", count=endpoints, usd_per_hour=listed.interface_endpoint_hour))
         if settings.network.nat:
             way_out = listed.nat_gateway_hour + listed.public_ipv4_hour
             items.append(Item(what="NAT gateway and its address", count=1, usd_per_hour=way_out))
     alarms = len(settings.groups) + _ALARMS_BESIDE_GROUPS
     items.append(Item(what="CloudWatch alarms", count=alarms, usd_per_hour=per_hour(listed.alarm_month)))
-    if settings.storage.kms_key is None:
-        items.append(Item(what="KMS key", count=_OWN_KEYS, usd_per_hour=per_hour(listed.kms_key_month)))
+    items.append(Item(what="KMS key", count=_OWN_KEYS, usd_per_hour=per_hour(listed.kms_key_month)))
     return items
 
 

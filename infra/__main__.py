@@ -18,11 +18,11 @@ from contract.base import InputError
 from contract.demand import capped_usd
 from contract.reading import read_settings
 from infra import outputs
-from infra.adoption import look_up_retained
+from infra.adoption import look_up_earlier
 from infra.archive import Packed
 from infra.bundle import Archives, ArchivesArgs, Kind, pack_bundle
 from infra.checks import capacity_ends, check_account
-from infra.facts import look_up_facts, scope_of
+from infra.facts import look_up_facts, scope_of, zone_is_ours
 from infra.filesystem import FileSystem, FileSystemArgs
 from infra.guardrails import Guardrails, GuardrailsArgs
 from infra.hardware import look_up_hardware
@@ -53,19 +53,19 @@ def main(root: Path) -> None:
         packed["job"] = pack_source(root, job.source)
     # Every look-up that can fail stands before the first resource: what is registered earlier is already being made.
     facts = look_up_facts(settings)
-    check_account(settings, facts)
+    earlier = look_up_earlier(stack)
+    check_account(settings, facts, earlier.stands)
     look_up_hardware(settings.worker_type)
-    kept = look_up_retained(stack)
     head_image, worker_image = look_up_image(settings.head_image), look_up_image(settings.worker_image)
     scope = scope_of(pulumi.get_project(), stack, settings, facts)
 
-    key = StackKey("key", StackKeyArgs(scope=scope, given=storage.kms_key, retained=kept.key))
+    key = StackKey("key", StackKeyArgs(scope=scope, given=storage.kms_key, retained=earlier.key))
     data = DataBucket(
         "data",
         DataArgs(
             scope=scope,
             given=storage.bucket,
-            retained=kept.bucket,
+            retained=earlier.bucket,
             key_arn=key.arn,
             noncurrent_days=storage.noncurrent_days,
             archive_days=storage.archive_days,
@@ -86,7 +86,7 @@ def main(root: Path) -> None:
             secrets=list(job.secrets.values()),
         ),
     )
-    network = lay_network(scope, settings, key.own_arn)
+    network = lay_network(scope, settings, zone_is_ours(settings, facts), key.service_arn)
     filesystem = None
     if settings.fsx:
         filesystem = FileSystem(
@@ -149,7 +149,7 @@ def main(root: Path) -> None:
         "guardrails",
         GuardrailsArgs(
             scope=scope,
-            key_arn=key.own_arn,
+            key_arn=key.service_arn,
             email=settings.guardrails.email,
             budget_usd=settings.guardrails.budget_usd or capped_usd(settings),
             head=head.instance_id,

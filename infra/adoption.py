@@ -1,5 +1,6 @@
 """What an earlier `up` made and `destroy` kept, found again by its tags."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,21 +39,37 @@ def retained(stack: str, kind: str, role: str, usable: Callable[[str], bool] = l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retained:
-    """Ids of what is adopted; none where there is nothing to adopt."""
+class Earlier:
+    """What an earlier `up` of the stack has left. `key`, `bucket`: ids of what is adopted; none where there is nothing.
+
+    `stands`: whether its cluster is there: the staging bucket goes with it.
+    """
 
     key: str | None
     bucket: str | None
+    stands: bool
 
 
-def look_up_retained(stack: str) -> Retained:
-    """Key and data bucket of an earlier `up` of the stack."""
-    return Retained(
+def look_up_earlier(stack: str) -> Earlier:
+    """Raises InputError where it is not clear which one is the stack's."""
+    return Earlier(
         key=retained(stack, "kms:key", tags.STACK_KEY, _enabled),
-        bucket=retained(stack, "s3:bucket", tags.DATA_BUCKET),
+        bucket=retained(stack, "s3:bucket", tags.DATA_BUCKET, _there),
+        stands=retained(stack, "s3:bucket", tags.STAGING_BUCKET, _there) is not None,
     )
 
 
 def _enabled(key: str) -> bool:
     """One that is on its way to deletion bears its tags to the end."""
     return aws.kms.get_key(key_id=key).key_state == "Enabled"
+
+
+def _there(bucket: str) -> bool:
+    """AWS's index of tags goes on naming a bucket for a while after somebody has deleted it."""
+    try:
+        aws.s3.get_bucket(bucket=bucket)
+    except Exception as error:
+        if re.search("not ?found|empty result|couldn't find|NoSuchBucket|404", str(error), re.IGNORECASE):
+            return False
+        raise
+    return True

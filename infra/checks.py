@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 
+import pulumi
+
 from contract.base import CONFIG_KEY, InputError, Problem
 from contract.demand import quotas_needed
 from contract.settings import StackSettings
@@ -131,8 +133,8 @@ def reservation_lasts(settings: StackSettings, facts: Facts) -> Iterator[Problem
 
 def quotas_suffice(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
     for need in quotas_needed(settings):
-        granted = facts.quotas[need.code]
-        if need.vcpus > granted:
+        granted = facts.quotas.get(need.code)
+        if granted is not None and need.vcpus > granted:
             yield Problem(
                 key=need.key,
                 value=need.value,
@@ -199,9 +201,23 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_account(settings: StackSettings, facts: Facts) -> None:
-    """Raises InputError with every problem: of what is not there, and of what any check finds in the rest."""
-    if problems := [*facts.absent, *(problem for check in CHECKS for problem in check(settings, facts))]:
+# What time alone brings about: of a cluster that stands it is no mistake, and must not bar its next `up`.
+OF_TIME: tuple[Check, ...] = (reservation_can_be_used, reservation_lasts)
+
+
+def check_account(settings: StackSettings, facts: Facts, stands: bool) -> None:
+    """Raises InputError with every problem that any check finds. `stands`: whether an earlier `up` made the cluster.
+
+    Then what time has brought about is a warning: the launch judges it, if there is anything to launch.
+    """
+    problems = list(facts.absent)
+    for check in CHECKS:
+        for problem in check(settings, facts):
+            if stands and check in OF_TIME:
+                pulumi.log.warn(str(problem))
+            else:
+                problems.append(problem)
+    if problems:
         raise InputError(problems)
 
 

@@ -8,11 +8,6 @@ import pulumi_aws as aws
 
 from infra.scope import Scope
 
-# Session Manager's own three (Systems Manager user guide, "Improve the security of EC2 instances by using VPC
-# endpoints"): people reach nodes also where a NAT gateway fails. The last is what controller and agents call.
-SESSION_SERVICES = ("ssm", "ssmmessages", "ec2messages")
-NODE_SERVICES = (*SESSION_SERVICES, "autoscaling")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointsArgs:

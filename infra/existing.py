@@ -1,25 +1,28 @@
 """A VPC and subnet that somebody else keeps: looked at, never changed."""
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
 import pulumi_aws as aws
 
-from contract.settings.network import ExistingNetwork
+from contract.settings.network import NODE_SERVICES, ExistingNetwork
 from infra.absent import absent
-from infra.endpoints import NODE_SERVICES
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubnetFacts:
-    """`vpc_id`: the VPC that it is really in. `way_out`: NAT or another hop; `public`: straight to an internet gateway.
+    """`vpc_id`: the VPC that it is really in. `gives_addresses`: instances in it get public ones.
 
-    `services`: those of infra.endpoints.NODE_SERVICES that have an endpoint in the VPC; `s3_endpoint`: in the subnet's
+    `way_out`: NAT or another hop; `public`: straight to an internet gateway.
+
+    `services`: those of NODE_SERVICES that have an endpoint in the VPC; `s3_endpoint`: in the subnet's
     own routes.
     """
 
     vpc_id: str
-    cidr: str
+    cidr: IPv4Network
     zone: str
+    gives_addresses: bool
     free_addresses: int
     resolves_names: bool
     way_out: bool
@@ -41,17 +44,18 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
     table = _routes_of(given.subnet_id, subnet.vpc_id)
     default = [route for route in table.routes if route.cidr_block == "0.0.0.0/0"]
     public = any((route.gateway_id or "").startswith("igw-") for route in default)
-    s3 = _endpoint(subnet.vpc_id, region, "s3")
+    s3 = _endpoint(subnet.vpc_id, region, "s3", "Gateway")
     return SubnetFacts(
         vpc_id=subnet.vpc_id,
-        cidr=subnet.cidr_block,
+        cidr=IPv4Network(subnet.cidr_block),
         zone=subnet.availability_zone,
+        gives_addresses=subnet.map_public_ip_on_launch,
         free_addresses=subnet.available_ip_address_count,
         resolves_names=vpc.enable_dns_support and vpc.enable_dns_hostnames,
         way_out=bool(default) and not public,
         public=public,
         s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
-        services=frozenset(name for name in NODE_SERVICES if _endpoint(subnet.vpc_id, region, name)),
+        services=frozenset(name for name in NODE_SERVICES if _has_private(subnet.vpc_id, region, name)),
     )
 
 
@@ -66,10 +70,19 @@ def _routes_of(subnet_id: str, vpc_id: str) -> aws.ec2.GetRouteTableResult:
     return aws.ec2.get_route_table(vpc_id=vpc_id, filters=[main])
 
 
-def _endpoint(vpc_id: str, region: str, service: str) -> aws.ec2.GetVpcEndpointResult | None:
+def _has_private(vpc_id: str, region: str, service: str) -> bool:
+    """Whether the service's own name leads to an endpoint in the VPC."""
+    found = _endpoint(vpc_id, region, service, "Interface")
+    return found is not None and found.private_dns_enabled
+
+
+def _endpoint(vpc_id: str, region: str, service: str, kind: str) -> aws.ec2.GetVpcEndpointResult | None:
     try:
         return aws.ec2.get_vpc_endpoint(
-            vpc_id=vpc_id, service_name=f"com.amazonaws.{region}.{service}", state="available"
+            vpc_id=vpc_id,
+            service_name=f"com.amazonaws.{region}.{service}",
+            vpc_endpoint_type=kind,
+            state="available",
         )
     except Exception as error:
         if "no matching" in str(error):

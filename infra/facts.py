@@ -1,11 +1,13 @@
 """What the account says of all that a stack counts on, looked up once before anything is made."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
+import pulumi
 import pulumi_aws as aws
 
 from contract.base import InputError, Problem
@@ -75,6 +77,11 @@ def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) ->
     )
 
 
+def zone_is_ours(settings: StackSettings, facts: Facts) -> bool:
+    """Whether nobody but us has chosen the zone: then it stays where a later look-up would choose another."""
+    return settings.network.zone is None and facts.reservation is None and facts.subnet is None
+
+
 def look_up_facts(settings: StackSettings) -> Facts:
     """Ask AWS."""
     partition = aws.get_partition()
@@ -83,6 +90,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
         location_type="availability-zone",
         filters=[{"name": "instance-type", "values": sorted({settings.instance_type, settings.head_instance_type})}],
     )
+    available = aws.get_availability_zones(state="available").names  # Local Zones among them, which lack EFA and FSx
     named, existing = settings.capacity.reservation_id, settings.network.existing
     bucket, key = settings.storage.bucket, settings.storage.kms_key
     missing: list[Problem] = []
@@ -91,12 +99,9 @@ def look_up_facts(settings: StackSettings) -> Facts:
         dns_suffix=partition.dns_suffix,
         region=region,
         account=aws.get_caller_identity().account_id,
-        zones=tuple(sorted(aws.get_availability_zones(state="available").names)),
+        zones=tuple(sorted(zone for zone in available if re.fullmatch(f"{region}[a-z]", zone))),
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
-        quotas={
-            need.code: aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
-            for need in quotas_needed(settings)
-        },
+        quotas=look_up_quotas(settings),
         reservation=_given(lambda: look_up_reservation(*named), missing) if named else None,
         subnet=_given(lambda: look_up_subnet(existing, region), missing) if existing else None,
         bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
@@ -111,6 +116,17 @@ def _given(look_up: Callable[[], T], missing: list[Problem]) -> T | None:
     except InputError as error:
         missing += error.problems
         return None
+
+
+def look_up_quotas(settings: StackSettings) -> dict[str, float]:
+    """Those that the stack counts against. One that the caller may not look at is told, and judged by the launch."""
+    found = {}
+    for need in quotas_needed(settings):
+        try:
+            found[need.code] = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
+        except Exception as error:
+            pulumi.log.warn(f"the quota {need.name} ({need.code}) is not known: {' '.join(str(error).split())}")
+    return found
 
 
 def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
@@ -128,7 +144,7 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
         instance_type=told["InstanceType"],
         zone=told["AvailabilityZone"],
         instances=int(told.get("TotalInstanceCount") or told["InstanceCount"]),
-        state=told.get("State", "active"),
+        state=told.get("State", "of a state that AWS does not tell"),
         block=told.get("ReservationType") == "capacity-block",
         starts=_unix(told.get("StartDate")),
         ends=_unix(told.get("EndDate")),

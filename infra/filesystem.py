@@ -47,6 +47,7 @@ class FileSystem(pulumi.ComponentResource):
             data_compression_type="LZ4",
             kms_key_id=args.key_arn if persistent else None,
             automatic_backup_retention_days=settings.kept_backup_days if persistent else None,
+            copy_tags_to_backups=True if persistent else None,
             subnet_ids=args.subnet_id,
             security_group_ids=args.security_group_ids,
             tags=args.scope.tags("filesystem"),

@@ -13,12 +13,12 @@ _AGGREGATION_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class FlowLogsArgs:
-    """`key_arn`: key of the log group; none: CloudWatch's own."""
+    """`key_arn`: key of the log group."""
 
     scope: Scope
     vpc_id: pulumi.Input[str]
     days: int
-    key_arn: pulumi.Input[str] | None
+    key_arn: pulumi.Input[str]
 
 
 class FlowLogs(pulumi.ComponentResource):

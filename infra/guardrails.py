@@ -16,10 +16,10 @@ _NOTICES = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
 
 @dataclass(frozen=True, kw_only=True)
 class GuardrailsArgs:
-    """`key_arn`: key of the topic; none: no key. `groups`: names of the worker groups. `budget_usd`: USD a month."""
+    """`key_arn`: key of the topic. `groups`: names of the worker groups. `budget_usd`: USD a month."""
 
     scope: Scope
-    key_arn: pulumi.Input[str] | None
+    key_arn: pulumi.Input[str]
     email: str | None
     budget_usd: float
     head: pulumi.Input[str]

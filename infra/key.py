@@ -6,7 +6,6 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from contract import tags
 from infra.scope import Scope
 
 _WINDOW_DAYS = 30  # the longest that AWS grants for a change of mind
@@ -23,31 +22,38 @@ class StackKeyArgs:
 
 
 class StackKey(pulumi.ComponentResource):
-    """`own_arn` is none where the key was given: nobody knows whether AWS's services may use that one.
+    """`arn`: what data, volumes and file system are under; `service_arn`: what logs and notices are under.
 
-    What is encrypted can't be read once its key is deleted: `destroy` keeps the key with the bucket, and the next `up`
-    finds it by its tags and adopts it.
+    They are one key of the stack's own, or, where the first was given, that one and a small one beside it: nobody knows
+    whether CloudWatch and the others may use the given one. What is encrypted can't be read once its key is deleted:
+    `destroy` keeps the key with the bucket, and the next `up` finds it by its tags and adopts it. The small one goes.
     """
 
     arn: pulumi.Output[str]
-    own_arn: pulumi.Output[str] | None
+    service_arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: StackKeyArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StackKey", name, None, opts)
+        self._scope, own = args.scope, pulumi.ResourceOptions(parent=self)
         if args.given is not None:
-            self.arn, self.own_arn = pulumi.Output.from_input(args.given), None
+            self.service_arn = self._key("service-key", "logs and notices", own).arn
+            self.arn = pulumi.Output.from_input(args.given)
         else:
-            key = aws.kms.Key(
-                "stack-key",
-                description=f"Trainyard stack {args.scope.stack}: data bucket, root volumes, file system, logs",
-                enable_key_rotation=True,
-                deletion_window_in_days=_WINDOW_DAYS,
-                policy=pulumi.Output.json_dumps(key_policy(args.scope)),
-                tags=args.scope.tags(tags.STACK_KEY),
-                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True, import_=args.retained),
-            )
-            self.arn = self.own_arn = key.arn
+            kept = pulumi.ResourceOptions(retain_on_delete=True, import_=args.retained)
+            key = self._key("stack-key", "data, volumes, logs and notices", pulumi.ResourceOptions.merge(own, kept))
+            self.arn = self.service_arn = key.arn
         self.register_outputs({"arn": self.arn})
+
+    def _key(self, role: str, of: str, opts: pulumi.ResourceOptions) -> aws.kms.Key:
+        return aws.kms.Key(
+            role,
+            description=f"Trainyard stack {self._scope.stack}: {of}",
+            enable_key_rotation=True,
+            deletion_window_in_days=_WINDOW_DAYS,
+            policy=pulumi.Output.json_dumps(key_policy(self._scope)),
+            tags=self._scope.tags(role),
+            opts=opts,
+        )
 
 
 def key_policy(scope: Scope) -> dict[str, Any]:

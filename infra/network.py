@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pulumi
 
 from contract.settings import StackSettings
-from infra.endpoints import NODE_SERVICES, SESSION_SERVICES, Endpoints, EndpointsArgs
+from contract.settings.network import NODE_SERVICES, SESSION_SERVICES
+from infra.endpoints import Endpoints, EndpointsArgs
 from infra.flow_logs import FlowLogs, FlowLogsArgs
 from infra.scope import Scope
 from infra.security import Security, SecurityArgs
@@ -22,13 +23,13 @@ class Network:
     parts: Sequence[pulumi.Resource]
 
 
-def lay_network(scope: Scope, settings: StackSettings, key_arn: pulumi.Input[str] | None) -> Network:
-    """Build what the settings don't say is there. `key_arn`: key of the flow logs; none: CloudWatch's own."""
+def lay_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: pulumi.Input[str]) -> Network:
+    """Build what the settings don't say is there. `pin_zone`: see VpcArgs. `key_arn`: key of the flow logs."""
     asked = settings.network
     if asked.existing:
         security = _security(scope, settings, asked.existing.vpc_id)
         return Network(subnet_id=asked.existing.subnet_id, security=security, parts=[security])
-    vpc = Vpc("network", VpcArgs(scope=scope, cidr=asked.cidr, pin_zone=not asked.zone, nat=asked.nat))
+    vpc = Vpc("network", VpcArgs(scope=scope, cidr=asked.cidr, pin_zone=pin_zone, nat=asked.nat))
     security = _security(scope, settings, vpc.vpc_id)
     endpoints = Endpoints(
         "endpoints",

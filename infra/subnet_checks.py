@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from contract.base import CONFIG_KEY, Problem
-from contract.rules.network import addresses_needed
+from contract.rules.network import DOCKER, addresses_needed
 from contract.settings import StackSettings
-from infra.endpoints import NODE_SERVICES
+from contract.settings.network import NODE_SERVICES
 from infra.facts import Facts
 
 
@@ -28,6 +28,28 @@ def subnet_has_room(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
             value=given.subnet_id,
             why=f"has {facts.subnet.free_addresses} free addresses, the cluster needs {needed}",
             fix="Name a larger subnet, or fewer nodes",
+        )
+
+
+def subnet_gives_no_public_addresses(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    given = settings.network.existing
+    if facts.subnet and given and facts.subnet.gives_addresses:
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.subnet_id",
+            value=given.subnet_id,
+            why="gives every instance a public address, and EC2 refuses that to nodes with several interfaces",
+            fix="Name another, or turn it off: aws ec2 modify-subnet-attribute --no-map-public-ip-on-launch",
+        )
+
+
+def subnet_is_not_dockers(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    given = settings.network.existing
+    if facts.subnet and given and facts.subnet.cidr.overlaps(DOCKER):
+        yield Problem(
+            key=f"{CONFIG_KEY}.network.existing.subnet_id",
+            value=given.subnet_id,
+            why=f"its range {facts.subnet.cidr} overlaps {DOCKER}, the bridge of Docker on the nodes",
+            fix="Name a subnet of another range",
         )
 
 

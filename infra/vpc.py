@@ -61,7 +61,8 @@ class Vpc(pulumi.ComponentResource):
             availability_zone=args.scope.zone,
             map_public_ip_on_launch=False,
             tags=args.scope.tags(f"{role}-subnet"),
-            opts=self._with(ignore_changes=["availabilityZone"] if args.pin_zone else []),
+            # In another zone it has the same range, which the VPC has room for once.
+            opts=self._with(delete_before_replace=True, ignore_changes=["availabilityZone"] if args.pin_zone else []),
         )
         routes = aws.ec2.RouteTable(role, vpc_id=self._vpc.id, tags=args.scope.tags(f"{role}-routes"), opts=self._own)
         aws.ec2.RouteTableAssociation(role, subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)

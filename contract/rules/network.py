@@ -14,7 +14,7 @@ _ENDPOINT_ADDRESSES = 16  # an interface endpoint takes one address in the subne
 # VPC user guide, "VPC CIDR blocks": RFC 1918, and the shared range of RFC 6598.
 _PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))
 # Docker's default bridge, which the deep-learning images bring: nodes in its range can't be reached from a node.
-_DOCKER = IPv4Network("172.17.0.0/16")
+DOCKER = IPv4Network("172.17.0.0/16")
 _DECIDED_BY_OWNER = ("cidr", "zone", "nat", "flow_logs_days")  # of a network that is there
 
 
@@ -86,11 +86,11 @@ def range_is_private(settings: StackSettings, root: Path) -> Iterator[Problem]:
             why="not a private range, so hosts of the internet in it could not be reached",
             fix="Choose one below 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10",
         )
-    elif cidr.overlaps(_DOCKER):
+    elif cidr.overlaps(DOCKER):
         yield Problem(
             key=f"{CONFIG_KEY}.network.cidr",
             value=str(cidr),
-            why=f"overlaps {_DOCKER}, the bridge of Docker on the nodes, which could then not reach each other",
+            why=f"overlaps {DOCKER}, the bridge of Docker on the nodes, which could then not reach each other",
             fix="Choose another range, such as 10.42.0.0/16",
         )
 

@@ -38,7 +38,8 @@ class JobSettings(Contract):
         default_factory=dict, description="Plain environment variables of the job."
     )
     secrets: dict[VariableName, ParameterName] = Field(
-        default_factory=dict, description="Environment variable -> name of the SSM parameter with its value."
+        default_factory=dict,
+        description="Environment variable -> name of the SSM parameter with its value, under AWS's own key for SSM.",
     )
     resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
     time_limit_minutes: Number = Field(

@@ -9,6 +9,12 @@ from pydantic_core import PydanticCustomError
 from contract.base import Contract
 from contract.settings.names import SubnetId, VpcId, ZoneName
 
+# Session Manager's own (Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints"; its
+# agent needs ec2messages no more): people reach nodes also where a NAT gateway fails.
+SESSION_SERVICES = ("ssm", "ssmmessages")
+# The last is what controller and agents call.
+NODE_SERVICES = (*SESSION_SERVICES, "autoscaling")
+
 
 class ExistingNetwork(Contract):
     """A VPC that somebody else keeps. Nothing of it is changed; what nodes need of it is checked first."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from contract import tags
 from rehearsal.adapter.account import Subject, checked, handlers
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import Refused, UnknownType
@@ -26,7 +27,8 @@ ACCOUNT = "123456789012"
 class StaticAccount:
     """Checks types and keys as the adapter does.
 
-    `retained`: name of a data bucket that an earlier `up` left. `retained_key`: id of the key that it left.
+    `retained`: name of a data bucket that an earlier `up` left. `retained_key`: id of the key that it left. `stands`:
+    whether its cluster is still there.
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code, of all others a
     large one. `networks`: the VPCs that are there, by id. `zones`: those that offer an instance type, by its name; of
     all others every zone. `buckets`: the region of each that is there. `keys`: the state of each KMS key that is there,
@@ -39,6 +41,7 @@ class StaticAccount:
         retained: str | None = None,
         retained_key: str | None = None,
         *,
+        stands: bool = False,
         reservations: Mapping[str, Mapping[str, Any]] | None = None,
         quotas: Mapping[str, float] | None = None,
         networks: Mapping[str, StaticNetwork] | None = None,
@@ -47,9 +50,10 @@ class StaticAccount:
         keys: Mapping[str, str] | None = None,
     ) -> None:
         self.region = region
-        self._retained = {
-            "s3:bucket": f"arn:aws:s3:::{retained}" if retained else None,
-            "kms:key": self._key_arn(retained_key) if retained_key else None,
+        self._tagged_as = {
+            tags.DATA_BUCKET: f"arn:aws:s3:::{retained}" if retained else None,
+            tags.STAGING_BUCKET: "arn:aws:s3:::trainyard-staging-0000000" if stands else None,
+            tags.STACK_KEY: self._key_arn(retained_key) if retained_key else None,
         }
         self._zones_of, self._buckets, self._keys = zones or {}, buckets, keys
         zone = f"{region}a"
@@ -111,8 +115,8 @@ class StaticAccount:
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
 
     def _tagged(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        kinds = given.get("resourceTypeFilters") or self._retained
-        found = [self._retained[kind] for kind in kinds if self._retained[kind]]
+        roles = [value for item in given["tagFilters"] if item["key"] == tags.ROLE for value in item["values"]]
+        found = [arn for role in roles if (arn := self._tagged_as.get(role))]
         return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []} for arn in found]}
 
     def _key_arn(self, name: str) -> str:

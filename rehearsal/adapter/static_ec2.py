@@ -133,7 +133,7 @@ class StaticEc2:
         name = one_of(found, "EC2 VPC Endpoint")
         answer = {"id": f"vpce-{len(name):017x}", "state": "available", **given}
         if not name.endswith(".s3"):
-            return {**answer, "vpcEndpointType": "Interface", "routeTableIds": []}
+            return {**answer, "vpcEndpointType": "Interface", "routeTableIds": [], "privateDnsEnabled": True}
         assert network is not None
         own = [f"rtb-{subnet.id[7:]}" for subnet in network.subnets if subnet.own_table]
         return {**answer, "vpcEndpointType": "Gateway", "routeTableIds": [*own, f"rtb-{given['vpcId'][4:]}"]}

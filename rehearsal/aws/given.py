@@ -6,7 +6,7 @@ from pydantic import Field
 
 from contract.base import Contract
 
-SERVICES = ("s3", "ssm", "ssmmessages", "ec2messages")
+SERVICES = ("s3", "ssm", "ssmmessages")
 
 
 class GivenReservation(Contract):

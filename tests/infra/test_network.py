@@ -88,7 +88,7 @@ def test_without_efa_and_fsx_there_are_no_groups_for_them(local: Deployment) -> 
 def test_interface_endpoints_of_session_manager_answer_to_nodes_by_https_alone(shipped: Deployment) -> None:
     interfaces = [one.inputs for one in shipped.of_type(ENDPOINT) if one.inputs["vpcEndpointType"] == "Interface"]
     services = {one["serviceName"].removeprefix("com.amazonaws.us-east-1.") for one in interfaces}
-    assert services == {"ssm", "ssmmessages", "ec2messages"}
+    assert services == {"ssm", "ssmmessages"}
     group = shipped.one("aws:ec2/securityGroup:SecurityGroup", "endpoints").id
     for one in interfaces:
         assert one["securityGroupIds"] == [group]
@@ -122,7 +122,7 @@ def test_without_nat_nothing_leaves_and_every_service_that_nodes_call_has_an_end
         assert not run.of_type(f"aws:ec2/{kind}")
     assert [one.name for one in run.of_type(SUBNET)] == ["private"]
     names = {one.inputs["serviceName"].rpartition(".")[2] for one in run.of_type(ENDPOINT)}
-    assert names == {"s3", "ssm", "ssmmessages", "ec2messages", "autoscaling"}
+    assert names == {"s3", "ssm", "ssmmessages", "autoscaling"}
 
 
 def test_network_that_is_there_is_used_and_not_changed(changed: Callable[..., Deployment]) -> None:
