@@ -56,7 +56,9 @@ def main(root: Path) -> None:
     earlier = look_up_earlier(stack)
     check_account(settings, facts, earlier.stands)
     look_up_hardware(settings.worker_type)
-    head_image, worker_image = look_up_image(settings.head_image), look_up_image(settings.worker_image)
+    head_image, worker_image = (
+        look_up_image(name, settings.root_volume_gib) for name in (settings.head_image, settings.worker_image)
+    )
     scope = scope_of(pulumi.get_project(), stack, settings, facts)
 
     key = StackKey("key", StackKeyArgs(scope=scope, given=storage.kms_key, retained=earlier.key))

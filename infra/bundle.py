@@ -20,7 +20,7 @@ OPERATORS = {
     f"contract/{name}"
     for name in (
         *("settings", "rules", "catalog.py", "catalog.json", "prices.py", "prices.json", "quotas.py", "cost.py"),
-        *("demand.py", "reading.py", "reference.py", "report.py", "schemas.py"),
+        *("demand.py", "reading.py", "tables.py", "reference.py", "report.py", "schemas.py"),
     )
 }
 SCHEMA = "schemas/manifest.schema.json"

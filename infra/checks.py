@@ -10,6 +10,7 @@ from contract.demand import quotas_needed
 from contract.settings import StackSettings
 from infra import subnet_checks
 from infra.facts import Facts, region_of
+from infra.key import AUTO_SCALING_ROLE
 
 Check = Callable[[StackSettings, Facts], Iterator[Problem]]
 
@@ -171,6 +172,20 @@ def key_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
         )
 
 
+def key_admits_auto_scaling(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    """Or every instance with a root volume under it ends as it begins: Client.InternalError.
+
+    Auto Scaling user guide, "Required AWS KMS key policy for use with encrypted volumes".
+    """
+    if facts.key_policy is not None and AUTO_SCALING_ROLE not in facts.key_policy:
+        yield Problem(
+            key=f"{CONFIG_KEY}.storage.kms_key",
+            value=settings.storage.kms_key,
+            why=f"its policy does not name {AUTO_SCALING_ROLE}, so no node with a root volume under it would start",
+            fix="Let that role use it and create grants, as infra/key.py does for the stack's own key",
+        )
+
+
 def boundary_is_of_the_account(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
     """IAM user guide, "Permissions boundaries for IAM entities": a managed policy, AWS's or the account's own."""
     boundary = settings.identity.permissions_boundary
@@ -197,6 +212,7 @@ CHECKS: tuple[Check, ...] = (
     *subnet_checks.CHECKS,
     data_is_in_the_region,
     key_can_be_used,
+    key_admits_auto_scaling,
     boundary_is_of_the_account,
 )
 

@@ -13,7 +13,7 @@ import pulumi_aws as aws
 from contract.base import InputError, Problem
 from contract.demand import quotas_needed
 from contract.settings import StackSettings
-from infra.absent import absent
+from infra.absent import absent, reason
 from infra.existing import SubnetFacts, look_up_subnet
 from infra.scope import Scope
 
@@ -38,8 +38,8 @@ class ReservationFacts:
 class Facts:
     """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs.
 
-    `key_state`: of a KMS key that the settings name in this region. `absent`: what they name and AWS does not give,
-    which is none here.
+    `key_state`, `key_policy` (JSON): of a KMS key that the settings name in this region; none also where the caller may
+    not look. `absent`: what they name and AWS does not give, which is none here.
     """
 
     partition: str
@@ -53,6 +53,7 @@ class Facts:
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
     key_state: str | None = None
+    key_policy: str | None = None
     absent: tuple[Problem, ...] = ()
 
     def offering(self, settings: StackSettings) -> tuple[str, ...]:
@@ -106,6 +107,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
         subnet=_given(lambda: look_up_subnet(existing, region), missing) if existing else None,
         bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
         key_state=_given(lambda: look_up_key(key), missing) if key and region_of(key) == region else None,
+        key_policy=look_up_key_policy(key) if key and region_of(key) == region else None,
         absent=tuple(missing),
     )
 
@@ -169,6 +171,16 @@ def look_up_key(arn: str) -> str:
         return aws.kms.get_key(key_id=arn).key_state
     except Exception as error:
         raise absent("storage.kms_key", arn, error) from error
+
+
+def look_up_key_policy(arn: str) -> str | None:
+    """Through Cloud Control, as reservations; none where the caller may not look at it."""
+    try:
+        found = aws.cloudcontrol.get_resource(type_name="AWS::KMS::Key", identifier=arn.rpartition("/")[2])
+    except Exception as error:
+        pulumi.log.warn(f"the policy of {arn} is not known: {reason(error)}")
+        return None
+    return json.dumps(json.loads(found.properties)["KeyPolicy"])
 
 
 def _unix(told: str | None) -> float | None:

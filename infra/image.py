@@ -32,8 +32,11 @@ class Image:
     drifts: bool
 
 
-def look_up_image(name: str) -> Image:
-    """The image of that name (contract.settings.names.ImageName). Raises InputError for an id that can't be used."""
+def look_up_image(name: str, root_volume_gib: int) -> Image:
+    """The image of that name (contract.settings.names.ImageName), on a root volume of that size.
+
+    Raises InputError for an id that can't be used.
+    """
     if name in _PARAMETERS:
         found = aws.ssm.get_parameter(name=_PARAMETERS[name]).insecure_value
         return Image(id=found, family=name, root_device=_ROOT_DEVICES[name], drifts=True)
@@ -43,6 +46,10 @@ def look_up_image(name: str) -> Image:
         raise _unusable(name, reason(error)) from error
     if image.architecture != "x86_64":
         raise _unusable(name, f"is for {image.architecture}, and every type of the catalog is x86_64")
+    for device in image.block_device_mappings:
+        least = int(device.ebs.get("volume_size") or 0)
+        if device.device_name == image.root_device_name and least > root_volume_gib:
+            raise _unusable(name, f"its root takes {least} GiB, and root_volume_gib is {root_volume_gib}")
     return Image(id=name, family=OWN, root_device=image.root_device_name, drifts=False)
 
 

@@ -8,6 +8,7 @@ import pulumi_aws as aws
 
 from infra.scope import Scope
 
+AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
 _WINDOW_DAYS = 30  # the longest that AWS grants for a change of mind
 _USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 
@@ -66,7 +67,7 @@ def key_policy(scope: Scope) -> dict[str, Any]:
     """
     account = f"arn:{scope.partition}:iam::{scope.account}"
     service_roles = [
-        f"{account}:role/aws-service-role/autoscaling.{scope.dns_suffix}/AWSServiceRoleForAutoScaling",
+        f"{account}:role/aws-service-role/autoscaling.{scope.dns_suffix}/{AUTO_SCALING_ROLE}",
         f"{account}:role/aws-service-role/s3.data-source.lustre.fsx.{scope.dns_suffix}/AWSServiceRoleForFSxS3Access_*",
     ]
     of_roles = {

@@ -108,6 +108,8 @@ def closed_subnet_brings_the_software(settings: StackSettings, facts: Facts) -> 
 CHECKS = (
     subnet_is_of_the_vpc,
     subnet_has_room,
+    subnet_gives_no_public_addresses,
+    subnet_is_not_dockers,
     subnet_reaches_aws,
     closed_subnet_brings_the_software,
     vpc_resolves_names,

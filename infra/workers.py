@@ -48,7 +48,7 @@ class WorkerGroup(pulumi.ComponentResource):
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
         self.name, self.plan = name, args.plan
-        tags = args.scope.tags(name)
+        tags, spot = args.scope.tags(name), args.plan.market == "spot"
         template = aws.ec2.LaunchTemplate(
             f"{name}-{args.image.family}",
             image_id=args.image.id,
@@ -89,7 +89,7 @@ class WorkerGroup(pulumi.ComponentResource):
             # The group's tags reach instances only; an orphan must be found in every shape.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
-                for kind in ("instance", "volume", "network-interface")
+                for kind in ("instance", "volume", "network-interface", *(("spot-instances-request",) if spot else ()))
             ],
             user_data=pulumi.Output.from_input(args.user_data).apply(
                 lambda text: base64.b64encode(text.encode()).decode()

@@ -29,7 +29,6 @@ RULES = (
         (
             *("guardrails.max_cost_usd", "job.time_limit_minutes", "instance_type", "nodes", "capacity"),
             *("head_instance_type", "root_volume_gib", "fsx", "network.existing", "network.nat"),
-            "storage.kms_key",
         ),
     ),
 )

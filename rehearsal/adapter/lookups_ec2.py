@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from botocore import xform_name
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter import lookups_network
@@ -69,7 +70,8 @@ def _image(aws: Aws, given: Mapping[str, Any]) -> Answer:
                 "deviceName": each["DeviceName"],
                 "noDevice": "",
                 "virtualName": each.get("VirtualName", ""),
-                "ebs": {f"{key[0].lower()}{key[1:]}": _text(value) for key, value in each.get("Ebs", {}).items()},
+                # A plain map to the engine: its keys stay as Terraform spells them.
+                "ebs": {xform_name(key): _text(value) for key, value in each.get("Ebs", {}).items()},
             }
             for each in found["BlockDeviceMappings"]
         ],

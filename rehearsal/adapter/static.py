@@ -22,6 +22,8 @@ from rehearsal.adapter.static_ec2 import (
 )
 
 ACCOUNT = "123456789012"
+_SCALING = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+SUITING_KEY_POLICY = {"Statement": [{"Effect": "Allow", "Principal": {"AWS": _SCALING}, "Action": "kms:*"}]}
 
 
 class StaticAccount:
@@ -32,7 +34,7 @@ class StaticAccount:
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code, of all others a
     large one. `networks`: the VPCs that are there, by id. `zones`: those that offer an instance type, by its name; of
     all others every zone. `buckets`: the region of each that is there. `keys`: the state of each KMS key that is there,
-    by ARN. Of what is not given there is one that suits any stack.
+    by ARN, `key_policy`: of each. Of what is not given there is one that suits any stack.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class StaticAccount:
         zones: Mapping[str, Sequence[str]] | None = None,
         buckets: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
+        key_policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.region = region
         self._tagged_as = {
@@ -63,6 +66,7 @@ class StaticAccount:
             reservations={RESERVATION: reservation(AvailabilityZone=zone)} if reservations is None else reservations,
             quotas=quotas or {},
             networks={VPC: suiting_network(region)} if networks is None else networks,
+            key_policy=SUITING_KEY_POLICY if key_policy is None else key_policy,
         )
         self._handlers = handlers(Command(skip=True))
 

@@ -66,16 +66,22 @@ def suiting_network(region: str) -> StaticNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticEc2:
-    """The answers. `quotas`: quota code to value, of others a large one; `networks`: by VPC id."""
+    """The answers. `quotas`: quota code to value, of others a large one; `networks`: by VPC id.
+
+    `key_policy`: of every KMS key.
+    """
 
     account: str
     region: str
     reservations: Mapping[str, Mapping[str, Any]]
     quotas: Mapping[str, float]
     networks: Mapping[str, StaticNetwork]
+    key_policy: Mapping[str, Any]
 
     def resource(self, given: Mapping[str, Any]) -> Answer:
         kind, name = given["typeName"], given["identifier"]
+        if kind == "AWS::KMS::Key":
+            return {"id": name, "properties": json.dumps({"KeyId": name, "KeyPolicy": self.key_policy}), **given}
         if kind != "AWS::EC2::CapacityReservation" or name not in self.reservations:
             raise no_resource(kind, name)
         return {"id": name, "properties": json.dumps({"Id": name, **self.reservations[name]}), **given}
@@ -144,7 +150,7 @@ class StaticEc2:
         if not ids:
             raise no_image()
         root = "/dev/xvda" if ids[0] == image_of(DEBIAN) else "/dev/sda1"
-        ebs = {"volumeSize": "8", "volumeType": "gp3", "encrypted": "false", "deleteOnTermination": "true"}
+        ebs = {"volume_size": "8", "volume_type": "gp3", "encrypted": "false", "delete_on_termination": "true"}
         return {
             "id": ids[0],
             "imageId": ids[0],

@@ -1,6 +1,7 @@
-"""Cloud Control's GetResource, which moto has not: of a capacity reservation, the one kind that is looked up so.
+"""Cloud Control's GetResource, which moto has not: of capacity reservations and of KMS keys, which are looked up so.
 
 Properties: https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-ec2-capacityreservation.html
+and aws-resource-kms-key.html there.
 """
 
 import json
@@ -14,24 +15,38 @@ from rehearsal.aws.ec2.reservations import CapacityReservation
 from rehearsal.aws.injection import Refusal
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
+from rehearsal.aws.storage.keys import find_key
 
 SERVICE = "cloudcontrolapi"
-_KIND = "AWS::EC2::CapacityReservation"
 
 
 def answer(call: Call, body: bytes) -> bytes:
     """The answer's body. Raises Refusal, and NotImplementedError for what else the service can."""
     asked = json.loads(body)
-    if call.operation != "GetResource" or asked["TypeName"] != _KIND:
-        raise NotImplementedError(f"{call.operation} of {asked.get('TypeName', 'anything')}")
-    name, backend = asked["Identifier"], ec2_backends[ACCOUNT][call.region]
+    kind, name = asked.get("TypeName", "anything"), asked.get("Identifier")
+    if call.operation != "GetResource" or kind not in _KINDS:
+        raise NotImplementedError(f"{call.operation} of {kind}")
+    properties = _KINDS[kind](call.region, name)
+    if properties is None:
+        message = f"Resource of type '{kind}' with identifier '{name}' was not found."
+        raise Refusal("400 Bad Request", "ResourceNotFoundException", message)
+    description = {"Identifier": name, "Properties": json.dumps(properties)}
+    return json.dumps({"TypeName": kind, "ResourceDescription": description}).encode()
+
+
+def _key(region: str, name: str) -> dict[str, Any] | None:
+    found = find_key(ACCOUNT, region, name)
+    if found is None:
+        return None
+    enabled = found.key_state == "Enabled"
+    return {"KeyId": found.id, "Arn": found.arn, "KeyPolicy": json.loads(found.policy), "Enabled": enabled}
+
+
+def _reservation(region: str, name: str) -> dict[str, Any] | None:
     try:
-        held = find(backend, name)
+        return _properties(find(ec2_backends[ACCOUNT][region], name))
     except EC2ClientError:
-        message = f"Resource of type '{_KIND}' with identifier '{name}' was not found."
-        raise Refusal("400 Bad Request", "ResourceNotFoundException", message) from None
-    description = {"Identifier": name, "Properties": json.dumps(_properties(held))}
-    return json.dumps({"TypeName": _KIND, "ResourceDescription": description}).encode()
+        return None
 
 
 def _properties(held: CapacityReservation) -> dict[str, Any]:
@@ -56,3 +71,6 @@ def _properties(held: CapacityReservation) -> dict[str, Any]:
         "TotalInstanceCount": held.total_instance_count,
         **{key: f"{when:%Y-%m-%dT%H:%M:%SZ}" for key, when in dates.items() if when is not None},
     }
+
+
+_KINDS = {"AWS::EC2::CapacityReservation": _reservation, "AWS::KMS::Key": _key}

@@ -1,5 +1,6 @@
 """Makes what stands in an account before a stack comes, under exactly the ids that are given."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Network
@@ -35,11 +36,23 @@ def make(given: Given) -> None:
         held = kms.kms_backends[ACCOUNT][given.region]
         if key.id not in held.keys:
             with _named(kms, "generate_key_id", key.id):
-                held.create_key(None, "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "given", None)
+                held.create_key(_key_policy(), "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "given", None)
     for bucket in given.buckets:
         if bucket_of(bucket.name) is None:
             made: Any = s3_backends[ACCOUNT]["aws"].create_bucket(bucket.name, given.region)
             made.versioning_status = "Enabled" if bucket.versioned else None
+
+
+def _key_policy() -> str:
+    """The account by its IAM policies, and Auto Scaling, as it must for volumes under the key."""
+    role = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+    condition = {"StringEquals": {"kms:CallerAccount": ACCOUNT}, "ArnLike": {"aws:PrincipalArn": role}}
+    allow = {"Effect": "Allow", "Action": "kms:*", "Resource": "*"}
+    statements = [
+        {**allow, "Principal": {"AWS": f"arn:aws:iam::{ACCOUNT}:root"}},
+        {**allow, "Principal": {"AWS": "*"}, "Condition": condition},
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
 def _check(backend: Any, given: GivenReservation) -> None:

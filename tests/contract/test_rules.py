@@ -162,7 +162,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(
             {"guardrails.max_cost_usd": 1, "job.time_limit_minutes": 720},
             "guardrails.max_cost_usd",
-            "USD until job.time_limit_minutes (720). Raise it, set job.time_limit_minutes to 109 or less, or choose",
+            "USD until job.time_limit_minutes (720). Raise it, set job.time_limit_minutes to 111 or less, or choose",
         ),
         Example({"guardrails.max_cost_usd": 0.001}, "guardrails.max_cost_usd", "Raise it, or choose fewer nodes"),
     ],

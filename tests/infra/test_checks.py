@@ -1,6 +1,6 @@
 """Every rule that only the account can judge fires through the whole program, before anything is registered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -12,9 +12,10 @@ from contract.settings import StackSettings
 from infra import checks
 from infra.facts import Facts
 from rehearsal.adapter import mocks
+from rehearsal.adapter.errors import Refused
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static import StaticAccount
-from rehearsal.adapter.static_ec2 import RESERVATION, SUBNET, VPC, StaticNetwork, StaticSubnet, reservation
+from rehearsal.adapter.static_ec2 import RESERVATION, SUBNET, VPC, StaticEc2, StaticNetwork, StaticSubnet, reservation
 from tests.infra.conftest import ROOT, stack_config
 
 NAMED = {"reservation": {"id": RESERVATION}}
@@ -22,7 +23,7 @@ THERE = {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}
 OTHER_VPC = "vpc-0fedcba9876543210"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
 S3 = frozenset({"com.amazonaws.us-east-1.s3"})
-SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages", "ec2messages")}
+SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages")}
 STANDARD, P, SPOT_G = "L-1216C47A", "L-417A185B", "L-3819A6DF"
 
 
@@ -255,6 +256,30 @@ EXAMPLES: dict[str, list[Example]] = {
             ":key/mine': is in eu-west-1, and the stack in us-east-1",
         ),
     ],
+    "subnet_gives_no_public_addresses": [
+        Example(
+            network(public=True),
+            {"network": THERE},
+            "network.existing.subnet_id",
+            "gives every instance a public address, and EC2 refuses that to nodes with several interfaces",
+        )
+    ],
+    "subnet_is_not_dockers": [
+        Example(
+            network(cidr="172.17.4.0/22"),
+            {"network": THERE},
+            "network.existing.subnet_id",
+            "its range 172.17.4.0/22 overlaps 172.17.0.0/16, the bridge of Docker",
+        )
+    ],
+    "key_admits_auto_scaling": [
+        Example(
+            {"key_policy": {"Statement": [{"Principal": {"AWS": "arn:aws:iam::123456789012:root"}}]}},
+            {"storage": {"kms_key": KEY}},
+            "storage.kms_key",
+            "its policy does not name AWSServiceRoleForAutoScaling, so no node with a root volume under it would start",
+        )
+    ],
     "key_can_be_used": [
         Example(
             {"keys": {KEY: state}},
@@ -352,3 +377,43 @@ def test_all_that_the_account_refuses_is_told_at_once() -> None:
     changes = {"capacity": NAMED, "network": THERE, "storage": {"bucket": "mine"}}
     keys = {problem.key.removeprefix(f"{CONFIG_KEY}.") for problem in refused(account, changes)}
     assert keys == {"capacity.reservation.id", "network.existing.vpc_id", "storage.bucket", "nodes"}
+
+
+def test_what_time_brings_about_does_not_bar_the_next_up_of_a_cluster_that_stands(
+    changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An expired reservation that blocked every update has been a peer's bug for years."""
+    for given, told in (
+        ({"EndDate": later(200)}, "end in"),
+        ({"EndDate": later(40)}, "before a launch may be done"),
+        ({"State": "expired"}, "is expired"),
+    ):
+        account = {
+            "reservations": {RESERVATION: reservation(InstanceType="c7i.xlarge", ReservationType="default", **given)}
+        }
+        capacity = {"reservation": {"id": RESERVATION, "at_its_end": "refuse"}}
+        limits = {**stack_config("local")["trainyard:cluster"]["job"], "time_limit_minutes": 600}
+        with pytest.raises(InputError, match=told):
+            changed(account=account, capacity=capacity, job=limits)
+        caplog.clear()
+        assert changed(account={**account, "stands": True}, capacity=capacity, job=limits).exports["launch"] == ""
+        assert any(told in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+def test_quota_that_may_not_be_looked_at_is_told_and_bars_nothing(
+    changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, given: Mapping[str, Any]) -> Any:
+        raise Refused("AccessDeniedException: not authorized to perform servicequotas:GetServiceQuota")
+
+    monkeypatch.setattr(StaticEc2, "quota", refuse)
+    assert changed().exports["launch"] == ""
+    assert any("is not known: " in record.getMessage() for record in caplog.records)
+
+
+def test_local_zones_are_no_zones_for_a_cluster(
+    changed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zones = ["us-east-1-bos-1a", "us-east-1b", "us-east-1c"]
+    monkeypatch.setattr(StaticAccount, "_zones", property(lambda self: zones))
+    assert changed().one("aws:ec2/subnet:Subnet", "private").inputs["availabilityZone"] == "us-east-1b"

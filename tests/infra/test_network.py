@@ -5,8 +5,8 @@ from collections.abc import Callable
 from ipaddress import IPv4Network
 
 from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation
 from rehearsal.adapter.static_ec2 import SUBNET as SUBNET_ID
-from rehearsal.adapter.static_ec2 import VPC
 from tests.infra.conftest import head_of
 
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
@@ -31,6 +31,20 @@ def test_zone_that_the_user_chose_is_followed(changed: Callable[..., Deployment]
     subnet = changed(network={"zone": "us-east-1b"}).one(SUBNET, "private")
     assert subnet.inputs["availabilityZone"] == "us-east-1b"
     assert not subnet.ignore_changes
+
+
+def test_zone_that_a_reservation_decides_is_followed(changed: Callable[..., Deployment]) -> None:
+    """The next Capacity Block may be in another zone: a subnet that stayed behind could launch nothing into it."""
+    for zone in ("us-east-1b", "us-east-1c"):
+        there = {RESERVATION: reservation(AvailabilityZone=zone)}
+        subnet = changed("h200-cluster", account={"reservations": there}).one(SUBNET, "private")
+        assert subnet.inputs["availabilityZone"] == zone
+        assert not subnet.ignore_changes
+
+
+def test_subnet_of_another_zone_takes_the_place_of_the_first(shipped: Deployment) -> None:
+    """Both have the same range, and the VPC has room for one."""
+    assert all(subnet.delete_before_replace for subnet in shipped.of_type(SUBNET))
 
 
 def test_private_subnet_reaches_the_world_through_nat_and_s3_through_the_endpoint(shipped: Deployment) -> None:

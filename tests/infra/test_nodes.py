@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from contract.base import InputError
 from contract.catalog import catalog
 from infra.userdata import LIMIT_BYTES, user_data
 from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, templates_of
 
 
@@ -84,9 +86,13 @@ def test_no_key_pair_exists(shipped: Deployment) -> None:
 
 
 def test_whatever_a_launch_makes_is_tagged_in_the_launch_itself(shipped: Deployment) -> None:
-    tagged = {each["resourceType"]: each["tags"] for each in template_of(shipped)["tagSpecifications"]}
-    assert tagged.keys() == {"instance", "volume", "network-interface"}
-    assert all(tags["trainyard:stack"] == shipped.stack for tags in tagged.values())
+    for template in templates_of(shipped):
+        tagged = {one["resourceType"]: one["tags"] for one in template.inputs["tagSpecifications"]}
+        spot = {"spot-instances-request"} if "instanceMarketOptions" in template.inputs else set()
+        if shipped.stack == "h200-cluster":  # a market of its own, without requests
+            spot = set()
+        assert tagged.keys() == {"instance", "volume", "network-interface"} | spot
+        assert all(tags["trainyard:stack"] == shipped.stack for tags in tagged.values())
 
 
 def test_group_is_empty_and_its_desired_capacity_is_not_pulumis(shipped: Deployment) -> None:
@@ -167,3 +173,18 @@ def test_image_that_the_user_names_is_followed(changed: Callable[..., Deployment
     (template,) = templates_of(changed(image="ami-0123456789abcdef0"))
     assert template.inputs["imageId"] == "ami-0123456789abcdef0"
     assert not template.ignore_changes
+
+
+def test_image_that_the_root_volume_can_not_hold_is_refused(
+    changed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = StaticEc2.image
+
+    def large(self: StaticEc2, given: Any) -> dict[str, Any]:
+        told = answer(self, given)
+        told["blockDeviceMappings"][0]["ebs"]["volume_size"] = "120"
+        return told
+
+    monkeypatch.setattr(StaticEc2, "image", large)
+    with pytest.raises(InputError, match="its root takes 120 GiB, and root_volume_gib is 40"):
+        changed(image="ami-0123456789abcdef0")

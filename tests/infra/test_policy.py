@@ -5,7 +5,7 @@ import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from infra.policy.rules import RULES, PolicyRule
 from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.static_ec2 import SUBNET, VPC
 from tests.infra.conftest import ROOT, deployed
 
 
@@ -29,6 +30,22 @@ def broken(run: Deployment, rule: PolicyRule, changed: Mapping[str, Mapping[str,
 @pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 def test_every_shipped_stack_keeps_every_rule(shipped: Deployment, rule: PolicyRule) -> None:
     assert broken(shipped, rule, {}) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"storage": {"kms_key": "arn:aws:kms:us-east-1:123456789012:key/mine", "bucket": "our-data"}},
+        {"network": {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}},
+        {"network": {"nat": False}, "node": {"system": "as-is"}},
+        {"capacity": {"spot": {}}, "image": "ami-0123456789abcdef0", "guardrails": {"email": "team@example.com"}},
+        {"identity": {"permissions_boundary": "arn:aws:iam::123456789012:policy/boundary"}},
+    ],
+    ids=["given-key", "existing-network", "closed-network", "spot", "boundary"],
+)
+def test_other_stacks_keep_every_rule(changed: Callable[..., Deployment], changes: dict[str, Any]) -> None:
+    run = changed(**changes)
+    assert [sentence for rule in RULES for sentence in broken(run, rule, {})] == []
 
 
 def policy(*statements: dict[str, Any]) -> str:

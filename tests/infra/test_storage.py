@@ -113,7 +113,8 @@ def test_auto_scaling_may_use_the_key_and_only_for_aws_itself_make_grants(shippe
 def test_bucket_and_key_that_are_there_are_used_and_not_changed(changed: Callable[..., Deployment]) -> None:
     arn = "arn:aws:kms:us-east-1:123456789012:key/0f1e2d3c"
     run = changed(storage={"bucket": "our-data", "kms_key": arn})
-    assert not run.of_type(KEY)
+    assert [one.name for one in run.of_type(KEY)] == ["service-key"]  # of logs and notices; it goes with the cluster
+    assert not run.one(KEY, "service-key").retain_on_delete
     assert [one.name for one in run.of_type(BUCKET)] == ["trainyard-staging"]
     assert run.exports["runs_uri"] == "s3://our-data/runs/"
     assert templates_of(run)[0].inputs["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == arn

@@ -127,7 +127,7 @@ def test_an_image_has_its_root_device(account: Account, parameter: str, root: st
         "available",
     )
     (device,) = found["blockDeviceMappings"]
-    assert (device["deviceName"], int(device["ebs"]["volumeSize"]) >= 8) == (root, True)
+    assert (device["deviceName"], int(device["ebs"]["volume_size"]) >= 8) == (root, True)
 
 
 def test_an_image_that_is_not_there_is_told(aws: EmulatedAws) -> None:
