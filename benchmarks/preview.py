@@ -33,12 +33,13 @@ up(Path("stacks/Pulumi.{STACK}.yaml"), {STACK!r}, Path.cwd(), preview=True, acco
 
 
 def config_of(stack: str, nodes: int) -> dict[str, Any]:
-    """The stack file's config with another number of nodes."""
+    """The stack file's config with another number of nodes, and no cap on what these may cost."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
     cluster = config["trainyard:cluster"]
     # One sequence a process: the batch must divide among any number of them.
     train = {**cluster["job"]["train"], "batch_size": nodes * 8, "micro_batch_size": 1}
-    return {**config, "trainyard:cluster": {**cluster, "nodes": nodes, "job": {**cluster["job"], "train": train}}}
+    job, guardrails = {**cluster["job"], "train": train}, {**cluster["guardrails"], "max_cost_usd": None}
+    return {**config, "trainyard:cluster": {**cluster, "nodes": nodes, "job": job, "guardrails": guardrails}}
 
 
 def measure(sizes: Sequence[int] = SIZES, runs: int = 5) -> dict[str, Any]:

@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import boto3
-from botocore.config import Config
-
 from rehearsal.adapter.errors import WaitExpired
 
 URN_HEADER = "x-trainyard-urn"
@@ -22,6 +19,8 @@ class Aws:
     """Clients of one region, shared among threads."""
 
     def __init__(self, region: str) -> None:
+        import boto3  # here: a static account never asks for it, and it takes a tenth of a preview
+
         self.region = region
         self._session = boto3.Session(
             region_name=region,
@@ -33,6 +32,8 @@ class Aws:
         self._serving = threading.local()
 
     def client(self, service: str) -> Any:
+        from botocore.config import Config
+
         with self._lock:  # making a client is not thread-safe, using one is
             if service not in self._clients:
                 config = Config(retries={"mode": "standard"}, max_pool_connections=32)
