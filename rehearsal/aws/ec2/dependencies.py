@@ -1,4 +1,4 @@
-"""What EC2 refuses to delete while something depends on it, and what goes along with a deletion.
+"""What EC2 refuses to delete while something depends on it, or to attach a second time, and what goes with a deletion.
 
 moto deletes most things in any order; a program that deletes in a wrong order would pass here and fail on AWS.
 """
@@ -106,7 +106,8 @@ def _names(group: Any, other: Any) -> bool:
 
 def _install_gateways() -> None:
     drop_nat = EC2Backend.delete_nat_gateway
-    detach, release, make_nat = (
+    attach, detach, release, make_nat = (
+        EC2Backend.attach_internet_gateway,
         EC2Backend.detach_internet_gateway,
         EC2Backend.release_address,
         EC2Backend.create_nat_gateway,
@@ -137,6 +138,13 @@ def _install_gateways() -> None:
             gateway._eni.subnet.del_subnet_ip(gateway.private_ip)
         return gateway
 
+    def attach_internet_gateway(self: Any, internet_gateway_id: str, vpc_id: str) -> Any:
+        """A VPC has one at most (AttachInternetGateway); moto sees to the gateway's side alone."""
+        there = [gateway for gateway in self.internet_gateways.values() if gateway.vpc and gateway.vpc.id == vpc_id]
+        if there and internet_gateway_id not in {gateway.id for gateway in there}:
+            raise refuse("InvalidParameterValue", f"Network {vpc_id} already has an internet gateway attached")
+        return attach(self, internet_gateway_id, vpc_id)
+
     def detach_internet_gateway(self: Any, internet_gateway_id: str, vpc_id: str) -> None:
         mapped = any(interface.public_ip for interface in _interfaces_in(self, vpc_id))
         if mapped:
@@ -156,6 +164,7 @@ def _install_gateways() -> None:
         EC2Backend,
         create_nat_gateway,
         delete_nat_gateway,
+        attach_internet_gateway,
         detach_internet_gateway,
         release_address,
     )

@@ -181,3 +181,17 @@ def test_an_interface_in_use_is_kept(client: Client, network: Network) -> None:
     (instance,) = ec2.run_instances(**ids, SubnetId=network.subnet)["Instances"]
     with pytest.raises(ClientError, match="currently in use"):
         ec2.delete_network_interface(NetworkInterfaceId=instance["NetworkInterfaces"][0]["NetworkInterfaceId"])
+
+
+def test_a_vpc_takes_one_internet_gateway(client: Client, whole: Made) -> None:
+    ec2 = client("ec2")
+    second = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    told = rf"\(InvalidParameterValue\).* Network {whole.vpc} already has an internet gateway attached"
+    with pytest.raises(ClientError, match=told):
+        ec2.attach_internet_gateway(InternetGatewayId=second, VpcId=whole.vpc)
+    ec2.delete_internet_gateway(InternetGatewayId=second)
+
+
+def test_a_gateway_that_is_attached_is_not_attached_again(client: Client, whole: Made) -> None:
+    with pytest.raises(ClientError, match=r"\(Resource\.AlreadyAssociated\)"):
+        client("ec2").attach_internet_gateway(InternetGatewayId=whole.gateway, VpcId=whole.vpc)
