@@ -6,7 +6,7 @@ from pydantic import Field
 
 from contract.base import Contract
 
-EngineName = Literal["mocks", "pulumi"]
+EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
 
 
 class NotRehearsed(Contract):

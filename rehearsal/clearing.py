@@ -7,7 +7,6 @@ from contract.objects import Bucket
 from contract.report import NotRehearsed
 from rehearsal import audit
 from rehearsal.adapter.graph import Deployment
-from rehearsal.adapter.session import ACCESS_KEY as ADAPTER_KEY
 from rehearsal.adapter.teardown import Destroyed, DestroyFailed
 from rehearsal.aws.billing import billed_by_type
 from rehearsal.engine.base import Engine
@@ -144,6 +143,6 @@ class Clearing:
         self.scene.found.leaked = tuple(audit.leaked(self._before, self.scene.aws.dump(), self._kept))
         for problem in [
             *(f"leaked: {one.service} {one.kind} {one.id}" for one in self.scene.found.leaked),
-            *audit.check_journal(self._made, self.scene.aws.journal(), ADAPTER_KEY),
+            *self.engine.check_calls(self._made, self.scene.aws.journal()),
         ]:
             self.scene.fail(problem)

@@ -1,12 +1,13 @@
-"""What a rehearsal asks of an engine. The two places where engines differ are the way up and the way down."""
+"""What a rehearsal asks of an engine: the way up, the way down, and what can be told of its calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from contract.base import InputError
 from contract.report import Scaled
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.teardown import Destroyed
+from rehearsal.aws.journal import JournalEntry
 
 
 class Engine(Protocol):
@@ -29,6 +30,9 @@ class Engine(Protocol):
 
     def destroy(self, deployment: Deployment) -> Destroyed:
         """Delete what is not retained; again after a failure or a cut. Raises DestroyFailed when anything is left."""
+
+    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        """Resources made (urn -> name) against the calls that made them: a sentence for each that does not fit."""
 
     def scaled(self) -> list[Scaled]:
         """What of the real engine something else stood in for."""

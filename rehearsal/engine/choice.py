@@ -8,17 +8,26 @@ from contract.report import EngineName
 from rehearsal.engine.base import Engine
 from rehearsal.engine.cli import check_cli, cli
 from rehearsal.engine.mocks import mocks
+from rehearsal.engine.plugin import check_plugin, plugin
 from rehearsal.scene import Scene
 
-ENGINES: dict[EngineName, Callable[[Scene], AbstractContextManager[Engine]]] = {"mocks": mocks, "pulumi": cli}
+ENGINES: dict[EngineName, Callable[[Scene], AbstractContextManager[Engine]]] = {
+    "mocks": mocks,
+    "pulumi": cli,
+    "pulumi-aws": plugin,
+}
+_CHECKS: dict[EngineName, Callable[[], None]] = {
+    "mocks": lambda: None,
+    "pulumi": check_cli,
+    "pulumi-aws": check_plugin,
+}
 
 
 def usable_engine(given: str) -> EngineName:
     """What `--engine` asks for. Raises InputError for what is no engine, or can't be had here."""
     for name in ENGINES:
         if given == name:
-            if name == "pulumi":
-                check_cli()
+            _CHECKS[name]()
             return name
     fix = f"Write one of {', '.join(ENGINES)}"
     raise InputError([Problem(key="--engine", value=given, why="no such engine", fix=fix)])

@@ -1,13 +1,16 @@
 """The engine without the Pulumi CLI: the SDK's own mocks run the program, the adapter makes and deletes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from contract.report import Scaled
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.mocks import up
+from rehearsal.adapter.session import ACCESS_KEY
 from rehearsal.adapter.teardown import Destroyed, destroy
+from rehearsal.audit import check_journal
+from rehearsal.aws.journal import JournalEntry
 from rehearsal.scene import Scene
 
 
@@ -37,6 +40,9 @@ class Mocks:
 
     def destroy(self, deployment: Deployment) -> Destroyed:
         return destroy(deployment, on_event=self._scene.tell)
+
+    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        return check_journal(made, journal, ACCESS_KEY)
 
     def scaled(self) -> list[Scaled]:
         return []
