@@ -76,7 +76,11 @@ class InternetGateway(Handler):
         ec2 = call.aws.client("ec2")
         answer = ec2.create_internet_gateway(**call.tag_specification("internet-gateway"))
         made = answer["InternetGateway"]["InternetGatewayId"]
-        ec2.attach_internet_gateway(InternetGatewayId=made, VpcId=call.inputs["vpcId"])
+        try:
+            ec2.attach_internet_gateway(InternetGatewayId=made, VpcId=call.inputs["vpcId"])
+        except ClientError:
+            ec2.delete_internet_gateway(InternetGatewayId=made)  # nobody would know of it
+            raise
         return made, {}
 
     def update(self, call: Call) -> dict[str, Any]:
