@@ -38,7 +38,7 @@ def config_of(stack: str, nodes: int) -> dict[str, Any]:
     cluster = config["trainyard:cluster"]
     # One sequence a process: the batch must divide among any number of them.
     train = {**cluster["job"]["train"], "batch_size": nodes * 8, "micro_batch_size": 1}
-    job, guardrails = {**cluster["job"], "train": train}, {**cluster["guardrails"], "max_cost_usd": None}
+    job, guardrails = {**cluster["job"], "train": train}, {**cluster.get("guardrails", {}), "max_cost_usd": None}
     return {**config, "trainyard:cluster": {**cluster, "nodes": nodes, "job": job, "guardrails": guardrails}}
 
 

@@ -122,3 +122,4 @@ if __name__ == "__main__":
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(), shipped(ROOT)))
+        print(f"tables made anew in {name}")

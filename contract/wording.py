@@ -19,7 +19,7 @@ _NUMBER = Wording("not a number", "Write one such as 2.5")
 _TRUTH = Wording("neither true nor false", "Write true or false")
 _TEXT = Wording("not text", "Write text, in quotes where YAML would take it for something else,")
 _LIST = Wording("not a list", "Write a list such as [a, b]")
-_OBJECT = Wording("not an object with keys of its own", "Write its keys below it")
+_OBJECT = Wording("not an object with keys of its own", "Write its keys below it, or {{}} where it has none,")
 _RANGE = Wording("not an IPv4 range in which only network bits are set", "Write one such as 10.42.0.0/16")
 # By pydantic's type of error; braces take what its context holds.
 WORDINGS = {

@@ -5,6 +5,7 @@ from typing import Any
 import pulumi
 
 from contract.demand import bill, capped_usd, hourly_usd
+from contract.prices import prices
 from contract.settings import StackSettings
 
 _COMMAND = ".venv/bin/python -m trainyard"
@@ -12,7 +13,8 @@ _COMMAND = ".venv/bin/python -m trainyard"
 
 def commands(stack: str, region: str) -> dict[str, str]:
     """The operator's next commands, by what they are for."""
-    ours = f"AWS_REGION={region} {_COMMAND}"
+    profile = pulumi.Config("aws").get("profile")
+    ours = f"AWS_REGION={region} {f'AWS_PROFILE={profile} ' if profile else ''}{_COMMAND}"
     return {
         "status": f"{ours} status -s {stack}",
         "follow": f"{ours} logs -s {stack} --follow",
@@ -28,6 +30,7 @@ def cost(settings: StackSettings) -> dict[str, Any]:
         "hourly_usd": hourly_usd(settings),
         "capped_usd": capped_usd(settings),
         "until_minutes": settings.job.time_limit_minutes,
+        "prices": f"list prices of {prices().region}, {prices().dated}; an estimate elsewhere",
         "items": [
             {"what": item.what, "count": item.count, "hourly_usd": round(item.hourly, 4)} for item in bill(settings)
         ],

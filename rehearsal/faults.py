@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from contract.base import InputError, Problem
 from contract.catalog import catalog
+from contract.settings import StackSettings
 from contract.wording import in_words
 from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Fault, SpotInterruption, check_operation, denied
 
@@ -50,6 +51,15 @@ def faults_of(specs: Iterable[str]) -> tuple[Fault, ...]:
     if problems:
         raise InputError(problems)
     return tuple(faults)
+
+
+def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
+    """Raises InputError for a fault that can't meet anything of this stack."""
+    spot = any(group.market == "spot" for group in settings.groups)
+    for fault in faults:
+        if isinstance(fault, SpotInterruption) and not spot:
+            fix = "Leave it out, or rehearse a stack with capacity.spot or capacity.spot_above_base"
+            raise _wrong(spec_of(fault), ["the stack has no Spot node"], fix)
 
 
 def _fault_of(spec: str) -> Fault:

@@ -21,6 +21,7 @@ from contract.settings import MOST_NODES, StackSettings
 from infra.source import pack_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.faults import check_faults
 from rehearsal.hypervisor.process import sweep
 from rehearsal.hypervisor.processes import MARK
 from rehearsal.scaling import scale
@@ -66,6 +67,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Sc
     read_settings(config.get(CONFIG_KEY), options.root, source)
     scaled, changes = scale(config[CONFIG_KEY], options.nodes)
     settings = read_settings(scaled, options.root, source)
+    check_faults(options.faults, settings)
     if settings.job.source is not None:
         pack_source(options.root, settings.job.source)  # the program does it again: here it is refused in time
     return {**config, CONFIG_KEY: scaled}, settings, changes

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+from contract.demand import capped_usd, hourly_usd
 from contract.layout import RunLayout
 from contract.objects import Bucket
 from contract.run import LaunchResult
@@ -31,6 +32,9 @@ class Road:
         """Preview, then resources and launch, as `pulumi up` does."""
         self.scene.clock.enter("preview")
         self.scene.show.line("preview", f"{engine.preview()} AWS resources to make")
+        hour, most = hourly_usd(self.scene.settings), capped_usd(self.scene.settings)
+        minutes = self.scene.settings.job.time_limit_minutes
+        self.scene.show.line("preview", f"on AWS {hour:,.2f} USD an hour, {most:,.2f} at most in {minutes:g} minutes")
         self.previewed = True
         self.scene.clock.enter("resources")
         deployment = engine.up(self.begun)

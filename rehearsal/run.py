@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from contract.base import InputError
-from contract.report import Report
+from contract.report import Report, Scaled
 from rehearsal.adapter.mocks import UpFailed
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.clearing import Clearing
@@ -52,8 +52,10 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
                 region = str(config.get("aws:region", "us-east-1"))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(environment(aws.environment()))
-                if stood := prepare(aws, settings):
-                    show.line("account", f"{', '.join(stood)}: put there, as the stack says that it exists")
+                for name in prepare(aws, settings):
+                    show.line("account", f"{name}: put there, as the stack says that it exists")
+                    by, why = "one made to suit the stack", "only the preview on AWS sees whether it is there"
+                    scaled.append(Scaled(what=f"{name} as the account has it", by=by, why=why))
             scene = Scene(options, config, settings, aws, show, clock, found, interrupts, reserve)
             with ENGINES[options.engine](scene) as engine:
                 go(scene, engine)

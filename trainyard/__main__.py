@@ -71,6 +71,8 @@ def stop(stack: Stack, manifest: ManifestUri = None, as_json: Json = False) -> N
     """End the stack's run and its worker nodes."""
     with _told(), display() as show:
         cluster = Cluster.of(stack, manifest)
+        if manifest is None:  # destroy names one, and may come twice; a person who mistypes a stack is told
+            cluster.require_up()
         ended = runs.stop(cluster)
         archive.mark_old(cluster, show)
         print(json.dumps({"ended": ended}) if as_json else f"{len(ended)} nodes ended")

@@ -83,9 +83,8 @@ class Cluster:
             )
         return found
 
-    @cached_property
-    def manifest(self) -> Manifest:
-        """Raises InputError when the stack is not up, RuntimeError when the manifest is not the one that was named."""
+    def require_up(self) -> bytes:
+        """The manifest's text. Raises InputError when the stack is not up."""
         found = self.staging.find(MANIFEST) if self.staging else None
         if found is None:
             raise InputError(
@@ -94,10 +93,16 @@ class Cluster:
                         key="--stack",
                         value=self.stack,
                         why=f"the stack is not up in {self.region}: no manifest",
-                        fix=f"pulumi up -s {self.stack}",
+                        fix=f"pulumi up -s {self.stack}; or set AWS_REGION and AWS_PROFILE to where it is",
                     )
                 ]
             )
+        return found
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Raises InputError when the stack is not up, RuntimeError when the manifest is not the one that was named."""
+        found = self.require_up()
         sha256 = hashlib.sha256(found).hexdigest()
         if self.manifest_sha256 not in {None, sha256}:
             raise RuntimeError(

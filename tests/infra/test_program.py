@@ -187,3 +187,9 @@ def test_nothing_depends_on_the_run_of_the_clock(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(time, "time", lambda: now + 3600)
     config = stack_config("h200-cluster")
     assert inputs(up(config, "h200-cluster", ROOT, account=StaticAccount())) == inputs(deployed("h200-cluster"))
+
+
+def test_commands_ask_the_account_that_the_program_was_given() -> None:
+    config = {**stack_config("local"), "aws:profile": "training"}
+    told = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
+    assert told["end_job"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"

@@ -1,10 +1,13 @@
 """Faults as they are asked for: what is written is what is injected, and what can't be is told with what can."""
 
+from pathlib import Path
+
 import pytest
 
 from contract.base import InputError
+from contract.reading import read_settings
 from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Throttle
-from rehearsal.faults import faults_of, spec_of
+from rehearsal.faults import check_faults, faults_of, spec_of
 
 FAULTS: dict[str, Fault] = {
     "capacity,limit=2": Capacity(limit=2),
@@ -54,3 +57,11 @@ def test_all_wrong_ones_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     told = [(problem.key, problem.value) for problem in caught.value.problems]
     assert told == [("--fault", "earthquake"), ("--fault", "flood"), ("REHEARSAL_DENY", "ec2:CreateVpc, everything")]
     assert "everything is no operation such as fsx:CreateFileSystem" in str(caught.value)
+
+
+def test_an_interruption_that_no_node_can_meet_is_refused(tmp_path: Path) -> None:
+    raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    fault = faults_of(["spot-interruption,seconds=5"])
+    with pytest.raises(InputError, match="the stack has no Spot node"):
+        check_faults(fault, read_settings(raw, tmp_path, "x"))
+    check_faults(fault, read_settings({**raw, "capacity": {"spot": {}}}, tmp_path, "x"))

@@ -227,3 +227,11 @@ def test_stop_marks_what_is_old(cluster: clusters.Cluster, record: RunRecord) ->
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"ended": []}
     assert "old objects marked for Deep Archive: 1" in done.stderr
+
+
+def test_a_person_who_mistypes_the_stack_is_told_and_a_second_destroy_is_not(account: EmulatedAws) -> None:
+    done = command("stop", "--stack", "never")
+    assert done.returncode == 2
+    assert "--stack = 'never': the stack is not up in us-east-1" in done.stderr
+    again = command("stop", "--stack", "never", "--manifest", "s3://trainyard-staging-gone/manifest.json")
+    assert (again.returncode, again.stdout) == (0, "0 nodes ended\n")

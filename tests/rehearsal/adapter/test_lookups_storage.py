@@ -53,10 +53,12 @@ def test_the_static_account_answers_with_the_same_keys(account: Adapter) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "arn"), [("s3:bucket", "arn:aws:s3:::data"), ("kms:key", f"arn:aws:kms:us-east-1:{ACCOUNT}:key/k")]
+    ("role", "arn"),
+    [("data-bucket", "arn:aws:s3:::data"), ("stack-key", f"arn:aws:kms:us-east-1:{ACCOUNT}:key/k")],
 )
-def test_the_static_account_finds_what_is_retained_by_its_kind(kind: str, arn: str) -> None:
-    token, given = "aws:resourcegroupstaggingapi/getResources:getResources", {"resourceTypeFilters": [kind]}
+def test_the_static_account_finds_what_is_retained_by_its_role(role: str, arn: str) -> None:
+    token = "aws:resourcegroupstaggingapi/getResources:getResources"
+    given = {"tagFilters": [{"key": "trainyard:role", "values": [role]}]}
     found = StaticAccount(retained="data", retained_key="k").look_up(token, given)["resourceTagMappingLists"]
     assert [each["resourceArn"] for each in found] == [arn]
     assert StaticAccount().look_up(token, given)["resourceTagMappingLists"] == []
