@@ -17,8 +17,8 @@ from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, template
 
 
 def template_of(run: Deployment) -> dict[str, Any]:
-    """Of the first group: what the others differ in stands in test_capacity."""
-    return dict(templates_of(run)[0].inputs)
+    """Of the group `workers`: what others differ in stands in test_capacity."""
+    return dict(next(one for one in templates_of(run) if one.name.startswith("workers-")).inputs)
 
 
 def test_every_worker_gets_the_interfaces_of_its_cards(shipped: Deployment) -> None:
