@@ -97,6 +97,7 @@ def test_a_growth_that_fails_leaves_the_run_alone(growing: Growing) -> None:
     assert "0 of 1 nodes could be launched, so none stays: InsufficientInstanceCapacity" in failed.stderr
     assert "goes on with its 1 nodes" in failed.stderr
     assert growing.workers() == [old]
+    eventually(lambda: bool(growing.job_told()), "the rank's own words")  # logs come every two seconds
     assert growing.job_told() == ["one of 1 from 0"]
 
 
