@@ -34,10 +34,10 @@ def zone_offers_the_types(settings: StackSettings, facts: Facts) -> Iterator[Pro
     zone = decided.zone if decided else settings.network.zone
     if zone in usable or (zone is None and usable):
         return
-    names = " and ".join(sorted({settings.instance_type, settings.head_instance_type}))
+    names = " and ".join(settings.instance_types)
     key, value = "network.zone", zone
-    if facts.subnet and settings.network.existing:
-        key, value = "network.existing.subnet_id", settings.network.existing.subnet_id
+    if facts.subnet:
+        key, value = "network.existing.subnet_id", facts.subnet.id
     elif facts.reservation and settings.capacity.reservation_id:
         path, value = settings.capacity.reservation_id
         key = f"capacity.{path}"
@@ -60,7 +60,6 @@ def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[
     found = facts.reservation
     if found is None:
         return
-    given = settings.network.existing
     if settings.network.zone not in (None, found.zone):
         yield Problem(
             key=f"{CONFIG_KEY}.network.zone",
@@ -68,16 +67,16 @@ def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[
             why=f"reservation {found.id} is in {found.zone}",
             fix="Leave it out, or name another reservation",
         )
-    if facts.subnet and given and facts.subnet.zone != found.zone:
+    if facts.subnet and facts.subnet.zone != found.zone:
         yield Problem(
             key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
+            value=facts.subnet.id,
             why=f"is in {facts.subnet.zone}, and reservation {found.id} in {found.zone}",
             fix=f"Name a subnet in {found.zone}, or another reservation",
         )
 
 
-def _of_reservation(settings: StackSettings, facts: Facts, why: str, fix: str) -> Problem:
+def _of_reservation(settings: StackSettings, why: str, fix: str) -> Problem:
     named = settings.capacity.reservation_id
     assert named is not None
     return Problem(key=f"{CONFIG_KEY}.capacity.{named[0]}", value=named[1], why=why, fix=fix)
@@ -87,7 +86,7 @@ def reservation_is_of_its_kind(settings: StackSettings, facts: Facts) -> Iterato
     found, wanted = facts.reservation, settings.capacity.capacity_block is not None
     if found and found.block != wanted:
         is_a, key = ("a Capacity Block", "capacity_block") if found.block else ("no Capacity Block", "reservation")
-        yield _of_reservation(settings, facts, f"is {is_a}", f"Name it under capacity.{key}")
+        yield _of_reservation(settings, f"is {is_a}", f"Name it under capacity.{key}")
 
 
 def reservation_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
@@ -97,7 +96,7 @@ def reservation_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[P
     begins = found.starts is not None and found.state in ("scheduled", "pending", "payment-pending")
     when = f", begins at {_told(found.starts)}" if begins and found.starts is not None else ""
     fix = "Come back then" if begins else "Name one that is active"
-    yield _of_reservation(settings, facts, f"is {found.state}{when}", fix)
+    yield _of_reservation(settings, f"is {found.state}{when}", fix)
 
 
 def reservation_suits(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
@@ -107,12 +106,10 @@ def reservation_suits(settings: StackSettings, facts: Facts) -> Iterator[Problem
     wanted = sum(group.nodes for group in settings.groups if group.reservation)
     if found.instance_type != settings.instance_type:
         why = f"is of {found.instance_type}, and the workers are {settings.instance_type}"
-        yield _of_reservation(settings, facts, why, f"Set instance_type to {found.instance_type}, or name another")
+        yield _of_reservation(settings, why, f"Set instance_type to {found.instance_type}, or name another")
     if found.instances < wanted:
         why = f"holds instances for {found.instances} of the {wanted} nodes that are launched into it"
-        yield _of_reservation(
-            settings, facts, why, f"Set nodes so that {found.instances} suffice, or name a larger one"
-        )
+        yield _of_reservation(settings, why, f"Set nodes so that {found.instances} suffice, or name a larger one")
 
 
 def reservation_lasts(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
@@ -122,7 +119,7 @@ def reservation_lasts(settings: StackSettings, facts: Facts) -> Iterator[Problem
     left, job = (ends - time.time()) / 60, settings.job
     if left < settings.launch.bring_up_minutes:
         why = f"its instances end at {_told(ends)}, before a launch may be done (launch.bring_up_minutes)"
-        yield _of_reservation(settings, facts, why, "Name one that lasts longer")
+        yield _of_reservation(settings, why, "Name one that lasts longer")
     elif left < job.time_limit_minutes and settings.capacity.at_its_end == "refuse":
         yield Problem(
             key=f"{CONFIG_KEY}.job.time_limit_minutes",

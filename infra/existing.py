@@ -11,7 +11,7 @@ from infra.absent import absent
 
 @dataclass(frozen=True, kw_only=True)
 class SubnetFacts:
-    """`vpc_id`: the VPC that it is really in. `gives_addresses`: instances in it get public ones.
+    """`id`: the subnet's. `vpc_id`: the VPC that it is really in. `gives_addresses`: instances in it get public ones.
 
     `way_out`: NAT or another hop; `public`: straight to an internet gateway.
 
@@ -19,6 +19,7 @@ class SubnetFacts:
     own routes.
     """
 
+    id: str
     vpc_id: str
     cidr: IPv4Network
     zone: str
@@ -46,6 +47,7 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
     public = any((route.gateway_id or "").startswith("igw-") for route in default)
     s3 = _endpoint(subnet.vpc_id, region, "s3", "Gateway")
     return SubnetFacts(
+        id=given.subnet_id,
         vpc_id=subnet.vpc_id,
         cidr=IPv4Network(subnet.cidr_block),
         zone=subnet.availability_zone,

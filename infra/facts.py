@@ -58,8 +58,9 @@ class Facts:
 
     def offering(self, settings: StackSettings) -> tuple[str, ...]:
         """The zones that offer every instance type of the stack."""
-        wanted = {settings.instance_type, settings.head_instance_type}
-        return tuple(zone for zone in self.zones if all((zone, name) in self.offers for name in wanted))
+        return tuple(
+            zone for zone in self.zones if all((zone, name) in self.offers for name in settings.instance_types)
+        )
 
 
 def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) -> Scope:
@@ -89,11 +90,12 @@ def look_up_facts(settings: StackSettings) -> Facts:
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
         location_type="availability-zone",
-        filters=[{"name": "instance-type", "values": sorted({settings.instance_type, settings.head_instance_type})}],
+        filters=[{"name": "instance-type", "values": settings.instance_types}],
     )
     available = aws.get_availability_zones(state="available").names  # Local Zones among them, which lack EFA and FSx
     named, existing = settings.capacity.reservation_id, settings.network.existing
-    bucket, key = settings.storage.bucket, settings.storage.kms_key
+    bucket, named_key = settings.storage.bucket, settings.storage.kms_key
+    key = named_key if named_key and region_of(named_key) == region else None
     missing: list[Problem] = []
     return Facts(
         partition=partition.partition,
@@ -106,8 +108,8 @@ def look_up_facts(settings: StackSettings) -> Facts:
         reservation=_given(lambda: look_up_reservation(*named), missing) if named else None,
         subnet=_given(lambda: look_up_subnet(existing, region), missing) if existing else None,
         bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
-        key_state=_given(lambda: look_up_key(key), missing) if key and region_of(key) == region else None,
-        key_policy=look_up_key_policy(key) if key and region_of(key) == region else None,
+        key_state=_given(lambda: look_up_key(key), missing) if key else None,
+        key_policy=look_up_key_policy(key) if key else None,
         absent=tuple(missing),
     )
 
@@ -127,7 +129,7 @@ def look_up_quotas(settings: StackSettings) -> dict[str, float]:
         try:
             found[need.code] = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
         except Exception as error:
-            pulumi.log.warn(f"the quota {need.name} ({need.code}) is not known: {' '.join(str(error).split())}")
+            pulumi.log.warn(f"the quota {need.name} ({need.code}) is not known: {reason(error)}")
     return found
 
 

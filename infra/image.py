@@ -9,12 +9,14 @@ from infra.absent import reason
 
 # Public parameters, kept current by their owners: Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
 # OSS Nvidia Driver GPU AMI"). All are x86_64 with cloud-init; the root devices are those of the images.
-_PARAMETERS = {
-    "ubuntu-24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
-    "debian-12": "/aws/service/debian/release/12/latest/amd64",
-    "deep-learning": "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+_PUBLIC = {
+    "ubuntu-24.04": ("/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id", "/dev/sda1"),
+    "debian-12": ("/aws/service/debian/release/12/latest/amd64", "/dev/xvda"),
+    "deep-learning": (
+        "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+        "/dev/sda1",
+    ),
 }
-_ROOT_DEVICES = {"ubuntu-24.04": "/dev/sda1", "debian-12": "/dev/xvda", "deep-learning": "/dev/sda1"}
 OWN = "own"
 
 
@@ -37,9 +39,10 @@ def look_up_image(name: str, root_volume_gib: int) -> Image:
 
     Raises InputError for an id that can't be used.
     """
-    if name in _PARAMETERS:
-        found = aws.ssm.get_parameter(name=_PARAMETERS[name]).insecure_value
-        return Image(id=found, family=name, root_device=_ROOT_DEVICES[name], drifts=True)
+    if name in _PUBLIC:
+        parameter, root_device = _PUBLIC[name]
+        found = aws.ssm.get_parameter(name=parameter).insecure_value
+        return Image(id=found, family=name, root_device=root_device, drifts=True)
     try:
         image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
     except Exception as error:

@@ -3,78 +3,66 @@
 from collections.abc import Iterator
 
 from contract.base import CONFIG_KEY, Problem
-from contract.rules.network import DOCKER, addresses_needed
+from contract.rules.network import BRING_SOFTWARE, DOCKER, addresses_needed, fetches_software
 from contract.settings import StackSettings
 from contract.settings.network import NODE_SERVICES
+from infra.existing import SubnetFacts
 from infra.facts import Facts
 
 
+def _of_subnet(found: SubnetFacts, why: str, fix: str) -> Problem:
+    return Problem(key=f"{CONFIG_KEY}.network.existing.subnet_id", value=found.id, why=why, fix=fix)
+
+
 def subnet_is_of_the_vpc(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given = settings.network.existing
-    if facts.subnet and given and facts.subnet.vpc_id != given.vpc_id:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why=f"is in {facts.subnet.vpc_id}, not in {given.vpc_id}",
-            fix="Name a subnet of that VPC",
-        )
+    found, given = facts.subnet, settings.network.existing
+    if found and given and found.vpc_id != given.vpc_id:
+        yield _of_subnet(found, f"is in {found.vpc_id}, not in {given.vpc_id}", "Name a subnet of that VPC")
 
 
 def subnet_has_room(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given, needed = settings.network.existing, addresses_needed(settings)
-    if facts.subnet and given and facts.subnet.free_addresses < needed:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why=f"has {facts.subnet.free_addresses} free addresses, the cluster needs {needed}",
-            fix="Name a larger subnet, or fewer nodes",
-        )
+    found, needed = facts.subnet, addresses_needed(settings)
+    if found and found.free_addresses < needed:
+        why = f"has {found.free_addresses} free addresses, the cluster needs {needed}"
+        yield _of_subnet(found, why, "Name a larger subnet, or fewer nodes")
 
 
 def subnet_gives_no_public_addresses(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given = settings.network.existing
-    if facts.subnet and given and facts.subnet.gives_addresses:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why="gives every instance a public address, and EC2 refuses that to nodes with several interfaces",
-            fix="Name another, or turn it off: aws ec2 modify-subnet-attribute --no-map-public-ip-on-launch",
+    if facts.subnet and facts.subnet.gives_addresses:
+        yield _of_subnet(
+            facts.subnet,
+            "gives every instance a public address, and EC2 refuses that to nodes with several interfaces",
+            "Name another, or turn it off: aws ec2 modify-subnet-attribute --no-map-public-ip-on-launch",
         )
 
 
 def subnet_is_not_dockers(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    given = settings.network.existing
-    if facts.subnet and given and facts.subnet.cidr.overlaps(DOCKER):
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why=f"its range {facts.subnet.cidr} overlaps {DOCKER}, the bridge of Docker on the nodes",
-            fix="Name a subnet of another range",
-        )
+    found = facts.subnet
+    if found and found.cidr.overlaps(DOCKER):
+        why = f"its range {found.cidr} overlaps {DOCKER}, the bridge of Docker on the nodes"
+        yield _of_subnet(found, why, "Name a subnet of another range")
 
 
 def subnet_reaches_aws(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found, given = facts.subnet, settings.network.existing
-    if found is None or given is None:
+    found = facts.subnet
+    if found is None:
         return
-
-    def problem(why: str, fix: str) -> Problem:
-        return Problem(key=f"{CONFIG_KEY}.network.existing.subnet_id", value=given.subnet_id, why=why, fix=fix)
-
+    missing = [name for name in NODE_SERVICES if name not in found.services]
     if found.public:
-        yield problem(
+        yield _of_subnet(
+            found,
             "its default route is an internet gateway, and nodes have no public address to go through it",
             "Name a private subnet, whose default route is a NAT gateway",
         )
-    elif not found.way_out:
-        missing = [name for name in NODE_SERVICES if name not in found.services]
-        if missing:
-            yield problem(
-                f"has no default route, and its VPC no endpoint for {', '.join(missing)}",
-                "Add a NAT gateway, or interface endpoints with private DNS for these",
-            )
+    elif not found.way_out and missing:
+        yield _of_subnet(
+            found,
+            f"has no default route, and its VPC no endpoint for {', '.join(missing)}",
+            "Add a NAT gateway, or interface endpoints with private DNS for these",
+        )
     if not found.s3_endpoint:
-        yield problem(
+        yield _of_subnet(
+            found,
             "its routes have no gateway endpoint for S3: data and checkpoints would pay NAT by the gigabyte",
             f"Add one, which is free: aws ec2 create-vpc-endpoint --vpc-id {found.vpc_id} --service-name "
             f"com.amazonaws.{facts.region}.s3 --route-table-ids ...",
@@ -93,16 +81,10 @@ def vpc_resolves_names(settings: StackSettings, facts: Facts) -> Iterator[Proble
 
 
 def closed_subnet_brings_the_software(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    node, found, given = settings.node, facts.subnet, settings.network.existing
-    if found is None or given is None or found.way_out or found.public:
-        return
-    if node.system == "configure" and node.package_index is None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=given.subnet_id,
-            why="has no default route, so nodes reach no package index, and node.system is configure",
-            fix="Set node.package_index to one inside the VPC, or node.system to as-is with an image that is complete",
-        )
+    found = facts.subnet
+    if found and not found.way_out and not found.public and fetches_software(settings):
+        why = "has no default route, so nodes reach no package index, and node.system is configure"
+        yield _of_subnet(found, why, BRING_SOFTWARE)
 
 
 CHECKS = (

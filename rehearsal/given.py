@@ -65,9 +65,9 @@ def _zone(settings: StackSettings) -> str:
     """The zone asked for, else the first that offers every type of the stack."""
     if settings.network.zone:
         return settings.network.zone
-    wanted = {settings.instance_type, settings.head_instance_type}
+    wanted = settings.instance_types
     offered = boto3.client("ec2").describe_instance_type_offerings(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": sorted(wanted)}]
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": wanted}]
     )["InstanceTypeOfferings"]
     offers = {(one["Location"], one["InstanceType"]) for one in offered}
     zones = sorted({zone for zone, _ in offers})

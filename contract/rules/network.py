@@ -15,6 +15,7 @@ _ENDPOINT_ADDRESSES = 16  # an interface endpoint takes one address in the subne
 _PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))
 # Docker's default bridge, which the deep-learning images bring: nodes in its range can't be reached from a node.
 DOCKER = IPv4Network("172.17.0.0/16")
+BRING_SOFTWARE = "Set node.package_index to one inside the VPC, or node.system to as-is with an image that is complete"
 _DECIDED_BY_OWNER = ("cidr", "zone", "nat", "flow_logs_days")  # of a network that is there
 
 
@@ -107,14 +108,18 @@ def existing_network_is_its_owners(settings: StackSettings, root: Path) -> Itera
             )
 
 
+def fetches_software(settings: StackSettings) -> bool:
+    """Whether nodes configure themselves from the internet."""
+    return settings.node.system == "configure" and settings.node.package_index is None
+
+
 def closed_nodes_find_their_software(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    node = settings.node
-    if not settings.network.nat and node.system == "configure" and node.package_index is None:
+    if not settings.network.nat and fetches_software(settings):
         yield Problem(
             key=f"{CONFIG_KEY}.network.nat",
             value=False,
             why="without a way out nodes reach no package index, and node.system is configure",
-            fix="Set node.package_index to one inside the VPC, or node.system to as-is with an image that is complete",
+            fix=BRING_SOFTWARE,
         )
 
 

@@ -64,6 +64,11 @@ class StackSettings(Contract):
         return _entry(self.head_instance_type)
 
     @property
+    def instance_types(self) -> list[str]:
+        """Every type that the stack has instances of."""
+        return sorted({self.instance_type, self.head_instance_type})
+
+    @property
     def efa(self) -> bool:
         return self.worker_type.efa_interfaces > 0 if self.network.efa is None else self.network.efa
 
