@@ -142,13 +142,8 @@ class DataRepositoryAssociation(Handler):
     def update(self, call: Call) -> dict[str, Any]:
         fsx = call.aws.client("fsx")
         found = self._described(call, call.id)
-        if call.inputs.get("tags") != call.olds.get("tags"):
-            gone = call.olds.get("tags", {}).keys() - call.inputs.get("tags", {}).keys()
-            if gone:
-                fsx.untag_resource(ResourceARN=found["ResourceARN"], TagKeys=sorted(gone))
-            if call.tags:
-                fsx.tag_resource(ResourceARN=found["ResourceARN"], Tags=call.tags)
-        if call.inputs.get("s3") != call.olds.get("s3"):
+        retag_by(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=found["ResourceARN"])
+        if call.changed("s3"):
             fsx.update_data_repository_association(AssociationId=call.id, **self._policies(call))
             self._wait(call, call.id)
         return self._outputs(found)

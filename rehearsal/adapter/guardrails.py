@@ -105,7 +105,7 @@ class Budget(Handler):
         budgets = call.aws.client("budgets")
         account, _, name = call.id.partition(":")
         budgets.update_budget(AccountId=account, NewBudget=self._budget(call, name))
-        if call.inputs.get("notifications") != call.olds.get("notifications"):
+        if call.changed("notifications"):
             pages = budgets.get_paginator("describe_notifications_for_budget")
             for page in pages.paginate(AccountId=account, BudgetName=name):
                 for old in page["Notifications"]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from rehearsal.adapter.errors import Refused
 from rehearsal.adapter.handler import Call, Handler, Made, known
-from rehearsal.adapter.tagging import retag
+from rehearsal.adapter.tagging import retag, tag_changes
 
 
 class LogGroup(Handler):
@@ -23,23 +23,23 @@ class LogGroup(Handler):
         return name, {"name": name, "arn": self._arn(call, name)}
 
     def update(self, call: Call) -> dict[str, Any]:
-        logs, given, olds = call.aws.client("logs"), call.inputs, call.olds
-        if given.get("retentionInDays") != olds.get("retentionInDays"):
+        logs, given = call.aws.client("logs"), call.inputs
+        if call.changed("retentionInDays"):
             if given.get("retentionInDays"):
                 logs.put_retention_policy(logGroupName=call.id, retentionInDays=given["retentionInDays"])
             else:
                 logs.delete_retention_policy(logGroupName=call.id)
-        if given.get("kmsKeyId") != olds.get("kmsKeyId"):
+        if call.changed("kmsKeyId"):
             if given.get("kmsKeyId"):
                 logs.associate_kms_key(logGroupName=call.id, kmsKeyId=given["kmsKeyId"])
             else:
                 logs.disassociate_kms_key(logGroupName=call.id)
         arn = self._arn(call, call.id)
-        tags, borne = dict(given.get("tags", {})), dict(olds.get("tags", {}))
-        if gone := sorted(borne.keys() - tags.keys()):
+        put, gone = tag_changes(call)
+        if gone:
             logs.untag_resource(resourceArn=arn, tagKeys=gone)
-        if tags != borne:
-            logs.tag_resource(resourceArn=arn, tags=tags)
+        if put:
+            logs.tag_resource(resourceArn=arn, tags={tag["Key"]: tag["Value"] for tag in put})
         return {"name": call.id, "arn": arn}
 
     def delete(self, call: Call) -> None:

@@ -34,9 +34,9 @@ class Topic(Handler):
         return made, self._outputs(made)
 
     def update(self, call: Call) -> dict[str, Any]:
-        sns, given, olds = call.aws.client("sns"), call.inputs, call.olds
-        if given.get("kmsMasterKeyId") != olds.get("kmsMasterKeyId"):
-            key = given.get("kmsMasterKeyId", "")
+        sns = call.aws.client("sns")
+        if call.changed("kmsMasterKeyId"):
+            key = call.inputs.get("kmsMasterKeyId", "")
             sns.set_topic_attributes(TopicArn=call.id, AttributeName="KmsMasterKeyId", AttributeValue=key)
         retag_by(call, sns.tag_resource, sns.untag_resource, ResourceArn=call.id)
         return self._outputs(call.id)
