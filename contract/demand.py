@@ -6,10 +6,11 @@ from typing import Any
 from contract.base import CONFIG_KEY
 from contract.catalog import InstanceType
 from contract.cost import Item, capped, hourly
+from contract.manifest import Market
 from contract.prices import per_hour, prices
 from contract.quotas import quota_of
 from contract.settings import StackSettings
-from contract.settings.capacity import GroupPlan, Market
+from contract.settings.capacity import GroupPlan
 from contract.settings.network import NODE_SERVICES, SESSION_SERVICES
 
 _SCRATCH_THROUGHPUT = 200  # MB/s per TiB, which its price stands under

@@ -9,6 +9,8 @@ from pydantic import Field
 from contract.base import Contract
 from contract.training import TrainerConfig
 
+Market = Literal["on-demand", "spot", "capacity-block"]
+
 
 class Archive(Contract):
     """A content-addressed gzip'd tar archive in S3."""
@@ -37,16 +39,24 @@ class WorkerGroup(Contract):
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
-    spot: bool = Field(False, description="Whether AWS may take the nodes back, with two minutes' notice.")
-    launched_by: Literal["launch-instances", "desired-capacity"] = Field(
-        "launch-instances",
-        description="How nodes are asked for: Auto Scaling's synchronous LaunchInstances, or its desired capacity "
-        "where that call does not reach (Capacity Blocks).",
+    market: Market = Field(
+        "on-demand", description="Where its nodes come from; those of a capacity reservation count as on-demand."
     )
     ends: float | None = Field(
         None,
         description="Unix time at which AWS takes the group's capacity away, e.g. of a Capacity Block; none: never.",
     )
+
+    @property
+    def spot(self) -> bool:
+        """Whether AWS may take the nodes back, with two minutes' notice."""
+        return self.market == "spot"
+
+    @property
+    def launched_by(self) -> Literal["launch-instances", "desired-capacity"]:
+        """How nodes are asked for: by Auto Scaling's synchronous LaunchInstances, or by its desired capacity where that
+        call does not reach (Capacity Blocks)."""
+        return "desired-capacity" if self.market == "capacity-block" else "launch-instances"
 
 
 class Fsx(Contract):

@@ -116,8 +116,7 @@ def _group(args: ManifestArgs, made: WorkerGroup) -> dict[str, Any]:
         "processes_per_node": settings.processes_per_node,
         "gpus": gpu.count if gpu else 0,
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,
-        "spot": plan.market == "spot",
-        "launched_by": "desired-capacity" if plan.market == "capacity-block" else "launch-instances",
+        "market": plan.market,
         "ends": args.ends if plan.reservation else None,
     }
 

@@ -1,12 +1,11 @@
 """How a run stands: its end or what it is at, its deadlines, its nodes."""
 
 import time
-from typing import Literal
 
 from pydantic import Field
 
 from contract.base import Contract
-from contract.manifest import Manifest, WorkerGroup
+from contract.manifest import Manifest, Market
 from contract.metrics import MetricLine
 from contract.run import Control, Outcome, RunRecord
 from contract.streams import metric_lines
@@ -14,8 +13,6 @@ from trainyard.cluster import Cluster
 from trainyard.record import moment
 from trainyard.runs import find_run
 from trainyard.workers import Workers
-
-Market = Literal["on-demand", "spot", "capacity-block"]
 
 
 class GroupStatus(Contract):
@@ -66,19 +63,13 @@ def _groups(manifest: Manifest, workers: Workers) -> tuple[GroupStatus, ...]:
         GroupStatus(
             name=group.name,
             instance_type=group.instance_type,
-            market=_market(group),
+            market=group.market,
             wanted=group.nodes,
             nodes=tuple(members.get(group.name, ())),
             ends=group.ends,
         )
         for group in manifest.groups
     )
-
-
-def _market(group: WorkerGroup) -> Market:
-    if group.spot:
-        return "spot"
-    return "capacity-block" if group.launched_by == "desired-capacity" else "on-demand"
 
 
 def in_words(found: RunStatus) -> list[str]:

@@ -6,10 +6,10 @@ from typing import Literal
 from pydantic import Field
 
 from contract.base import Contract
+from contract.manifest import Market
 from contract.numbers import Number, Whole
 from contract.settings.names import ReservationId
 
-Market = Literal["on-demand", "spot", "capacity-block"]
 AtItsEnd = Literal["shorten", "refuse"]
 
 

@@ -68,7 +68,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 @pytest.fixture
 def departure(account: EmulatedAws) -> Callable[..., Departure]:
     def make(*, spot: bool = True) -> Departure:
-        return Departure(NODE, MANIFEST.groups[0].model_copy(update={"spot": spot}))
+        return Departure(NODE, MANIFEST.groups[0].model_copy(update={"market": "spot" if spot else "on-demand"}))
 
     return make
 
@@ -112,7 +112,7 @@ def test_an_interrupted_node_is_held_by_no_hook(
     cluster = clusters.build(REGION)
     (node,) = cluster.launch(1)
     service.more = NOTICE
-    group = cluster.manifest.groups[0].model_copy(update={"spot": True})
+    group = cluster.manifest.groups[0].model_copy(update={"market": "spot"})
     made = Departure(NODE.model_copy(update={"instance": node}), group)
     made.stay_on()
     made.complete()
@@ -121,7 +121,7 @@ def test_an_interrupted_node_is_held_by_no_hook(
 
 def two_groups() -> Manifest:
     base = MANIFEST.groups[0]
-    spot = base.model_copy(update={"name": "spot", "autoscaling_group": "spot-1", "spot": True})
+    spot = base.model_copy(update={"name": "spot", "autoscaling_group": "spot-1", "market": "spot"})
     return MANIFEST.model_copy(update={"groups": (base, spot)})
 
 

@@ -30,7 +30,7 @@ class Both:
 
     def __init__(self) -> None:
         self.cluster = clusters.build(REGION, train=None, command=("train.py",))
-        self.block = self.cluster.add_group("block", nodes=1, launched_by="desired-capacity")
+        self.block = self.cluster.add_group("block", nodes=1, market="capacity-block")
         self.show = Recorder()
 
     @property

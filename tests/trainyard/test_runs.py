@@ -192,7 +192,7 @@ def test_metrics_come_home_of_a_run_that_has_no_results_yet(cluster: clusters.Cl
 
 def test_status_tells_deadlines_and_groups(cluster: clusters.Cluster) -> None:
     ends = time.time() + 30 * 60
-    cluster.add_group("spot", nodes=3, spot=True, ends=ends)
+    cluster.add_group("spot", nodes=3, market="spot", ends=ends)
     made = cluster.record(created=time.time() - 120, minutes=25.0)
     for bucket, key in ((cluster.data, RunLayout(made.run).record), (cluster.staging, CURRENT_RUN)):
         bucket.write(key, made.model_dump_json().encode())
