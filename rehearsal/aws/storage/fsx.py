@@ -14,7 +14,7 @@ from moto.fsx.responses import FSxResponse
 
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.extension import extend
-from rehearsal.aws.storage.fsx_links import check_backup, links, links_of
+from rehearsal.aws.storage.fsx_links import bad_request, check_backup, links, links_of
 from rehearsal.aws.storage.keys import find_key
 
 CREATING_SECONDS = 1.0
@@ -29,10 +29,6 @@ _KNOWN_OF_LUSTRE = {
     "PerUnitStorageThroughput",
 }
 _INTERFACES = 2  # of the smallest file system: one for metadata, one for data
-
-
-def _bad_request(message: str) -> JsonRESTError:
-    return JsonRESTError("BadRequest", message)
 
 
 def _network_refusal(message: str) -> JsonRESTError:
@@ -143,17 +139,17 @@ def _check(backend: Any, params: dict[str, Any]) -> None:
     if unknown := lustre.keys() - _KNOWN_OF_LUSTRE:
         raise NotImplementedError(f"a Lustre file system with {', '.join(sorted(unknown))}")
     if len(params.get("SubnetIds") or []) != 1:
-        raise _bad_request("A Lustre file system takes exactly one subnet ID.")
+        raise bad_request("A Lustre file system takes exactly one subnet ID.")
     if deployment not in _DEPLOYMENTS:
-        raise _bad_request(f"Invalid deployment type {deployment}.")
+        raise bad_request(f"Invalid deployment type {deployment}.")
     if capacity != 1200 and (capacity <= 0 or capacity % 2400):
-        raise _bad_request(f"Invalid storage capacity {capacity}: must be 1200 GiB or a multiple of 2400 GiB.")
+        raise bad_request(f"Invalid storage capacity {capacity}: must be 1200 GiB or a multiple of 2400 GiB.")
     allowed = _THROUGHPUTS.get(deployment)
     if allowed and throughput not in allowed:
         values = ", ".join(map(str, allowed))
-        raise _bad_request(f"Invalid PerUnitStorageThroughput {throughput} for {deployment}: must be one of {values}.")
+        raise bad_request(f"Invalid PerUnitStorageThroughput {throughput} for {deployment}: must be one of {values}.")
     if not allowed and throughput is not None:
-        raise _bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
+        raise bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
     _check_scratch(backend, params, lustre, deployment)
 
 
@@ -161,15 +157,15 @@ def _check_scratch(backend: Any, params: dict[str, Any], lustre: dict[str, Any],
     """Backups and a key of one's own are for PERSISTENT file systems. Source: API reference, CreateFileSystem."""
     scratch, days = deployment.startswith("SCRATCH"), int(lustre.get("AutomaticBackupRetentionDays") or 0)
     if not 0 <= days <= 90:
-        raise _bad_request(f"Invalid AutomaticBackupRetentionDays {days}: must be 0 to 90.")
+        raise bad_request(f"Invalid AutomaticBackupRetentionDays {days}: must be 0 to 90.")
     if scratch and (days or lustre.get("CopyTagsToBackups")):
-        raise _bad_request(f"Backups are not supported on the deployment type {deployment}.")
+        raise bad_request(f"Backups are not supported on the deployment type {deployment}.")
     key = params.get("KmsKeyId")
     if key and scratch:
-        raise _bad_request(f"KmsKeyId is not valid for {deployment}.")
+        raise bad_request(f"KmsKeyId is not valid for {deployment}.")
     found = find_key(backend.account_id, backend.region_name, key) if key else None
     if key and (found is None or found.key_state != "Enabled"):
-        raise _bad_request(f"The KMS key {key} {'does not exist' if found is None else f'is {found.key_state}'}.")
+        raise bad_request(f"The KMS key {key} {'does not exist' if found is None else f'is {found.key_state}'}.")
 
 
 def _deletions() -> Iterator[Due]:

@@ -34,7 +34,7 @@ _KNOWN = {
 }
 
 
-def _bad_request(message: str) -> JsonRESTError:
+def bad_request(message: str) -> JsonRESTError:
     return JsonRESTError("BadRequest", message)
 
 
@@ -109,24 +109,24 @@ def _check(backend: Any, params: dict[str, Any]) -> None:
     if found is None:
         raise FileSystemNotFound(name)
     if found.lifecycle != "AVAILABLE":
-        raise _bad_request(f"The file system {name} is {found.lifecycle}.")
+        raise bad_request(f"The file system {name} is {found.lifecycle}.")
     deployment = found.lustre_configuration["DeploymentType"]
     if deployment == "SCRATCH_1" or found.version == "2.10":
         message = f"A data repository association needs Lustre 2.12 or newer and no SCRATCH_1: {name} is {deployment}"
         raise JsonRESTError("UnsupportedOperation", f"{message}, version {found.version}.")
     if found.keeps_backups:
-        raise _bad_request(f"The file system {name} has automatic backups: it can't be linked to a data repository.")
+        raise bad_request(f"The file system {name} has automatic backups: it can't be linked to a data repository.")
     if not params["DataRepositoryPath"].startswith("s3://") or bucket_of(_bucket(params["DataRepositoryPath"])) is None:
-        raise _bad_request(f"The data repository {params['DataRepositoryPath']} can't be reached.")
+        raise bad_request(f"The data repository {params['DataRepositoryPath']} can't be reached.")
     path = params.get("FileSystemPath") or "/"
     if not path.startswith("/"):
-        raise _bad_request(f"The file system path {path} does not begin with /.")
+        raise bad_request(f"The file system path {path} does not begin with /.")
     others = links_of(backend, name)
     if len(others) >= _MOST:
         raise JsonRESTError("ServiceLimitExceeded", f"A file system has at most {_MOST} data repository associations.")
     for other in others:
         if _overlap(other.path, path) or _overlap(other.repository, params["DataRepositoryPath"]):
-            raise _bad_request(f"The association overlaps with {other.id}.")
+            raise bad_request(f"The association overlaps with {other.id}.")
     _check_policies(params.get("S3") or {})
 
 
@@ -139,7 +139,7 @@ def _overlap(one: str, other: str) -> bool:
 def _check_policies(s3: dict[str, Any]) -> None:
     for policy in s3.values():
         if not set(policy.get("Events") or []) <= _EVENTS:
-            raise _bad_request(f"Invalid events {policy['Events']}: they are NEW, CHANGED and DELETED.")
+            raise bad_request(f"Invalid events {policy['Events']}: they are NEW, CHANGED and DELETED.")
 
 
 def _found(backend: Any, name: str) -> Association:
@@ -204,9 +204,9 @@ def check_backup(backend: Any, file_system: Any) -> None:
     """Refuse a backup of what can have none."""
     name, deployment = file_system.file_system_id, file_system.lustre_configuration["DeploymentType"]
     if deployment.startswith("SCRATCH"):
-        raise _bad_request(f"Backups are not supported on the deployment type {deployment} of {name}.")
+        raise bad_request(f"Backups are not supported on the deployment type {deployment} of {name}.")
     if links_of(backend, name):
-        raise _bad_request(f"Backups are not supported on {name}: it is linked to a data repository.")
+        raise bad_request(f"Backups are not supported on {name}: it is linked to a data repository.")
 
 
 def _deletions() -> Iterator[Due]:
