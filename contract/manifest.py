@@ -10,6 +10,7 @@ from contract.base import Contract
 from contract.training import TrainerConfig
 
 Market = Literal["on-demand", "spot", "capacity-block"]
+SystemRole = Literal["nvidia_driver", "cuda", "efa", "container", "nvme", "lustre"]
 
 
 class Archive(Contract):
@@ -74,6 +75,9 @@ class NodeSystem(Contract):
         "configure",
         description="configure: the play changes the system and verifies what the image brings (driver, EFA). as-is: "
         "the image is complete, the play only verifies the Python environment and starts services.",
+    )
+    leave_out: tuple[SystemRole, ...] = Field(
+        (), description="Roles that the play leaves out though the stack calls for them: the image has seen to that."
     )
     accelerators: bool = Field(
         True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."

@@ -7,6 +7,7 @@ from pydantic import Field
 from contract.base import Contract
 
 EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
+BackendName = Literal["process", "nspawn"]
 
 
 class NotRehearsed(Contract):
@@ -46,7 +47,7 @@ class Report(Contract):
     ok: bool = Field(description="Whether all of it was as it should be.")
     errors: tuple[str, ...] = Field(description="What was not, one sentence each.")
     stack: str = Field(description="Pulumi stack.")
-    backend: Literal["process"] = Field(description="How nodes were booted.")
+    backend: BackendName = Field(description="How nodes were booted.")
     engine: EngineName = Field(description="What ran the Pulumi program.")
     run: str | None = Field(description="Run id.")
     nodes: int = Field(ge=0, description="Worker nodes that ran.")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.engine.choice import ENGINES, usable_engine
 from rehearsal.faults import FORMS, faults_of
 from rehearsal.ground import ROOT, Options, account_folder, sweep_accounts, whole_nodes
+from rehearsal.hypervisor.choice import BACKENDS, usable_backend
 from rehearsal.locks import address_block
 from rehearsal.page import write_page
 from rehearsal.report import show as show_report
@@ -48,12 +50,19 @@ def run(
     engine: Annotated[
         str, typer.Option("--engine", metavar="ENGINE", help=f"What runs the program: {', '.join(ENGINES)}.")
     ] = "mocks",
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="BACKEND", help=f"How nodes are booted: {', '.join(BACKENDS)}.")
+    ] = "process",
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
     try:
         options = Options(
-            stack=stack, nodes=whole_nodes(nodes), faults=faults_of(fault or []), engine=usable_engine(engine)
+            stack=stack,
+            nodes=whole_nodes(nodes),
+            faults=faults_of(fault or []),
+            engine=usable_engine(engine),
+            backend=usable_backend(backend),
         )
         with Show() as display:
             report, story = rehearse(options, display, interrupts)
@@ -74,14 +83,19 @@ def run(
 
 
 @app.command()
-def aws(region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1") -> None:
+def aws(
+    region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1",
+    backend: Annotated[str, typer.Option("--backend", help="The back-end of rehearsals in it.")] = "process",
+) -> None:
     """An emulated AWS that stays until Ctrl-C: rehearsals in its environment share the account, as `pulumi up`s do."""
     sweep_accounts(ROOT / "build" / "rehearsal")
     folder = account_folder(ROOT / "build" / "rehearsal", os.getpid())
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    with address_block() as addresses, EmulatedAws.start(folder, addresses, region) as running:
+    with ExitStack() as stack:
+        addresses = stack.enter_context(address_block()) if usable_backend(backend) == "process" else None
+        running = stack.enter_context(EmulatedAws.start(folder, addresses, region))
         for name, value in running.environment().items():
             print(f"export {name}={value}", flush=True)
         ending.wait()

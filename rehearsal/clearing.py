@@ -4,38 +4,37 @@ import time
 from collections.abc import Iterable
 
 from contract.objects import Bucket
-from contract.report import NotRehearsed
+from contract.report import Scaled
 from rehearsal import audit
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.teardown import Destroyed, DestroyFailed
 from rehearsal.aws.billing import billed_by_type
 from rehearsal.engine.base import Engine
-from rehearsal.follow import NODES_GONE_SECONDS, FollowError, log_tails, skipped_roles, until
+from rehearsal.follow import NODES_GONE_SECONDS, FollowError, skipped_roles, until
+from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
-from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.interrupts import INTERRUPTED
 from rehearsal.scene import Scene
 from rehearsal.story import tell
 
+AT_ONCE = "an account that answers at once"
 _DELAYS = {"capacity", "invisible", "throttle"}  # faults that are what AWS itself may do
 
 
-def not_emulated(faults: Iterable[str]) -> list[NotRehearsed]:
-    """What the emulated AWS leaves out, with these faults on (as `--fault` takes them)."""
+def emulated(faults: Iterable[str]) -> list[Scaled]:
+    """Where the emulated AWS is not as AWS is, with these faults on (as `--fault` takes them)."""
     on = [spec for spec in faults if spec.partition(",")[0] in _DELAYS]
-    what, why = "AWS's delays, quotas and throttling", "the emulated AWS answers at once"
-    if on:
-        what, why = f"{what}, but for the faults", f"{why}, but for what was injected: {'; '.join(on)}"
-    rights = NotRehearsed(
-        what="the operator's own rights (IAM)", why="only calls of roles are judged by their policies"
+    by = f"{AT_ONCE}, but for what was injected: {'; '.join(on)}" if on else AT_ONCE
+    rights = Scaled(
+        what="the operator's own rights (IAM)", by="the right to everything", why="only roles are judged by policies"
     )
-    return [rights, NotRehearsed(what=what, why=why)]
+    return [rights, Scaled(what="AWS's delays, quotas and throttling", by=by, why="the emulated AWS is local")]
 
 
 class Clearing:
     """Made before anything else is: it remembers the account as it was."""
 
-    def __init__(self, scene: Scene, backend: ProcessBackend, engine: Engine) -> None:
+    def __init__(self, scene: Scene, backend: Backend, engine: Engine) -> None:
         self.scene, self.backend, self.engine = scene, backend, engine
         self._before = scene.aws.dump()
         self._instances = {one.id for one in scene.aws.instances()}
@@ -101,8 +100,8 @@ class Clearing:
 
     def note_limits(self) -> None:
         """What stood in for something."""
-        self.scene.found.scaled += [*self.backend.scaled(), *self.engine.scaled()]
-        self.scene.found.not_rehearsed += [*self.backend.not_rehearsed(), *not_emulated(self.scene.found.faults)]
+        self.scene.found.scaled += [*self.backend.scaled(), *self.engine.scaled(), *emulated(self.scene.found.faults)]
+        self.scene.found.not_rehearsed += self.backend.not_rehearsed()
 
     def note_left_out(self, deployment: Deployment) -> None:
         """What was not rehearsed, as the nodes' plays told it."""
@@ -126,7 +125,7 @@ class Clearing:
         """What the nodes logged last, for a failure that left no better word."""
         file = self.scene.options.folder / "node-logs.txt"
         with self.scene.bearing("the nodes' logs can't be kept"):
-            if tails := log_tails(self.scene.options.folder):
+            if tails := self.backend.log_tails():
                 file.write_text(tails)
                 self.scene.show.line("logs", f"of the nodes: {file}")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from contract.report import Billed, EngineName, LostResource, NotRehearsed, Report, Scaled
+from contract.report import BackendName, Billed, EngineName, LostResource, NotRehearsed, Report, Scaled
 from rehearsal.audit import Losses
 from rehearsal.story import Story
 
@@ -28,13 +28,20 @@ class Findings:
     not_rehearsed: list[NotRehearsed] = field(default_factory=list)
     story: Story = field(default_factory=Story)
 
-    def report(self, stack: str, engine: EngineName, processes_per_node: int, phases: dict[str, float]) -> Report:
+    def report(
+        self,
+        stack: str,
+        engine: EngineName,
+        backend: BackendName,
+        processes_per_node: int,
+        phases: dict[str, float],
+    ) -> Report:
         losses = self.losses
         return Report(
             ok=not self.errors,
             errors=tuple(self.errors),
             stack=stack,
-            backend="process",
+            backend=backend,
             engine=engine,
             run=self.run,
             nodes=self.nodes,

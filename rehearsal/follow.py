@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from contract.events import NODE_EVENT, TaskEvent
 from contract.layout import HEAD_EVENTS, RunLayout
@@ -77,13 +76,3 @@ def _task_events(data: Bucket, staging: Bucket, run: str | None) -> Iterator[Tas
             event = NODE_EVENT.validate_json(line)
             if isinstance(event, TaskEvent):
                 yield event
-
-
-def log_tails(folder: Path, lines: int = 15) -> str:
-    """The last lines of every log that the nodes kept, for a failure that left no better word."""
-    parts = []
-    for log in sorted(folder.glob("nodes/*/var/log/*.log")):
-        text = log.read_text(errors="replace").splitlines()[-lines:]
-        if text:
-            parts.append("\n".join([f"--- {log.relative_to(folder / 'nodes')}", *text]))
-    return "\n".join(parts)

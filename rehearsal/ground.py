@@ -16,13 +16,13 @@ import yaml
 
 from contract.base import CONFIG_KEY, InputError, Problem
 from contract.reading import read_settings
-from contract.report import EngineName, Scaled
+from contract.report import BackendName, EngineName, Scaled
 from contract.settings import MOST_NODES, StackSettings
 from infra.source import pack_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.faults import check_faults
-from rehearsal.hypervisor.process import sweep
+from rehearsal.hypervisor.choice import sweep
 from rehearsal.hypervisor.processes import MARK
 from rehearsal.scaling import scale
 from rehearsal.show import Show
@@ -51,6 +51,7 @@ class Options:
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
     engine: EngineName = "mocks"
+    backend: BackendName = "process"
     root: Path = ROOT
 
     @property
@@ -65,7 +66,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Sc
     config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
     read_settings(config.get(CONFIG_KEY), options.root, source)
-    scaled, changes = scale(config[CONFIG_KEY], options.nodes)
+    scaled, changes = scale(config[CONFIG_KEY], options.nodes, options.backend)
     settings = read_settings(scaled, options.root, source)
     check_faults(options.faults, settings)
     if settings.job.source is not None:

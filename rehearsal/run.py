@@ -14,8 +14,9 @@ from rehearsal.findings import Findings
 from rehearsal.follow import FollowError
 from rehearsal.given import prepare
 from rehearsal.ground import Options, empty, environment, given_account, marking, prepare_folder, read_stack
+from rehearsal.hypervisor.backend import Backend
+from rehearsal.hypervisor.choice import BACKENDS, suits
 from rehearsal.hypervisor.hypervisor import Hypervisor
-from rehearsal.hypervisor.process import ProcessBackend
 from rehearsal.hypervisor.processes import marked
 from rehearsal.interrupts import INTERRUPTED, Interrupts
 from rehearsal.locks import address_block, stack_lock
@@ -39,9 +40,10 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
     with ExitStack() as stack:
         account = given_account()
         if account is not None:
+            suits(options.backend, account)
             show.line("account", f"the one at {account.endpoint} (AWS_ENDPOINT_URL), which stays")
         check_machine(options.folder, options.root, settings)
-        addresses = stack.enter_context(address_block())
+        addresses = stack.enter_context(address_block()) if options.backend == "process" else None
         cut = stack.enter_context(stack_lock(options.folder, options.stack))
         interrupts.keep(f"interrupted again, cut: the next rehearsal of {options.stack} sweeps up what is left")
         try:
@@ -72,7 +74,7 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
         found.errors.insert(0, INTERRUPTED)
     if left := marked(options.folder):
         found.errors.append(f"processes still run: {[process.pid for process in left]}")
-    report = found.report(options.stack, options.engine, settings.processes_per_node, clock.done())
+    report = found.report(options.stack, options.engine, options.backend, settings.processes_per_node, clock.done())
     found.story.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
     return report, found.story
 
@@ -82,7 +84,12 @@ def go(scene: Scene, engine: Engine) -> None:
 
     Raises InputError for what only the program's look-ups can tell, when nothing is made yet.
     """
-    backend = ProcessBackend(scene.options.folder)
+    with BACKENDS[scene.options.backend](scene.options.folder, lambda text: scene.show.line("nodes", text)) as backend:
+        travel(scene, engine, backend)
+
+
+def travel(scene: Scene, engine: Engine, backend: Backend) -> None:
+    """The road on machines of this back-end, there and back."""
     clearing, road = Clearing(scene, backend, engine), Road(scene)
     scene.aws.inject(*scene.options.faults)
     scene.found.faults = tuple(spec_of(fault) for fault in scene.aws.faults())

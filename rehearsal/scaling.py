@@ -2,10 +2,11 @@
 
 import copy
 import sys
-from typing import Any
+from typing import Any, get_args
 
 from contract.catalog import catalog
-from contract.report import Scaled
+from contract.manifest import SystemRole
+from contract.report import BackendName, Scaled
 from contract.training import TrainerConfig
 from rehearsal.given import in_this_account
 
@@ -35,21 +36,27 @@ class Scaling:
             self.changes.append(Scaled(what=what, by=by, why=why))
 
 
-def scale(raw: dict[str, Any], nodes: int | None) -> tuple[dict[str, Any], list[Scaled]]:
+def scale(
+    raw: dict[str, Any], nodes: int | None, backend: BackendName = "process"
+) -> tuple[dict[str, Any], list[Scaled]]:
     """The settings that are rehearsed, from valid ones of a stack file, and what was changed and why."""
     scaling = Scaling(raw)
     settings, node = scaling.settings, scaling.part("node")
     if nodes is not None:
         given = f"{settings['nodes']} nodes"
         scaling.put(settings, "nodes", nodes, what=given, by=f"{nodes} nodes", why="asked for on the command line")
-    scaling.put(
-        node,
-        "system",
-        "as-is",
-        what="roles that change a system",
-        by="none: they are skipped",
-        why="a node here is a folder",
-    )
+    if backend == "process":
+        scaling.put(
+            node,
+            "system",
+            "as-is",
+            what="roles that change a system",
+            by="none: they are skipped",
+            why="a node here is a folder",
+        )
+    else:
+        # Each of them drives hardware or a service that is not here; left out, and told by the play that leaves it out.
+        node["leave_out"] = list(get_args(SystemRole))
     scaling.put(
         node,
         "venv",

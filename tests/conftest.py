@@ -1,6 +1,8 @@
 """What rooms share in their tests: one emulated account in which each test makes its own things."""
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 from contract import objects
 from contract.objects import Bucket
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.hypervisor.nspawn.needs import lacking
 
 REGION = "us-east-1"
 _numbers = count(1)
@@ -23,7 +26,33 @@ MAIN = ("test_side_by_side", "test_road", "test_audit")
 LONG = (*MAIN, "test_interrupt", "test_gpu_stack", "test_killed", "test_lease", "test_bad_input", "test_run")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def browser() -> str | None:
+    """A Chromium, where this machine has one."""
+    return next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
+
+
+# Mark -> what this machine lacks for the tests that bear it; empty where it can run them.
+LACKING: dict[str, Callable[[], str]] = {
+    "browser": lambda: "" if browser() else "no chromium (apt-get install chromium)",
+    "booted": lambda: "; ".join(f"{one.why} ({one.fix})" for one in lacking()),
+}
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need what this machine lacks: in CI they run, and fail; elsewhere they are left out, which is said."""
+    if os.environ.get("CI") == "true":
+        return
+    for mark, told in LACKING.items():
+        found = [item for item in items if item.get_closest_marker(mark)]
+        if found and (why := told()):
+            items[:] = [item for item in items if item not in found]
+            config.hook.pytest_deselected(items=found)
+            if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+                reporter.write_line(f"{len(found)} tests left out: {why}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out(config, items)
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 

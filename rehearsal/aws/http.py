@@ -1,5 +1,6 @@
 """How WSGI is served here: HTTP/1.1 with connections kept open, so that polling is cheap, and no request log."""
 
+import re
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
@@ -9,6 +10,7 @@ from werkzeug.serving import ThreadedWSGIServer
 
 WsgiApp = Any
 _BODYLESS = {204, 304}
+_ADDRESS = re.compile(r"[0-9.]+(:\d+)?")
 
 
 class Handler(MotoRequestHandler):
@@ -26,6 +28,10 @@ class Handler(MotoRequestHandler):
         data = body.read() if environ.get("wsgi.input_terminated") else self.rfile.read(int(length or 0))
         environ["wsgi.input"] = BytesIO(data)
         environ["CONTENT_LENGTH"] = str(len(data))
+
+        if _ADDRESS.fullmatch(environ.get("HTTP_HOST", "")):
+            # Booted nodes come through a relay; a bucket's name is in the host's name only where that is no address.
+            environ["HTTP_HOST"] = f"127.0.0.1:{self.server.server_port}"
 
         started: list[tuple[int, list[tuple[str, str]]]] = []
 

@@ -33,10 +33,13 @@ _ROOT = Path(__file__).parents[2]
 class EmulatedAws:
     """A running emulated AWS. A context manager: leaving it ends the process, and so does the caller's own end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str, loopback: bool
+    ) -> None:
+        """`loopback`: whether its instances have addresses of this machine's loopback, not those of their subnets."""
         self._process = process
         self._journal = journal
-        self.region = region
+        self.region, self.loopback = region, loopback
         self.endpoint = endpoint
 
     @classmethod
@@ -47,7 +50,8 @@ class EmulatedAws:
         try:
             with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as answer:  # noqa: S310 - on the loopback
                 about: dict[str, str] = json.load(answer)[0]
-            return cls(None, Path(about["journal"]), endpoint, about["region"])
+            loopback = about["addresses"] != "subnets"
+            return cls(None, Path(about["journal"]), endpoint, about["region"], loopback)
         except (OSError, HTTPException, ValueError, TypeError, LookupError) as error:
             raise ValueError(f"no emulated AWS answers there: {error}") from error
 
@@ -88,7 +92,7 @@ class EmulatedAws:
             process.kill()
             process.communicate()
             raise
-        return cls(process, journal, f"http://127.0.0.1:{port_file.read_text()}", region)
+        return cls(process, journal, f"http://127.0.0.1:{port_file.read_text()}", region, addresses is not None)
 
     @property
     def pid(self) -> int:

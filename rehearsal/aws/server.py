@@ -49,7 +49,9 @@ class Account:
 
     def __init__(self, journal: Journal, region: str, addresses: IPv4Network | None) -> None:
         """`region` has its default VPC from the start: in AWS it needs no first call. `addresses`: see instances."""
-        self._about = [{"journal": str(journal.path), "region": region}]
+        self._about = [
+            {"journal": str(journal.path), "region": region, "addresses": str(addresses) if addresses else "subnets"}
+        ]
         self._journal = journal
         _extend(Launcher(Addresses(addresses) if addresses else None))
         INJECTED.add_denials()

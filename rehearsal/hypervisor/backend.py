@@ -1,10 +1,12 @@
 """What a back-end of the hypervisor is: a way to make a machine out of an instance."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-from contract.report import NotRehearsed, Scaled
+from contract.report import BackendName, NotRehearsed, Scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,25 @@ class NodeSpec:
 
 
 class Backend(Protocol):
-    """Machines by instance id. Every call returns soon; `stop` and `kill` may be repeated."""
+    """Machines by instance id, from `with` to its end. Every call returns soon; `stop` and `kill` may be repeated."""
+
+    @property
+    def name(self) -> BackendName:
+        """As the user asks for it."""
+
+    def __enter__(self) -> Self:
+        """Make what all machines share."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every machine, and what they shared."""
+
+    def reach(self, url: str) -> str:
+        """The URL under which machines reach a server that listens on this machine's loopback."""
+
+    def plug(self, instance: str, address: str) -> socket.socket:
+        """Give an instance its place in the network, before it boots; its value listens there for metadata requests."""
 
     def boot(self, spec: NodeSpec) -> None:
         """Power a machine on with its user-data."""
@@ -32,6 +52,9 @@ class Backend(Protocol):
 
     def alive(self, instance: str) -> bool:
         """Whether the machine is powered on."""
+
+    def log_tails(self) -> str:
+        """The last that every machine logged, also those that are off."""
 
     def scaled(self) -> list[Scaled]:
         """Substitutions that this back-end has made so far."""

@@ -77,7 +77,8 @@ class Hypervisor:
             seen = self._machines[name].truth if name in self._machines else truth
             return {**seen.model_dump(), "user_data": _text(seen.user_data)}
 
-        server = MetadataServer(Metadata(current, lambda role: self._assume(role, name)), truth.private_ip)
+        metadata = Metadata(current, lambda role: self._assume(role, name))
+        server = MetadataServer(metadata, self._backend.plug(name, truth.private_ip))
         self._machines[name] = Machine(truth, server)
         self._backend.boot(
             NodeSpec(
@@ -86,7 +87,7 @@ class Hypervisor:
                 user_data=_text(truth.user_data),
                 metadata_endpoint=server.endpoint,
                 environment={
-                    "AWS_ENDPOINT_URL": self._aws.endpoint,
+                    "AWS_ENDPOINT_URL": self._backend.reach(self._aws.endpoint),
                     "AWS_CONFIG_FILE": os.devnull,
                     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
                 },

@@ -6,7 +6,9 @@ reads them, since s3torchconnector knows no other address of a metadata service 
 """
 
 import json
+import re
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 (a header's name)
 CONTAINER_PAGE = "/container-credentials"
 _TTL_HEADER = f"{TOKEN_HEADER}-ttl-seconds"
+_PATH = re.compile(r"/(?:latest|\d{4}-\d\d-\d\d)(/.*)?")  # cloud-init asks by the service's version
 _LONGEST_TTL = 21600
 _RENEW_SECONDS = 300
 
@@ -120,12 +123,15 @@ def _utc(moment: float) -> str:
 
 
 class MetadataServer:
-    """Serves one node's metadata on its own address, until closed."""
+    """Serves one node's metadata on a socket that listens, until closed."""
 
-    def __init__(self, metadata: Metadata, address: str) -> None:
-        self._server = ThreadingHTTPServer((address, 0), _handler(metadata))
+    def __init__(self, metadata: Metadata, listener: socket.socket) -> None:
+        address, port = listener.getsockname()
+        self._server = ThreadingHTTPServer((address, port), _handler(metadata), bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listener
         self._server.daemon_threads = True
-        self.endpoint = f"http://{address}:{self._server.server_port}"
+        self.endpoint = f"http://{address}:{port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
 
@@ -151,7 +157,8 @@ def _handler(metadata: Metadata) -> type[BaseHTTPRequestHandler]:
                 return self._answer(404, "") if found is None else self._answer(200, json.dumps(dict(found)))
             if not metadata.accepts(self.headers.get(TOKEN_HEADER)):
                 return self._answer(401, "Unauthorized")
-            page = metadata.page(self.path.removeprefix("/latest")) if self.path.startswith("/latest") else None
+            asked = _PATH.fullmatch(self.path)
+            page = metadata.page(asked[1] or "") if asked else None
             return self._answer(404, "Not Found") if page is None else self._answer(200, page)
 
         def _answer(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import socket
 import subprocess
 import sys
 import tarfile
@@ -40,7 +41,7 @@ CREDENTIALS = {
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    server = MetadataServer(Metadata(lambda: TRUTH, lambda role: CREDENTIALS), "127.0.0.1")
+    server = MetadataServer(Metadata(lambda: TRUTH, lambda role: CREDENTIALS), socket.create_server(("127.0.0.1", 0)))
     yield server.endpoint
     server.close()
 

@@ -1,5 +1,6 @@
 """What wants a node to go, as the metadata service says, and its last word to Auto Scaling."""
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +60,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
             "role_name": None,
         }
     )
-    server = MetadataServer(made, "127.0.0.1")
+    server = MetadataServer(made, socket.create_server(("127.0.0.1", 0)))
     monkeypatch.setattr(bootstrap, "METADATA", server.endpoint)
     yield made
     server.close()

@@ -37,21 +37,6 @@ class Ended:
 Rehearse = Callable[..., Ended]
 
 
-def browser() -> str | None:
-    """A Chromium, where this machine has one."""
-    return next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a browser: without one they fail in CI, and elsewhere they are left out, which is said."""
-    drawn = [item for item in items if item.get_closest_marker("browser")]
-    if drawn and browser() is None and os.environ.get("CI") != "true":
-        items[:] = [item for item in items if item not in drawn]
-        config.hook.pytest_deselected(items=drawn)
-        if reporter := config.pluginmanager.get_plugin("terminalreporter"):
-            reporter.write_line(f"{len(drawn)} tests left out: no chromium (apt-get install chromium)")
-
-
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a clone holds."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from rehearsal.hypervisor.process import sweep
+from rehearsal.hypervisor.choice import sweep
 from rehearsal.hypervisor.processes import marked
 from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
 from tests.polling import eventually

@@ -21,7 +21,7 @@ from rehearsal.charts import loss_chart, nice_ticks, phases_chart
 from rehearsal.page import python_name, render, write_page
 from rehearsal.phases import PhaseClock
 from rehearsal.story import MadeResource, Span, Story, node_lines
-from tests.rehearsal.conftest import browser
+from tests.conftest import browser
 
 NARROW, WIDE = 400, 1400
 BROWSER_SECONDS = 120

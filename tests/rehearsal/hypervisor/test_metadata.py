@@ -1,6 +1,7 @@
 """The metadata service as an instance sees it."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ class Node:
     def __init__(self) -> None:
         self.truth: dict[str, Any] = {**TRUTH, "tags": {"trainyard:role": "workers"}, "autoscaling_group": "g"}
         self.assumed: list[str] = []
-        self.server = MetadataServer(Metadata(lambda: self.truth, self.assume), "127.0.0.1")
+        self.server = MetadataServer(Metadata(lambda: self.truth, self.assume), socket.create_server(("127.0.0.1", 0)))
 
     def assume(self, role: str) -> dict[str, str]:
         self.assumed.append(role)

@@ -3,28 +3,49 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from contract.report import NotRehearsed, Scaled
-from rehearsal.hypervisor import cloudconfig
-from rehearsal.hypervisor import systemctl as systemctl_module
+from contract.report import BackendName, NotRehearsed, Scaled
 from rehearsal.hypervisor.backend import NodeSpec
+from rehearsal.hypervisor.folder import cloudconfig
+from rehearsal.hypervisor.folder import systemctl as systemctl_module
 from rehearsal.hypervisor.metadata import CONTAINER_PAGE
 from rehearsal.hypervisor.processes import MARK, kill_marked
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
+LOG_LINES = 15
 _WHY_PROCESS = "the process back-end needs no root and no virtual machine"
 
 
 class ProcessBackend:
     """Nodes as processes under `folder`/nodes; every one bears the folder in its environment."""
 
+    name: BackendName = "process"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for instance in self._nodes:
+            self.kill(instance)
+
+    def reach(self, url: str) -> str:
+        return url
+
+    def plug(self, instance: str, address: str) -> socket.socket:
+        return socket.create_server((address, 0))
 
     def root(self, instance: str) -> Path:
         return self.folder / "nodes" / instance
@@ -47,7 +68,7 @@ class ProcessBackend:
         program(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
         with (root / "var/log/init.log").open("wb") as log:
             self._nodes[spec.id] = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.hypervisor.init"],
+                [sys.executable, "-m", "rehearsal.hypervisor.folder.init"],
                 cwd=_ROOT,
                 env=self.environment(spec, root),
                 stdin=subprocess.PIPE,
@@ -90,6 +111,14 @@ class ProcessBackend:
         process = self._nodes.get(instance)
         return process is not None and process.poll() is None
 
+    def log_tails(self) -> str:
+        parts = []
+        for log in sorted((self.folder / "nodes").glob("*/var/log/*.log")):
+            text = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            if text:
+                parts.append("\n".join([f"--- {log.relative_to(self.folder / 'nodes')}", *text]))
+        return "\n".join(parts)
+
     def scaled(self) -> list[Scaled]:
         if not self._nodes:
             return []
@@ -122,12 +151,3 @@ class ProcessBackend:
 def program(file: Path, script: str) -> None:
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
-
-
-def sweep(folder: Path) -> int:
-    """End what an earlier rehearsal in this folder left running. Returns how many processes that were."""
-    ended = kill_marked(folder)
-    nodes = folder / "nodes"
-    if nodes.exists():
-        shutil.rmtree(nodes)
-    return ended

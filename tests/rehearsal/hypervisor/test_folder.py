@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rehearsal.hypervisor import cloudconfig, units
 from rehearsal.hypervisor.backend import NodeSpec
-from rehearsal.hypervisor.process import ProcessBackend, sweep
+from rehearsal.hypervisor.choice import sweep
+from rehearsal.hypervisor.folder import cloudconfig, units
+from rehearsal.hypervisor.folder.backend import ProcessBackend
 from rehearsal.hypervisor.processes import marked
 from tests.polling import eventually
 

@@ -1,4 +1,4 @@
-"""Stands in for systemd on a node that is a folder: `python -m rehearsal.hypervisor.init`, one a node.
+"""Stands in for systemd on a node that is a folder: `python -m rehearsal.hypervisor.folder.init`, one a node.
 
 It runs the node's `runcmd`, serves `systemctl` on a socket, supervises service units as systemd would (restart, stop
 with a grace time, kill what is left). The units are the node's own, unchanged. End of file on stdin is the power cut.
@@ -18,8 +18,8 @@ from typing import IO
 
 import psutil
 
-from rehearsal.hypervisor import units
-from rehearsal.hypervisor.units import Unit
+from rehearsal.hypervisor.folder import units
+from rehearsal.hypervisor.folder.units import Unit
 
 TICK_SECONDS = 0.1
 SOCKET = "init"  # in <root>/run; reached by a relative path, since a socket's name has 107 characters at most

@@ -1,0 +1,38 @@
+"""What booted nodes need of this machine, each with what to install."""
+
+import os
+import shutil
+import sys
+
+from contract.base import Problem
+from rehearsal.hypervisor.nspawn.image import PYTHON
+
+# Program -> Debian's and Ubuntu's package that brings it.
+PROGRAMS = {
+    "systemd-nspawn": "systemd-container",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "journalctl": "systemd",
+}
+
+
+def lacking() -> list[Problem]:
+    """All that stands in the way of booting nodes here; none on a machine that can."""
+    problems = []
+    if os.geteuid() != 0:
+        fix = "Run it as root (sudo make rehearsal BACKEND=nspawn), or take BACKEND=process"
+        why = "machines and network namespaces are root's to make"
+        problems.append(Problem(key="the user", value=str(os.geteuid()), why=why, fix=fix))
+    if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
+        fix = f"Debian, Ubuntu: apt-get install {' '.join(missing)}"
+        why = "booted nodes are made with these"
+        problems.append(Problem(key="programs", value=", ".join(missing), why=why, fix=fix))
+    if sys.base_prefix != "/usr" or sys.version_info[:2] != PYTHON:
+        own = f"{sys.base_prefix}, Python {sys.version_info[0]}.{sys.version_info[1]}"
+        why = f"nodes share this environment, and Debian 12 has Python {PYTHON[0]}.{PYTHON[1]} in /usr"
+        fix = "Set up anew with the system's: make clean; rm -r .venv; make setup PYTHON=/usr/bin/python3.11"
+        problems.append(Problem(key="the virtual environment", value=own, why=why, fix=fix))
+    return problems
