@@ -28,6 +28,27 @@ class Head(Contract):
     rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
 
 
+class Gpus(Contract):
+    """What roles and verification must know of a node's GPUs."""
+
+    model: str = Field(description="NVIDIA's model name, e.g. A100.")
+    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that they need.")
+    nvswitch: bool = Field(description="Whether they need Fabric Manager.")
+    clocks: tuple[int, int] | None = Field(None, description="Application clocks, memory and graphics, MHz.")
+
+
+class Hardware(Contract):
+    """What the catalog says of a group's instance type, as far as nodes need it."""
+
+    gpus: Gpus | None = Field(None, description="Its GPUs; none for CPU types.")
+    disks: int = Field(0, ge=0, description="NVMe disks of the instance store.")
+    matmul_tflops: float | None = Field(None, gt=0, description="Least TFLOP/s of a bf16 matrix product on one GPU.")
+    nvlink_gbs: float | None = Field(
+        None, gt=0, description="Least bus bandwidth of an all-reduce within a node, GB/s."
+    )
+    network_gbs: float | None = Field(None, gt=0, description="Least bus bandwidth of one over all nodes by EFA, GB/s.")
+
+
 class WorkerGroup(Contract):
     """One Auto Scaling group of workers."""
 
@@ -40,6 +61,7 @@ class WorkerGroup(Contract):
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
+    hardware: Hardware = Field(default_factory=Hardware, description="What else its type is.")
     market: Market = Field(
         "on-demand", description="Where its nodes come from; those of a capacity reservation count as on-demand."
     )
