@@ -10,7 +10,7 @@ NODES ?=
 FAULT ?=
 ENGINE ?= mocks
 BACKEND ?= process
-UV_VERSION := 0.13.9
+UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' fleet/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
