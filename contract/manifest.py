@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from contract.base import Contract
 from contract.training import TrainerConfig
@@ -100,6 +100,10 @@ class NodeSystem(Contract):
     )
     leave_out: tuple[SystemRole, ...] = Field(
         (), description="Roles that the play leaves out though the stack calls for them: the image has seen to that."
+    )
+    variables: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables of the play's roles, over their defaults in playbooks/roles/*/defaults/main.yml.",
     )
     accelerators: bool = Field(
         True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."

@@ -118,6 +118,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
         playbook=playbook,
         inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
         extravars={
+            **manifest.node.variables,
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),
