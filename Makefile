@@ -44,7 +44,7 @@ lint: $(STAMP) ## ruff, mypy (strict), yamllint, ansible-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/yamllint --strict .
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q playbooks
+	@ANSIBLE_LIBRARY=playbooks/library PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q playbooks
 
 format: $(STAMP) ## Let ruff write the format
 	@$(BIN)/ruff format .

@@ -45,7 +45,7 @@ def test_a_second_play_changes_nothing(place: Cloud, node: str) -> None:
 def test_one_changed_variable_changes_its_own_role_alone(place: Cloud, node: str) -> None:
     place.publish(variables={"base_nofile": 65536})
     assert place.again(node).status == "ok"
-    assert place.changed(node) == ["base: Write limits and kernel settings"]
+    assert place.changed(node) == ["base: Write limits, kernel settings, and what apt shall bear"]
     place.publish(variables={})
     assert place.again(node).status == "ok"
 
@@ -56,7 +56,7 @@ def test_a_changed_manifest_reaches_it_by_the_timer(place: Cloud, node: str) -> 
     place.again(node)
     place.publish(variables={"refresh_seconds": 1, "base_nofile": 65536})
     assert place.play(node, before + 2).status == "ok"
-    assert place.changed(node) == ["base: Write limits and kernel settings"]
+    assert place.changed(node) == ["base: Write limits, kernel settings, and what apt shall bear"]
 
 
 def test_a_broken_bundle_leaves_it_as_it_is_and_is_told(place: Cloud, node: str) -> None:
