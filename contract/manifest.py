@@ -153,6 +153,9 @@ class Limits(Contract):
         description="Minutes without work on any node's GPUs (CPUs, where the job uses none) that end the run; none: "
         "no such limit.",
     )
+    verify_minutes: float = Field(
+        0.0, ge=0, description="Minutes that a check of the nodes before the job may take; 0: no check."
+    )
 
 
 class Manifest(Contract):

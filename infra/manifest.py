@@ -99,6 +99,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "lease_minutes": settings.launch.lease_minutes,
             "time_limit_minutes": job.time_limit_minutes,
             "idle_minutes": settings.guardrails.idle_minutes,
+            "verify_minutes": settings.launch.verify_minutes,
         },
     }
 

@@ -228,6 +228,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"job.time_limit_minutes": 45}, "job.time_limit_minutes", "= 45.0: the workers end then, and bringing"),
         Example({"launch.bring_up_minutes": 2000}, "job.time_limit_minutes", "may take 2000 minutes"),
     ],
+    "checks_fit": [
+        Example({"launch.verify_minutes": 30}, "launch.verify_minutes", "= 30.0: two checks of the nodes must fit"),
+        Example({"launch.bring_up_minutes": 6}, "launch.verify_minutes", "Set it to less than 3, or launch.bring_up"),
+    ],
 }
 BY_NAME = {rule.name: rule for rule in RULES}
 CASES = [(name, example) for name, examples in EXAMPLES.items() for example in examples]
