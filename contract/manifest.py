@@ -34,6 +34,9 @@ class Gpus(Contract):
     model: str = Field(description="NVIDIA's model name, e.g. A100.")
     driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that they need.")
     nvswitch: bool = Field(description="Whether they need Fabric Manager.")
+    nvlink5: bool = Field(
+        False, description="Whether their NVLink is of the fifth generation: it has a subnet manager."
+    )
     clocks: tuple[int, int] | None = Field(None, description="Application clocks, memory and graphics, MHz.")
 
 
