@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_machine_that_is_to_end_ends_in_any_case(
         return arms if command[0] == "systemd-run" else 0
 
     monkeypatch.setattr(bootstrap, "ROOT", Path("/"))
-    monkeypatch.setattr(bootstrap.subprocess, "call", call)
-    monkeypatch.setattr(bootstrap.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
     bootstrap.switch_off_at(1000.0 + left)
     assert called == commands

@@ -57,7 +57,11 @@ class NspawnBackend:
     def boot(self, spec: NodeSpec) -> None:
         assert self._base is not None
         namespace = self.network.node(spec.id)
-        hardware = Hardware(layers=[self._base], namespace=namespace, name=namespace, shared=[Path(sys.prefix)])
+        layers = [self._base]
+        if spec.made_of is not None:  # it is off: nothing writes to its disk any more
+            source = self.machines[spec.made_of]
+            layers = [source.disk, *source.hardware.layers]
+        hardware = Hardware(layers=layers, namespace=namespace, name=namespace, shared=[Path(sys.prefix)])
         machine = self.machines[spec.id] = Machine(self.folder / "nodes" / spec.id, hardware)
         machine.prepare(system_files(spec))
         machine.start()
