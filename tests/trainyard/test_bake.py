@@ -35,6 +35,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster(account: EmulatedAws) -> clusters.Cluster:
     made = clusters.build(REGION)
+    clusters.profile(made.stack)
     clusters.workers_template(REGION, made.stack, f"s3://{made.staging.name}/{MANIFEST}")
     return made
 
