@@ -9,5 +9,5 @@ printf '{"kernel": "%s", "driver": "%s", "fabric_manager": "%s", ' \
   "$kernel" "$(modinfo -k "$kernel" -F version nvidia 2>/dev/null)" "$(version nv-fabricmanager --version)"
 # NVIDIA's own installer leaves the program that removes it; packages bring none.
 printf '"smi": %s, "subnet_manager": %s, "runfile": %s, "broken": %s}\n' \
-  "$(yes command -v nvidia-smi)" "$(yes dpkg-query -W nvlsm)" "$(yes command -v nvidia-uninstall)" \
+  "$(yes command -v nvidia-smi)" "$(yes command -v nvlsm)" "$(yes command -v nvidia-uninstall)" \
   "$(yes test -n "$(dpkg --audit)")"
