@@ -8,6 +8,7 @@ from pydantic import Field
 
 from contract.base import Contract
 
+MATMUL_SHARE = 0.5  # of the peak that NVIDIA gives: large products reach 65 to 85 % on a healthy GPU
 TORCH_CUDA = "13.2"  # what the torch of trainer/requirements.txt is built for
 
 
@@ -31,6 +32,9 @@ class Gpu(Contract):
     count: int = Field(gt=0, description="GPUs per instance.")
     memory_mib: int = Field(gt=0, description="Memory of each, MiB.")
     interconnect: Literal["nvswitch", "nvlink", "pcie"] | None = Field(description="Between them; none for one GPU.")
+    clocks: tuple[int, int] | None = Field(
+        None, description="Application clocks that AWS advises, memory and graphics, MHz; none: the driver's own."
+    )
 
     @property
     def chip(self) -> Chip:
@@ -84,6 +88,8 @@ class InstanceType(Contract):
     gpu: Gpu | None = Field(None, description="GPUs; none for CPU types.")
     cards: tuple[Cards, ...] = Field(min_length=1, description="Network cards, by index, equal ones together.")
     instance_store: InstanceStore | None = Field(None, description="Local NVMe disks.")
+    nvlink_gbs: float | None = Field(None, gt=0, description="Floor of an all-reduce within a node, GB/s.")
+    network_gbs: float | None = Field(None, gt=0, description="Floor of an all-reduce over all nodes by EFA, GB/s.")
 
     @property
     def network_cards(self) -> tuple[NetworkCard, ...]:
@@ -98,9 +104,20 @@ class InstanceType(Contract):
         return sum(group.count for group in self.cards if group.efa)
 
     @property
+    def matmul_tflops(self) -> float | None:
+        """Floor of a bf16 matrix product on one GPU; none without such tensor cores."""
+        peak = self.gpu.chip.bf16_tflops if self.gpu else None
+        return round(peak * MATMUL_SHARE, 1) if peak else None
+
+    @property
     def nvswitch(self) -> bool:
         """Whether the GPUs need Fabric Manager."""
         return self.gpu is not None and self.gpu.interconnect == "nvswitch"
+
+    @property
+    def nvlink5(self) -> bool:
+        """Whether the NVLink between its GPUs is Blackwell's, which Fabric Manager shares with a subnet manager."""
+        return self.gpu is not None and self.nvswitch and float(self.gpu.chip.compute_capability) >= 10
 
     def undriven(self, cuda: str = TORCH_CUDA) -> str | None:
         """Why a torch built for this CUDA (major.minor) can't use the type's GPUs; None where it can, or has none."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from contract.base import Contract
 from contract.training import TrainerConfig
@@ -28,6 +28,30 @@ class Head(Contract):
     rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
 
 
+class Gpus(Contract):
+    """What roles and verification must know of a node's GPUs."""
+
+    model: str = Field(description="NVIDIA's model name, e.g. A100.")
+    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that they need.")
+    nvswitch: bool = Field(description="Whether they need Fabric Manager.")
+    nvlink5: bool = Field(
+        False, description="Whether their NVLink is of the fifth generation: it has a subnet manager."
+    )
+    clocks: tuple[int, int] | None = Field(None, description="Application clocks, memory and graphics, MHz.")
+
+
+class Hardware(Contract):
+    """What the catalog says of a group's instance type, as far as nodes need it."""
+
+    gpus: Gpus | None = Field(None, description="Its GPUs; none for CPU types.")
+    disks: int = Field(0, ge=0, description="NVMe disks of the instance store.")
+    matmul_tflops: float | None = Field(None, gt=0, description="Least TFLOP/s of a bf16 matrix product on one GPU.")
+    nvlink_gbs: float | None = Field(
+        None, gt=0, description="Least bus bandwidth of an all-reduce within a node, GB/s."
+    )
+    network_gbs: float | None = Field(None, gt=0, description="Least bus bandwidth of one over all nodes by EFA, GB/s.")
+
+
 class WorkerGroup(Contract):
     """One Auto Scaling group of workers."""
 
@@ -40,6 +64,7 @@ class WorkerGroup(Contract):
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
+    hardware: Hardware = Field(default_factory=Hardware, description="What else its type is.")
     market: Market = Field(
         "on-demand", description="Where its nodes come from; those of a capacity reservation count as on-demand."
     )
@@ -78,6 +103,10 @@ class NodeSystem(Contract):
     )
     leave_out: tuple[SystemRole, ...] = Field(
         (), description="Roles that the play leaves out though the stack calls for them: the image has seen to that."
+    )
+    variables: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables of the play's roles, over their defaults in playbooks/roles/*/defaults/main.yml.",
     )
     accelerators: bool = Field(
         True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."
@@ -126,6 +155,9 @@ class Limits(Contract):
         gt=0,
         description="Minutes without work on any node's GPUs (CPUs, where the job uses none) that end the run; none: "
         "no such limit.",
+    )
+    verify_minutes: float = Field(
+        0.0, ge=0, description="Minutes that a check of the nodes before the job may take; 0: no check."
     )
 
 

@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from contract import layout
+from contract.catalog import InstanceType
 from contract.manifest import Manifest
 from contract.settings import StackSettings
 from infra.bundle import Kind
@@ -98,6 +99,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "lease_minutes": settings.launch.lease_minutes,
             "time_limit_minutes": job.time_limit_minutes,
             "idle_minutes": settings.guardrails.idle_minutes,
+            "verify_minutes": settings.launch.verify_minutes,
         },
     }
 
@@ -116,8 +118,28 @@ def _group(args: ManifestArgs, made: WorkerGroup) -> dict[str, Any]:
         "processes_per_node": settings.processes_per_node,
         "gpus": gpu.count if gpu else 0,
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,
+        "hardware": _hardware(settings.worker_type),
         "market": plan.market,
         "ends": args.ends if plan.reservation else None,
+    }
+
+
+def _hardware(worker: InstanceType) -> dict[str, Any]:
+    """What nodes need of the catalog (contract.manifest.Hardware)."""
+    gpu = worker.gpu
+    return {
+        "gpus": gpu
+        and {
+            "model": gpu.model,
+            "driver": gpu.chip.driver,
+            "nvswitch": worker.nvswitch,
+            "nvlink5": worker.nvlink5,
+            "clocks": gpu.clocks,
+        },
+        "disks": worker.instance_store.disks if worker.instance_store else 0,
+        "matmul_tflops": worker.matmul_tflops,
+        "nvlink_gbs": worker.nvlink_gbs,
+        "network_gbs": worker.network_gbs,
     }
 
 

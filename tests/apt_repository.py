@@ -119,6 +119,10 @@ class Repository:
         node.put(f"/etc/apt/sources.list.d/{name}.list", f"deb [signed-by={key}] {self.url} {self.where}\n")
         node.sh("apt-get update -q")
 
+    def sign(self, file: Path) -> None:
+        """Beside a file, its detached signature: FILE.sig."""
+        self._gpg("--yes", "--detach-sign", str(file))
+
     def asked(self) -> list[str]:
         """Paths that were asked for so far, in their order."""
         assert self._served is not None, "it is away"
