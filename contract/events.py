@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from contract.base import Contract
+from contract.verification import Fault, Measured, Verdict
 
 
 class _Event(Contract):
@@ -29,10 +30,10 @@ class PlayEvent(_Event):
     """A play began or ended on this node."""
 
     kind: Literal["play"] = "play"
-    status: Literal["started", "ok", "failed"] = Field(description="What the play came to.")
+    status: Literal["started", "ok", "failed", "rebooting"] = Field(description="What the play came to.")
     seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
     changed: int = Field(0, ge=0, description="Tasks that changed something.")
-    message: str = Field("", description="Why it failed.")
+    message: str = Field("", description="Why it failed, or why the node reboots.")
 
 
 class ServiceEvent(_Event):
@@ -75,5 +76,36 @@ class ActivityEvent(_Event):
     percent: float = Field(ge=0, description="Its use at the last look: of the busiest GPU, or of a core a process.")
 
 
-NodeEvent = Annotated[TaskEvent | PlayEvent | ServiceEvent | AgentEvent | ActivityEvent, Field(discriminator="kind")]
+class VerificationEvent(_Event):
+    """What a node measured in a check before the job, at its end: come to well, failed, or cut at the deadline."""
+
+    kind: Literal["verification"] = "verification"
+    run: str = Field(description="Run id.")
+    check: int = Field(gt=0, description="Number of the check.")
+    group: str = Field(description="Worker group of the node.")
+    measured: Measured = Field(description="What it found until then.")
+    faults: tuple[Fault, ...] = Field((), description="Faults of its own that kept it from the end.")
+    absent: tuple[str, ...] = Field((), description="Peers that it waited for in vain.")
+    stuck: str | None = Field(None, description="What did not end on all nodes together, so that nobody came further.")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the node came through: what it measured is whole."""
+        return not (self.faults or self.absent or self.stuck)
+
+
+class VerdictEvent(_Event):
+    """What the controller concludes from a check, for who watches; `verification.json` has all of it."""
+
+    kind: Literal["verdict"] = "verdict"
+    run: str = Field(description="Run id.")
+    check: int = Field(gt=0, description="Number of the check.")
+    verdict: Verdict = Field(description="What follows.")
+    text: str = Field(description="Why, in one sentence.")
+
+
+NodeEvent = Annotated[
+    TaskEvent | PlayEvent | ServiceEvent | AgentEvent | ActivityEvent | VerificationEvent | VerdictEvent,
+    Field(discriminator="kind"),
+]
 NODE_EVENT: TypeAdapter[NodeEvent] = TypeAdapter(NodeEvent)

@@ -47,6 +47,11 @@ def attempt_source(attempt: int, source: str) -> str:
     return f"{attempt:04d}-{source}"
 
 
+def check_source(check: int, source: str) -> str:
+    """A writer's source for what belongs to one check. It is no rank's: the job's logs are those of its ranks."""
+    return f"check-{check:04d}-{source}"
+
+
 def chunk_attempt(key: str) -> int:
     """The attempt that a chunk of such a source belongs to."""
     return int(key.rsplit("/", 1)[-1].split("-")[0])
@@ -79,6 +84,15 @@ class RunLayout:
     @property
     def outcome(self) -> str:
         return f"{self.prefix}outcome.json"
+
+    @property
+    def verification(self) -> str:
+        """The last check."""
+        return f"{self.prefix}verification.json"
+
+    def check(self, number: int) -> str:
+        """Each check."""
+        return f"{self.prefix}verification/{number:04d}.json"
 
     @property
     def checkpoints(self) -> str:

@@ -51,6 +51,14 @@ class LostAttempt(Contract):
     in_vain: int = Field(ge=0, description="Attempts in a row, this one included, that failed and left no checkpoint.")
 
 
+class Check(Contract):
+    """A verification of nodes before an attempt takes them in. Its rendezvous id is `<run>-check-<number>`."""
+
+    number: int = Field(gt=0, description="Counts the run's checks: attempts are the job's own.")
+    nodes: tuple[str, ...] = Field(min_length=1, description="Instances that are checked.")
+    ordered: float = Field(description="Unix time of the order, seconds.")
+
+
 class Control(Contract):
     """`control.json`: what the controller orders, and what it must still know when it is started again."""
 
@@ -63,6 +71,10 @@ class Control(Contract):
     )
     save: bool = Field(False, description="Agents ask ranks that still run for a checkpoint before they end them.")
     lost: LostAttempt | None = Field(None, description="The last attempt that was lost.")
+    check: Check | None = Field(None, description="The check that nodes are to run now.")
+    checks: int = Field(0, ge=0, description="Checks ordered so far.")
+    verified: tuple[str, ...] = Field((), description="Instances that a check has found healthy.")
+    unhealthy: tuple[str, ...] = Field((), description="Instances marked so in their group: no attempt takes them in.")
 
 
 class Outcome(Contract):

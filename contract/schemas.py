@@ -16,6 +16,7 @@ from contract.report import Report
 from contract.run import Control, LaunchResult, Outcome, RunRecord
 from contract.settings import StackSettings
 from contract.training import TrainerConfig
+from contract.verification import Verification
 
 _MODELS: dict[str, type[Contract]] = {
     "settings": StackSettings,
@@ -31,6 +32,7 @@ _MODELS: dict[str, type[Contract]] = {
     "control": Control,
     "outcome": Outcome,
     "launch": LaunchResult,
+    "verification": Verification,
 }
 _EVENT = "event"  # a union, which is no model of its own
 

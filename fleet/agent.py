@@ -1,29 +1,32 @@
 """The job's agent on a worker: `python -m fleet.agent`, supervised by systemd.
 
-It tells the controller that the node is ready, runs torchrun for each attempt that the controller opens, ships logs and
-metrics to S3 as they grow, tells how the workers ended and, under an idle limit, whether they work. It decides nothing:
-attempts are the controller's. When the node must leave its group, it saves a checkpoint and completes the lifecycle
-action.
+It tells the controller that the node is ready, takes part in the checks that the controller orders and tells what it
+measured, runs torchrun for each attempt that the controller opens, ships logs and metrics to S3 as they grow, tells how
+the workers ended and, under an idle limit, whether they work. It decides nothing: checks and attempts are the
+controller's. When the node must leave its group, it saves a checkpoint and completes the lifecycle action.
 """
 
-import json
 import signal
 import sys
 import threading
 import time
 
-from contract.events import ActivityEvent, AgentEvent, RankFailure
+from contract.events import ActivityEvent, AgentEvent, RankFailure, VerificationEvent
 from contract.layout import CURRENT_RUN, RunLayout, chunk_prefix
 from contract.manifest import Manifest
 from contract.objects import Bucket
-from contract.run import Control, RunRecord
+from contract.run import Check, Control, RunRecord
+from contract.verification import Fault, Measured
 from fleet.activity import TELL_SECONDS, Activity, cpu_meter, gpu_meter
 from fleet.attempt import Attempt
+from fleet.check import CheckRun, Findings, report
 from fleet.chunks import ChunkWriter
 from fleet.departure import LEAVE_SECONDS, Departure
+from fleet.memory import Memory
 from fleet.node import BASE, Node, manifest_at_boot, own_group, this_node
 
 POLL_SECONDS = 1.0
+CHECK_POLL_SECONDS = 0.2  # nothing else waits for a second when all nodes do
 # The next attempt's new nodes wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
 
@@ -38,12 +41,13 @@ class Agent:
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: Attempt | None = None
+        self._check: CheckRun | None = None
         self._group = own_group(node, manifest)
         self._departure = Departure(node, self._group)
         self._activity: Activity | None = None
         self._limits_at = 0.0
-        self._memory = BASE / "runs" / run.run / "agent.json"
-        self._last, self._told = 0, True
+        self._memory = Memory(BASE / "runs" / run.run / "agent.json")
+        self._looked_at = 0.0
 
     def tell(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         event = {
@@ -62,7 +66,7 @@ class Agent:
         """Until the node leaves its group, or the unit is stopped. An outage of S3 ends no job."""
         self._recall()
         self.tell("ready", 0)
-        while not self.ending.wait(POLL_SECONDS):
+        while not self.ending.wait(CHECK_POLL_SECONDS if self._check is not None else POLL_SECONDS):
             try:
                 if self._departure.cause():
                     self._leave()
@@ -70,42 +74,78 @@ class Agent:
                 self._step()
             except Exception as error:
                 print(f"agent: {type(error).__name__}: {error}", flush=True)
-        self._end_attempt()
+        self._end()
         self._events.close()
 
     def _step(self) -> None:
+        if self._check is not None:
+            self._check.pump()
+            if self._check.over():
+                self._report(self._check)
+            if time.monotonic() < self._looked_at + POLL_SECONDS:
+                return
+        self._looked_at = time.monotonic()
         found = self._data.find(self._layout.control)
         control = Control() if found is None else Control.model_validate_json(found)
         if control.stop:
             if control.save:
                 self._save(LEAVE_SECONDS)
-            self._end_attempt()
-        elif self._attempt is not None:
+            self._end()
+            return
+        if self._check is not None and control.check != self._check.order:
+            self._end_check()  # the controller does not wait for it any more
+        if self._attempt is not None:
             self._watch(self._attempt, control)
-        elif control.attempt > self._last and self.node.instance in control.nodes:
+        elif control.attempt > self._memory.now.attempt and self.node.instance in control.nodes:
             self._open(control)
+        elif (check := control.check) is not None and self._is_new(check):
+            self._begin(check)
+
+    def _is_new(self, check: Check) -> bool:
+        return self.node.instance in check.nodes and check.number > self._memory.now.check
 
     def _recall(self) -> None:
         """What an earlier agent of this node began, and whether it said how that ended."""
-        if self._memory.exists():
-            self._last, self._told = json.loads(self._memory.read_text())
-        if not self._told:
-            self._ended("workers_failed", self._last)
-
-    def _remember(self, attempt: int, told: bool) -> None:
-        self._last, self._told = attempt, told
-        self._memory.parent.mkdir(parents=True, exist_ok=True)
-        self._memory.write_text(json.dumps([attempt, told]))
+        before = self._memory.now
+        if not before.attempt_told:
+            self._ended("workers_failed", before.attempt)
+        if not before.check_told:
+            self._tell_check(self._failed(before.check, "the node's agent ended in the middle of the check"))
 
     def _ended(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         self.tell(state, attempt, failures)
-        self._remember(attempt, told=True)
+        self._memory.put(attempt=attempt, attempt_told=True)
+
+    def _begin(self, order: Check) -> None:
+        """Take part in a check."""
+        self._memory.put(check=order.number, check_told=False)
+        print(f"agent: check {order.number}", flush=True)
+        try:
+            self._check = CheckRun(self.node, self.manifest, self._group, self.run, order)
+        except Exception as error:
+            self._tell_check(self._failed(order.number, f"the check can't begin: {type(error).__name__}: {error}"))
+
+    def _failed(self, check: int, text: str) -> VerificationEvent:
+        why = Findings((Fault(kind="crashed", text=text[:400]),))
+        return report(self.node, self._group, self.run, check, Measured(), why)
+
+    def _report(self, check: CheckRun) -> None:
+        """Tell what a check that is over has found."""
+        self._tell_check(check.report())
+        self._end_check()
+
+    def _tell_check(self, told: VerificationEvent) -> None:
+        self._events.tell(told)
+        self._events.hurry()
+        own = told.measured.network if told.measured.provider else None
+        self._memory.put(check=told.check, check_told=True, network=own)
 
     def _open(self, control: Control) -> None:
-        number = control.attempt
-        self._remember(number, told=False)
+        number, network = control.attempt, self._memory.now.network
+        self._memory.put(attempt=number, attempt_told=False)
+        nodes = len(control.nodes)
         try:
-            self._attempt = Attempt(self.node, self.manifest, self._group, self.run, number, len(control.nodes))
+            self._attempt = Attempt(self.node, self.manifest, self._group, self.run, number, nodes, network)
         except Exception as error:  # told like a rank's failure: the user must see it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
@@ -124,7 +164,7 @@ class Agent:
         code = attempt.ended()
         if code is None and not superseded:
             return
-        self._end_attempt()
+        self._end()
         if code == 0:
             self._ended("workers_done", attempt.number)
         elif code is not None:
@@ -161,8 +201,16 @@ class Agent:
         if self._attempt is not None and self._attempt.told_up and self.run.job.saves_on_request:
             self._attempt.save(seconds, self._departure.stay_on)
 
-    def _end_attempt(self) -> None:
-        """After this nothing of the attempt runs, and all that it said is in S3."""
+    def _end_check(self) -> None:
+        """After this nothing of the check runs, and all that it said is in S3."""
+        check, self._check = self._check, None
+        if check is not None:
+            check.kill()
+            check.close()
+
+    def _end(self) -> None:
+        """After this nothing of attempt or check runs, and all that they said is in S3."""
+        self._end_check()
         attempt, self._attempt, self._activity = self._attempt, None, None
         if attempt is not None:
             attempt.stop()
@@ -171,8 +219,8 @@ class Agent:
     def _leave(self) -> None:
         """The one way out of a group: a checkpoint, the workers' end, the last words, the completed action."""
         self._save(self._departure.seconds())
-        self._end_attempt()
-        self.tell("left", self._last)
+        self._end()
+        self.tell("left", self._memory.now.attempt)
         self._events.close()
         self._departure.complete()
 

@@ -1,28 +1,21 @@
-"""torchrun for one attempt on this node: its sources, its variables, its logs on their way to S3, its end."""
+"""torchrun for one attempt on this node: the job's sources, its variables, its metrics, a last checkpoint."""
 
 import hashlib
-import os
-import signal
-import subprocess
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
-from contract.events import RankFailure
-from contract.layout import RunLayout, attempt_source, chunk_prefix, split_s3_uri
+from contract.layout import attempt_source, split_s3_uri
 from contract.manifest import Archive, Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
-from fleet.chunks import ChunkWriter, Tail
-from fleet.failures import failures_in, rank_logs
+from fleet.failures import rank_logs
 from fleet.node import BASE, Node
+from fleet.processes import Torchrun, job_python
 from fleet.torchrun import job_variables, torchrun_command
 
-# torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
-STOP_SECONDS = 40.0
 HEARTBEAT_SECONDS = 60.0
 
 
@@ -58,36 +51,31 @@ def secrets(names: dict[str, str], region: str) -> dict[str, str]:
     }
 
 
-class Attempt:
-    """torchrun for one attempt on this node, with its logs on their way to S3."""
+class Attempt(Torchrun):
+    """torchrun for one attempt on this node. `network`: what NCCL calls the one that the nodes were verified on."""
 
     def __init__(
-        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, number: int, nodes: int
+        self,
+        node: Node,
+        manifest: Manifest,
+        group: WorkerGroup,
+        run: RunRecord,
+        number: int,
+        nodes: int,
+        network: str | None = None,
     ) -> None:
         self.number, self.told_up = number, False
         self._processes = run.processes_per_node
-        self._folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
-        self._logs, self._metrics = self._folder / "logs", self._folder / "metrics"
-        self._request = self._folder / "checkpoint-request"
-        for folder in (self._logs, self._metrics):
-            folder.mkdir(parents=True, exist_ok=True)
-        layout, data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
-
-        def writer(stream: str, source: str) -> ChunkWriter:
-            return self._stack.enter_context(
-                ChunkWriter(data, chunk_prefix(stream, node.instance, node.boot, attempt_source(number, source)))
-            )
-
-        self._stack, self._writer, self._layout = ExitStack(), writer, layout
-        self._tails: dict[str, Tail] = {
-            "torchrun": Tail(self._folder / "torchrun.log", writer(layout.logs, "torchrun")),
-            "metrics": Tail(self._metrics / "metrics.jsonl", writer(layout.metrics, "metrics")),
-        }
-        self._process = self._start(node, manifest, group, run, nodes)
+        folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
+        super().__init__(node, manifest, run, folder, lambda name: attempt_source(number, name), "rank")
+        self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
+        self._metrics.mkdir(exist_ok=True)
+        self.ship("metrics", self._metrics / "metrics.jsonl", self._layout.metrics)
+        self._start(node, manifest, group, run, nodes, network)
 
     def _start(
-        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, nodes: int
-    ) -> "subprocess.Popen[bytes]":
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, nodes: int, network: str | None
+    ) -> None:
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -96,12 +84,11 @@ class Attempt:
         else:
             assert run.job.command is not None
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
-        venv = Path(manifest.node.venv) if manifest.node.venv else BASE / "job-venv"
         command = torchrun_command(
-            python=venv / "bin/python",
-            manifest=manifest,
-            run=run,
-            attempt=self.number,
+            python=job_python(manifest),
+            head=manifest.head,
+            rendezvous=f"{run.run}-{self.number}",
+            processes=run.processes_per_node,
             nodes=nodes,
             address=node.address,
             job=job,
@@ -116,40 +103,13 @@ class Attempt:
             metrics=self._metrics,
             request=self._request,
             cache=BASE / "cache",
+            network=network,
         )
-        with (self._folder / "torchrun.log").open("wb") as log:
-            return subprocess.Popen(
-                command,
-                cwd=folder,
-                env=os.environ | variables | secrets(run.job.secrets, node.region),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def pump(self, last: bool = False) -> None:
-        for local, folder in rank_logs(self._logs).items():
-            for name in ("stdout", "stderr"):
-                source = f"rank{local}-{name}"
-                if source not in self._tails:
-                    self._tails[source] = Tail(folder / f"{name}.log", self._writer(self._layout.logs, source))
-        for tail in self._tails.values():
-            tail.pump(last)
+        self.start(command, folder, variables | secrets(run.job.secrets, node.region))
 
     def workers_up(self) -> bool:
         """torchrun makes a rank's logs when it starts that rank, and starts them together."""
         return len(rank_logs(self._logs)) >= self._processes
-
-    @property
-    def process(self) -> int:
-        """torchrun's process id: its workers are below it."""
-        return self._process.pid
-
-    def ended(self) -> int | None:
-        return self._process.poll()
-
-    def failures(self) -> tuple[RankFailure, ...]:
-        report = (self._folder / "torchrun.log").read_text(errors="replace")
-        return failures_in(report, self._logs, time.time())
 
     def save(self, seconds: float, extend: Callable[[], object]) -> bool:
         """Ask the ranks for a checkpoint and wait for it, extending the node's stay meanwhile; whether it came."""
@@ -163,18 +123,3 @@ class Attempt:
             self.pump()
             time.sleep(0.2)
         return not self._request.exists()
-
-    def stop(self) -> None:
-        """End torchrun and, through it, its workers."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def close(self) -> None:
-        """Ship what is left; after this all that the attempt said is in S3."""
-        self.pump(last=True)
-        self._stack.close()

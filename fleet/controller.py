@@ -1,7 +1,8 @@
 """The controller on the head: `python -m fleet.controller`, supervised by systemd.
 
-It owns a run's attempts: opens one when all nodes are ready, opens the next when one is lost, ends the cluster when the
-job is done (its results verified in S3) or has failed for good. It renews the lease while the job lives. All that it
+It owns a run's checks and attempts: has nodes checked before an attempt takes them in, opens one when all are ready and
+healthy, opens the next when one is lost, ends the cluster when the job is done (its results verified in S3) or has
+failed for good. It renews the lease while the job lives. All that it
 knows is in S3, so that it may be killed and started again at any time.
 """
 
@@ -13,13 +14,14 @@ import time
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
-from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, ServiceEvent
+from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, ServiceEvent, VerificationEvent
 from contract.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from contract.manifest import Manifest
 from contract.metrics import Results
 from contract.objects import Bucket
-from contract.run import Control, LostAttempt, Outcome, RunRecord
+from contract.run import Check, Control, LostAttempt, Outcome, RunRecord
 from contract.streams import Cursor
+from fleet.checks import Checks
 from fleet.events import events_writer
 from fleet.groups import Groups
 from fleet.idleness import Idleness
@@ -42,6 +44,7 @@ class Supervision:
         self.data = Bucket(manifest.data_bucket, node.region)
         self.groups = Groups(manifest.groups, node.region)
         self.fleet, self.idleness = Fleet(), Idleness()
+        self.checks = Checks(node, manifest, run.run, self.data)
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
         self._spare_since: dict[str, float] = {}
@@ -58,6 +61,8 @@ class Supervision:
                 self.fleet.hear(event)
             elif isinstance(event, ActivityEvent):
                 self.idleness.hear(event)
+            elif isinstance(event, VerificationEvent):
+                self.checks.hear(event)
         now, limits = time.time(), self.run.limits
         if now - self._members_at >= MEMBERS_SECONDS:
             self._members, self._members_at = self.groups.members(), now
@@ -71,7 +76,9 @@ class Supervision:
             )
             return self.outcome("failed", f"{what} is over")
         if not self.control.started and now > self.run.created + limits.bring_up_minutes * 60:
-            return self.outcome("failed", f"the job had not started within {limits.bring_up_minutes:g} minutes")
+            return self.outcome(
+                "failed", f"the job had not started within {limits.bring_up_minutes:g} minutes{self._why()}"
+            )
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
             self.groups.renew_lease(self.run.lease_end(now))
             self._renewed_at = now
@@ -89,14 +96,16 @@ class Supervision:
     def _judge(self, now: float) -> Outcome | None:
         attempt, nodes = self.control.attempt, self.control.nodes
         if attempt == 0 or self.control.waiting_since is not None:
-            self._open_next()
-            return self._waited_in_vain(now)
+            return self._open_next(now) or self._waited_in_vain(now)
         if self._in_all("workers_done"):
             return self._verified()
         gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
         if not gone and not failed:
             if self.run.nodes > len(nodes):
-                self._open_next(save=True)
+                if outcome := self._open_next(now, save=True):
+                    return outcome
+            elif self.control.check is not None:
+                self._order(check=None)  # of nodes that a growth had brought, and that went again
             self._end_surplus(now)
             minutes = self.run.limits.idle_minutes
             idle = minutes and self.idleness.over(attempt, nodes, minutes, now)
@@ -117,10 +126,49 @@ class Supervision:
         self._order(waiting_since=time.time(), lost=lost)
         return None if reason is None else self.outcome("failed", reason, lost)
 
-    def _open_next(self, save: bool = False) -> None:
-        nodes = self.fleet.candidates(self._members, self.run.nodes)
+    def _open_next(self, now: float, save: bool = False) -> Outcome | None:
+        if self.control.check is not None:
+            return self._conclude(self.control.check, now)
+        nodes = self.fleet.candidates(set(self._members) - set(self.control.unhealthy), self.run.nodes)
         if nodes is not None:
+            self._take_in(nodes, now, save)
+        return None
+
+    def _take_in(self, nodes: tuple[str, ...], now: float, save: bool = False) -> None:
+        """Open an attempt on these nodes, or have them checked first where one of them never was."""
+        new = tuple(node for node in nodes if node not in self.control.verified)
+        if not new or not self.run.limits.verify_minutes:
             self._open(nodes, save)
+            return
+        # A job that runs is not interrupted for a check: its new nodes are checked among themselves.
+        works = self.control.attempt > 0 and self.control.waiting_since is None
+        number = self.control.checks + 1
+        self._order(check=Check(number=number, nodes=new if works else nodes, ordered=now), checks=number)
+        print(f"check {number} of {', '.join(new if works else nodes)}", flush=True)
+
+    def _conclude(self, check: Check, now: float) -> Outcome | None:
+        """What a check has come to: the next look opens an attempt, or orders another check, or waits for nodes."""
+        if gone := self.fleet.gone(check.nodes, self._members):
+            print(f"check {check.number} is void: {gone} left the group", flush=True)
+            self._order(check=None)
+            return None
+        unhealthy, verified = self.control.unhealthy, self.control.verified
+        found = self.checks.concluded(check, self.run, self._members, len(unhealthy), now)
+        if found is None:
+            return None
+        print(f"check {check.number} {found.verdict}: {found.reason}", flush=True)
+        for node in found.unhealthy:
+            self.groups.mark_unhealthy(node)
+        healthy = check.nodes if found.verdict == "passed" else ()
+        self._order(check=None, verified=(*verified, *healthy), unhealthy=(*unhealthy, *found.unhealthy))
+        if found.verdict != "failed":
+            return None
+        return self.outcome("failed", f"verification of the nodes: {found.reason}")
+
+    def _why(self) -> str:
+        """What the nodes' last check came to, where that kept the job from its start."""
+        last = self.checks.last
+        return "" if last is None or last.verdict == "passed" else f"; verification of the nodes: {last.reason}"
 
     def _open(self, nodes: tuple[str, ...], save: bool = False) -> None:
         self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting_since=None, save=save)
@@ -129,14 +177,16 @@ class Supervision:
     def _waited_in_vain(self, now: float) -> Outcome | None:
         """Nodes that were lost and don't come back end the run: those that wait for them are billed."""
         since, minutes = self.control.waiting_since, self.run.limits.bring_up_minutes
-        if since is None or now <= since + minutes * 60:
+        if since is None or now <= since + minutes * 60 or self.control.check is not None:
             return None
-        if fewer := self.fleet.candidates(self._members, len(self.control.nodes)):
-            self._open(fewer)  # a growth came to nothing: what there was before goes on
+        ready = set(self._members) - set(self.control.unhealthy)
+        if fewer := self.fleet.candidates(ready, len(self.control.nodes)):
+            self._take_in(fewer, now)  # a growth came to nothing: what there was before goes on
             return None
         there = len(self.fleet.ready(self._members))
         lost = f"{minutes:g} minutes after attempt {self.control.attempt} was lost"
-        return self.outcome("failed", f"{there} of {self.run.nodes} nodes were ready {lost}", self.control.lost)
+        text = f"{there} of {self.run.nodes} nodes were ready {lost}{self._why()}"
+        return self.outcome("failed", text, self.control.lost)
 
     def _end_surplus(self, now: float) -> None:
         """Nodes that no attempt has taken in when a bring-up's time is over: who launched them may be dead."""

@@ -32,6 +32,12 @@ class Groups:
             InstanceId=instance, ShouldDecrementDesiredCapacity=True
         )
 
+    def mark_unhealthy(self, instance: str) -> None:
+        """Have the group replace one member, now: the grace period is for nodes that still configure themselves."""
+        self._autoscaling.set_instance_health(
+            InstanceId=instance, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
+        )
+
     def renew_lease(self, until: float) -> None:
         """Move the lease to `until`, Unix time in seconds."""
         put_lease(self._autoscaling, self._names, until)

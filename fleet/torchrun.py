@@ -1,4 +1,4 @@
-"""The torchrun command of one attempt, and the variables of the job."""
+"""The torchrun command of an attempt or a check, and the variables of what it runs."""
 
 import fcntl
 import socket
@@ -6,9 +6,10 @@ import struct
 from pathlib import Path
 
 from contract.layout import RunLayout
-from contract.manifest import Manifest, WorkerGroup
+from contract.manifest import Head, Manifest, WorkerGroup
 from contract.run import RunRecord
 
+JOIN_SECONDS = 300.0
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # Keep-alive slack of 5 s x 3: tighter values expire on loaded cores and set off endless rounds of rendezvous.
 _RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout={join}"
@@ -17,30 +18,30 @@ _RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_cal
 def torchrun_command(
     *,
     python: Path,
-    manifest: Manifest,
-    run: RunRecord,
-    attempt: int,
+    head: Head,
+    rendezvous: str,
+    processes: int,
     nodes: int,
     address: str,
     job: list[str],
     logs: Path,
+    join_seconds: float = JOIN_SECONDS,
 ) -> list[str]:
-    """The command line of torchrun for an attempt on `nodes` nodes.
+    """The command line of torchrun on one of `nodes` nodes, `processes` on each.
 
-    Restarts are the controller's: every attempt has a rendezvous id of its own.
+    Restarts are the controller's: every attempt and every check has a rendezvous id of its own.
     """
-    head = manifest.head
     return [
         str(python),
         "-m",
         "torch.distributed.run",
         f"--nnodes={nodes}",
-        f"--nproc-per-node={run.processes_per_node}",
+        f"--nproc-per-node={processes}",
         "--max-restarts=0",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={head.address}:{head.rendezvous_port}",
-        f"--rdzv-id={run.run}-{attempt}",
-        f"--rdzv-conf={_RENDEZVOUS.format(join=300)}",
+        f"--rdzv-id={rendezvous}",
+        f"--rdzv-conf={_RENDEZVOUS.format(join=round(join_seconds))}",
         f"--local-addr={address}",
         f"--log-dir={logs}",
         "--redirects=3",
@@ -72,29 +73,9 @@ def interface_of(address: str) -> str:
     raise OSError(f"no network interface holds {address}")
 
 
-def job_variables(
-    *,
-    manifest: Manifest,
-    group: WorkerGroup,
-    run: RunRecord,
-    attempt: int,
-    address: str,
-    metrics: Path,
-    request: Path,
-    cache: Path,
-) -> dict[str, str]:
-    """Variables of the job beside the node's own: its three URIs, and what gloo and NCCL need to meet."""
-    layout = RunLayout(run.run)
-    bucket = f"s3://{manifest.data_bucket}"
+def network_variables(manifest: Manifest, group: WorkerGroup, address: str) -> dict[str, str]:
+    """What gloo and NCCL need to meet."""
     found = {
-        "DATA_URI": run.job.data_uri,
-        "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
-        "RESULTS_URI": f"{bucket}/{layout.results}",
-        "TRAINYARD_RUN": run.run,
-        "TRAINYARD_ATTEMPT": str(attempt),
-        "METRICS_DIR": str(metrics),
-        "CHECKPOINT_REQUEST": str(request),
-        "TRAINYARD_CACHE": str(cache),
         "AWS_REGION": manifest.region,
         "AWS_DEFAULT_REGION": manifest.region,
         "GLOO_SOCKET_IFNAME": interface_of(address),
@@ -106,7 +87,40 @@ def job_variables(
     if group.gpus and accelerated:
         found["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
     if group.efa_interfaces and accelerated:
-        found["NCCL_NET_PLUGIN"] = "ofi"  # makes a silent fall-back to TCP an error
+        # Where that plugin does not load, NCCL still falls back to TCP in silence: the check before the job sees it.
+        found["NCCL_NET_PLUGIN"] = "ofi"
+    return found
+
+
+def job_variables(
+    *,
+    manifest: Manifest,
+    group: WorkerGroup,
+    run: RunRecord,
+    attempt: int,
+    address: str,
+    metrics: Path,
+    request: Path,
+    cache: Path,
+    network: str | None = None,
+) -> dict[str, str]:
+    """Variables of the job beside the node's own. `network`: what NCCL calls the one that the nodes were verified
+    on; from then on any other one is an error."""
+    layout = RunLayout(run.run)
+    bucket = f"s3://{manifest.data_bucket}"
+    found = {
+        "DATA_URI": run.job.data_uri,
+        "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
+        "RESULTS_URI": f"{bucket}/{layout.results}",
+        "TRAINYARD_RUN": run.run,
+        "TRAINYARD_ATTEMPT": str(attempt),
+        "METRICS_DIR": str(metrics),
+        "CHECKPOINT_REQUEST": str(request),
+        "TRAINYARD_CACHE": str(cache),
+        **network_variables(manifest, group, address),
+    }
+    if network is not None and "NCCL_NET_PLUGIN" in found:
+        found["NCCL_NET"] = network
     if manifest.fsx:
         found["FSX_PATH"] = manifest.fsx.mount_point
     if run.job.resume:

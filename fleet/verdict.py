@@ -69,12 +69,17 @@ class Fleet:
         return event.state if event is not None and event.attempt == attempt else None
 
 
+def is_echo(message: str) -> bool:
+    """Whether a rank says no more than that a peer went away."""
+    return _PEER.search(message) is not None
+
+
 def root_cause(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
     """The first failure that is not the echo of another one: not torchrun's own SIGTERM, not a peer gone away.
 
     None where there are echoes only: they say nothing of why, and their words (addresses, ports) differ each time.
     """
-    own = [(node, one) for node, one in failures if one.exitcode != -15 and not _PEER.search(one.message)]
+    own = [(node, one) for node, one in failures if one.exitcode != -15 and not is_echo(one.message)]
     return min(own, key=lambda item: (item[1].time, item[1].rank), default=None)
 
 

@@ -120,7 +120,8 @@ def _data_key(args: IdentityArgs) -> Statement:
 
 
 def _head(args: IdentityArgs) -> list[Statement]:
-    """The controller's rights: the lease and the end of its own stack's groups, the run's records, its own events."""
+    """The controller's rights: lease, end and members' health of its own stack's groups, the runs' records, its own
+    events."""
     return [
         _own_groups(
             args,
@@ -128,6 +129,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             "SetDesiredCapacity",
             "PutScheduledUpdateGroupAction",
             "TerminateInstanceInAutoScalingGroup",
+            "SetInstanceHealth",
         ),
         _unscoped("Look", "autoscaling:DescribeAutoScalingGroups"),
         _sessions(),

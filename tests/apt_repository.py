@@ -154,7 +154,9 @@ class Repository:
     def close(self) -> None:
         self.away()
         subprocess.run(["gpgconf", "--homedir", str(self._home), "--kill", "all"], check=True, capture_output=True)
-        shutil.rmtree(self._home)
+        # The agent, as it ends, removes its own sockets.
+        shutil.rmtree(self._home, ignore_errors=True)
+        assert not self._home.exists()
 
     def _index(self) -> None:
         listed = "".join(self._entry(self.folder / name, package) for name, package in self._packages.items())

@@ -149,6 +149,18 @@ def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Prob
         )
 
 
+def checks_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """A node is given up after two checks, and then another one must still come up."""
+    verify, bring_up = settings.launch.verify_minutes, settings.launch.bring_up_minutes
+    if 2 * verify >= bring_up:
+        yield Problem(
+            key=f"{CONFIG_KEY}.launch.verify_minutes",
+            value=verify,
+            why=f"two checks of the nodes must fit into the {bring_up:g} minutes of launch.bring_up_minutes",
+            fix=f"Set it to less than {bring_up / 2:g}, or launch.bring_up_minutes to more",
+        )
+
+
 RULES = (
     Rule(one_kind_of_job, ("job.source", "job.command", "job.train")),
     Rule(source_is_there, ("job.source", "job.command")),
@@ -158,4 +170,5 @@ RULES = (
     Rule(variables_have_one_source, ("job.secrets", "job.environment")),
     Rule(variables_are_free, ("job.secrets", "job.environment")),
     Rule(time_suffices_to_start, ("job.time_limit_minutes", "launch.bring_up_minutes")),
+    Rule(checks_fit, ("launch.verify_minutes", "launch.bring_up_minutes")),
 )

@@ -59,3 +59,8 @@ class LaunchSettings(Contract):
 
     bring_up_minutes: Number = Field(45.0, gt=0, description="Minutes from the launch until the job must have started.")
     lease_minutes: Number = Field(20.0, ge=5, description="Minutes after which AWS ends the workers unless renewed.")
+    verify_minutes: Number = Field(
+        3.0,
+        ge=0,
+        description="Minutes that a check of the nodes before the job may take (GPUs, versions, EFA, speed); 0: none.",
+    )

@@ -1,0 +1,126 @@
+"""One torchrun on this node: its start, its logs on their way to S3, how its ranks failed, its end."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from contract.events import RankFailure
+from contract.layout import RunLayout, chunk_prefix
+from contract.manifest import Manifest
+from contract.objects import Bucket
+from contract.run import RunRecord
+from fleet.chunks import ChunkWriter, Tail
+from fleet.failures import failures_in, rank_logs
+from fleet.node import BASE, Node
+
+# torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
+STOP_SECONDS = 40.0
+
+
+def job_python(manifest: Manifest) -> Path:
+    """The interpreter that has torch."""
+    return (Path(manifest.node.venv) if manifest.node.venv else BASE / "job-venv") / "bin/python"
+
+
+class Torchrun:
+    """`source`: makes the name of a stream of it from what it is a stream of; `rank`: what one of its ranks is called
+    there."""
+
+    _process: "subprocess.Popen[bytes]"
+
+    def __init__(
+        self,
+        node: Node,
+        manifest: Manifest,
+        run: RunRecord,
+        folder: Path,
+        source: Callable[[str], str],
+        rank: str,
+    ) -> None:
+        self._folder, self._logs, self._rank = folder, folder / "logs", rank
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._layout, self._data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
+        self._stack = ExitStack()
+        self._node, self._source = node, source
+        self._tails: dict[str, Tail] = {}
+        self.ship("torchrun", folder / "torchrun.log")
+
+    def ship(self, name: str, file: Path, stream: str | None = None) -> None:
+        """Send what grows in `file` to S3, once it is there; to the logs where no other stream is named."""
+        if name not in self._tails:
+            into, node = stream or self._layout.logs, self._node
+            prefix = chunk_prefix(into, node.instance, node.boot, self._source(name))
+            self._tails[name] = Tail(file, self._stack.enter_context(ChunkWriter(self._data, prefix)))
+
+    def start(self, command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
+        """The variables come on top of the agent's own."""
+        with (self._folder / "torchrun.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def pump(self, last: bool = False) -> None:
+        for local, folder in rank_logs(self._logs).items():
+            for name in ("stdout", "stderr"):
+                self.ship(f"{self._rank}{local}-{name}", folder / f"{name}.log")
+        for tail in self._tails.values():
+            tail.pump(last)
+
+    @property
+    def process(self) -> int:
+        """torchrun's process id: its workers are below it."""
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        return self._process.poll()
+
+    def said(self) -> str:
+        """What torchrun itself wrote."""
+        return (self._folder / "torchrun.log").read_text(errors="replace")
+
+    def failures(self) -> tuple[RankFailure, ...]:
+        return failures_in(self.said(), self._logs, time.time())
+
+    def stop(self) -> None:
+        """End torchrun and, through it, its workers."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def kill(self) -> None:
+        """End it and all below it at once: of workers that have nothing to save, and may not heed SIGTERM."""
+        self._process.send_signal(signal.SIGSTOP)  # it starts and ends nobody meanwhile
+        for child in children_of(self.process):
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Ship what is left; after this all that was said is in S3."""
+        self.pump(last=True)
+        self._stack.close()
+
+
+def children_of(parent: int, proc: Path = Path("/proc")) -> list[int]:
+    """Processes right below one. Field 4 of /proc/PID/stat is the parent, proc_pid_stat(5)."""
+    found = []
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            if int(fields[1]) == parent:
+                found.append(int(entry.name))
+    return found
