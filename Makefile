@@ -10,7 +10,7 @@ NODES ?=
 FAULT ?=
 ENGINE ?= mocks
 BACKEND ?= process
-UV_VERSION := 0.13.9
+UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' fleet/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
@@ -44,7 +44,7 @@ lint: $(STAMP) ## ruff, mypy (strict), yamllint, ansible-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/yamllint --strict .
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q playbooks
+	@ANSIBLE_LIBRARY=playbooks/library PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q playbooks
 
 format: $(STAMP) ## Let ruff write the format
 	@$(BIN)/ruff format .

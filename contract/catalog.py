@@ -114,6 +114,11 @@ class InstanceType(Contract):
         """Whether the GPUs need Fabric Manager."""
         return self.gpu is not None and self.gpu.interconnect == "nvswitch"
 
+    @property
+    def nvlink5(self) -> bool:
+        """Whether the NVLink between its GPUs is Blackwell's, which Fabric Manager shares with a subnet manager."""
+        return self.gpu is not None and self.nvswitch and float(self.gpu.chip.compute_capability) >= 10
+
     def undriven(self, cuda: str = TORCH_CUDA) -> str | None:
         """Why a torch built for this CUDA (major.minor) can't use the type's GPUs; None where it can, or has none."""
         if self.gpu is None or self.gpu.chip.last_cuda is None or _release(cuda) <= _release(self.gpu.chip.last_cuda):

@@ -30,10 +30,10 @@ class PlayEvent(_Event):
     """A play began or ended on this node."""
 
     kind: Literal["play"] = "play"
-    status: Literal["started", "ok", "failed"] = Field(description="What the play came to.")
+    status: Literal["started", "ok", "failed", "rebooting"] = Field(description="What the play came to.")
     seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
     changed: int = Field(0, ge=0, description="Tasks that changed something.")
-    message: str = Field("", description="Why it failed.")
+    message: str = Field("", description="Why it failed, or why the node reboots.")
 
 
 class ServiceEvent(_Event):

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from contract.base import Contract
 from contract.training import TrainerConfig
@@ -34,6 +34,9 @@ class Gpus(Contract):
     model: str = Field(description="NVIDIA's model name, e.g. A100.")
     driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that they need.")
     nvswitch: bool = Field(description="Whether they need Fabric Manager.")
+    nvlink5: bool = Field(
+        False, description="Whether their NVLink is of the fifth generation: it has a subnet manager."
+    )
     clocks: tuple[int, int] | None = Field(None, description="Application clocks, memory and graphics, MHz.")
 
 
@@ -100,6 +103,10 @@ class NodeSystem(Contract):
     )
     leave_out: tuple[SystemRole, ...] = Field(
         (), description="Roles that the play leaves out though the stack calls for them: the image has seen to that."
+    )
+    variables: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables of the play's roles, over their defaults in playbooks/roles/*/defaults/main.yml.",
     )
     accelerators: bool = Field(
         True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."

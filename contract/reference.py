@@ -40,6 +40,7 @@ def type_text(annotation: Any) -> str:
     if origin is dict:
         return f"map of {type_text(args[0])} to {type_text(args[1])}"
     names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "IPv4Network": "IPv4 range"}
+    names["JsonValue"] = "any value"
     return "object" if models_in(annotation) else names.get(annotation.__name__, annotation.__name__)
 
 

@@ -40,11 +40,11 @@ def say(text: str) -> None:
     print(f"trainyard-bootstrap: {text}", file=sys.stderr, flush=True)
 
 
-def request(url: str, method: str = "GET", headers: dict[str, str] | None = None) -> bytes:
-    call = urllib.request.Request(url, method=method, headers=headers or {})  # noqa: S310
+def request(url: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None) -> bytes:
+    call = urllib.request.Request(url, body, method=method, headers=headers or {})  # noqa: S310
     with urllib.request.urlopen(call, timeout=REQUEST_SECONDS) as answer:  # noqa: S310
-        body: bytes = answer.read()
-        return body
+        content: bytes = answer.read()
+        return content
 
 
 def metadata(path: str) -> str:
@@ -59,14 +59,21 @@ def credentials() -> dict[str, str]:
     return found
 
 
-def signed_headers(host: str, path: str, region: str, creds: dict[str, str], now: datetime.datetime) -> dict[str, str]:
-    """Headers of a GET of `path`, already percent-encoded, on `host`, signed for S3 in `region`."""
+def signed_headers(
+    method: str, url: str, region: str, creds: dict[str, str], now: datetime.datetime, body: bytes = b""
+) -> dict[str, str]:
+    """Headers of a request for `url`, already percent-encoded, its query in order, signed for S3 in `region`."""
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    empty = hashlib.sha256(b"").hexdigest()
-    headers = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp, "x-amz-security-token": creds["Token"]}
+    where, digest = urllib.parse.urlsplit(url), hashlib.sha256(body).hexdigest()
+    headers = {
+        "host": where.netloc,
+        "x-amz-content-sha256": digest,
+        "x-amz-date": stamp,
+        "x-amz-security-token": creds["Token"],
+    }
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-    canonical = f"GET\n{path}\n\n{lines}\n{names}\n{empty}"
+    canonical = f"{method}\n{where.path}\n{where.query}\n{lines}\n{names}\n{digest}"
     scope = f"{day}/{region}/s3/aws4_request"
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     key = ("AWS4" + creds["SecretAccessKey"]).encode()
@@ -78,19 +85,22 @@ def signed_headers(host: str, path: str, region: str, creds: dict[str, str], now
     return headers
 
 
-def s3_get(uri: str, region: str) -> bytes:
+def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str = "") -> bytes:
+    """One call of S3 for an object, or with a query for a bucket."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
-    path = "/" + urllib.parse.quote(key)
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
-        base, path = endpoint.rstrip("/"), f"/{bucket}{path}"
+        base = f"{endpoint.rstrip('/')}/{bucket}"
     else:
         suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         base = f"https://{bucket}.s3.{region}.{suffix}"
+    url = f"{base}/{urllib.parse.quote(key)}" + (f"?{query}" if query else "")
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (plain for any Python 3)
-    host = urllib.parse.urlsplit(base).netloc
-    headers = signed_headers(host, path, region, credentials(), now)
-    return request(base + path, headers=headers)
+    return request(url, method, signed_headers(method, url, region, credentials(), now, body or b""), body)
+
+
+def s3_get(uri: str, region: str) -> bytes:
+    return s3("GET", uri, region)
 
 
 def patiently(what: str, call: Callable[[], T]) -> T:
@@ -126,6 +136,15 @@ def unpack(archive: Path, folder: Path) -> None:
     work.rename(folder)
 
 
+def bundle_of(manifest: bytes) -> dict[str, str]:
+    """All that the bootstrap reads of a manifest."""
+    try:
+        found = json.loads(manifest)["bundle"]
+        return {"uri": found["uri"], "sha256": found["sha256"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Fatal(f"the manifest names no bundle: {type(error).__name__}: {error}") from error
+
+
 def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
     folder = BASE / "bundle" / bundle["sha256"]
     if not folder.exists():
@@ -138,6 +157,33 @@ def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
         unpack(archive, folder)
         archive.unlink()
     return folder
+
+
+def switch_to(folder: Path) -> None:
+    """What services run from: `current`. Those that run keep what they have loaded."""
+    link = BASE / "next"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+    link.replace(BASE / "current")
+
+
+def report(reason: str) -> None:
+    """Tell the launch why this node can't be configured: before the play, nobody else does. Best effort: the console
+    has it too. The shape is contract.events.PlayEvent, the place contract.layout's."""
+    say(reason)
+    try:
+        node = json.loads((BASE / "node.json").read_text())
+        manifest = json.loads((BASE / "fetched.json").read_text())
+        region, who = node["region"], {name: node[name] for name in ("instance", "role", "boot")}
+        event = {"kind": "play", "status": "failed", "message": reason[:4000], "time": time.time(), **who}
+        stream = f"s3://{manifest['staging_bucket']}/head/events/"
+        if node["role"] == "worker":
+            run = json.loads(s3_get(f"s3://{manifest['staging_bucket']}/run.json", region))["run"]
+            stream = f"s3://{manifest['data_bucket']}/runs/{run}/events/"
+        key = f"{stream}{node['instance']}/{node['boot']}/boot-{int(time.time()):08d}.jsonl"
+        s3("PUT", key, region, json.dumps(event).encode() + b"\n")
+    except (OSError, ValueError, KeyError) as error:
+        say(f"that can't be told to the launch: {type(error).__name__}: {error}")
 
 
 def boot_number() -> str:
@@ -168,12 +214,15 @@ def main() -> None:
         "region": options.region,
         "manifest_uri": options.manifest,
     }
+    (BASE / "node.json").write_text(json.dumps(node))
     text = patiently("the manifest", lambda: s3_get(options.manifest, options.region))
-    bundle = json.loads(text)["bundle"]
+    (BASE / "fetched.json").write_bytes(text)
+    bundle = bundle_of(text)
     folder = fetch_bundle(bundle, options.region)
     (BASE / "manifest.json").write_bytes(text)
     node["bundle"] = str(folder)
     (BASE / "node.json").write_text(json.dumps(node))
+    switch_to(folder)
     say(f"{options.role} {node['instance']}, boot {node['boot']}, bundle {bundle['sha256'][:12]}")
     os.chdir(folder)
     os.execv(sys.executable, [sys.executable, str(folder / "fleet/environment.py")])  # noqa: S606
@@ -182,6 +231,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Fatal as error:
-        say(str(error))
+    except (Fatal, OSError) as error:  # a full disk, too
+        report(str(error))
         sys.exit(1)

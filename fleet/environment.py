@@ -10,17 +10,24 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent.parent
-BASE = Path(os.environ.get("TRAINYARD_ROOT", "/")) / "opt/trainyard"
+sys.path.insert(0, str(BUNDLE))  # it is started as a file, before any package of the bundle is known
+
+from fleet.bootstrap import BASE, Fatal, report  # noqa: E402
+
 OLDEST = (3, 11)
 MARK = "made-from"  # written last: what it was made from
-NEEDED = "import ansible, ansible_runner, boto3, jsonschema, pydantic"
+NEEDED = ("ansible", "ansible_runner", "boto3", "jsonschema", "pydantic", "uv")
+TOLD_LINES = 12
 
 
 def usable(python: Path) -> bool:
-    return python.exists() and subprocess.run([python, "-c", NEEDED], capture_output=True, check=False).returncode == 0
+    """Whether it has what the play needs. Looked for, not imported: imports take longer than the first tasks."""
+    look = "import sys, importlib.util as u; sys.exit(not all(u.find_spec(name) for name in sys.argv[1:]))"
+    return python.exists() and subprocess.run([python, "-c", look, *NEEDED], check=False).returncode == 0
 
 
 def index_options(index: str | None) -> list[str]:
@@ -30,37 +37,55 @@ def index_options(index: str | None) -> list[str]:
     return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
 
 
-def _identity(requirements: Path) -> str:
+def identity(requirements: Path) -> str:
+    """What an environment is made from, as the mark in it says."""
     return hashlib.sha256(requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()).hexdigest()
 
 
 def made_from(folder: Path, requirements: Path) -> bool:
     """Whether `folder` is a whole environment made from this very list."""
     mark = folder / MARK
-    return mark.exists() and mark.read_text() == _identity(requirements)
+    return mark.exists() and mark.read_text() == identity(requirements)
 
 
 def make(folder: Path, requirements: Path, index: str | None) -> None:
-    """Make the environment once for each list of requirements; a cut one is made again."""
+    """Make the environment once for each list of requirements; a cut one is made again.
+
+    Raises Fatal with the last words of what failed.
+    """
     if made_from(folder, requirements):
         return
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
         # Debian's and Ubuntu's cloud images come without it.
-        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-qy"]
-        subprocess.run([*apt, "update"], check=True)
-        subprocess.run([*apt, "install", "--no-install-recommends", "python3-venv"], check=True)
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=10", "-qy"]
+        run([*apt, "update"])
+        run([*apt, "install", "--no-install-recommends", "python3-venv"])
     if folder.exists():
         shutil.rmtree(folder)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    run([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
-    subprocess.run([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")], check=True)
-    (folder / MARK).write_text(_identity(requirements))
+    run([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
+    (folder / MARK).write_text(identity(requirements))
+
+
+def run(command: list[str]) -> None:
+    """Run it, its words in the journal as they come. Raises Fatal with the last of them when it fails."""
+    last: deque[str] = deque(maxlen=TOLD_LINES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last.append(line.rstrip())
+    if process.returncode:
+        said = "\n".join(last)
+        raise Fatal(f"`{' '.join(command[:4])} ...` ended with {process.returncode}: {said}")
 
 
 def python_for_play() -> Path:
+    """Raises Fatal where the image's Python is too old, or the environment can't be made."""
     if sys.version_info < OLDEST:
         found = ".".join(str(part) for part in sys.version_info[:2])
-        sys.exit(
+        raise Fatal(
             f"the image has Python {found}, nodes need 3.11 or newer: use Ubuntu 24.04 or Debian 12 (22.04 has 3.10)"
         )
     node = json.loads((BASE / "manifest.json").read_text())["node"]
@@ -72,5 +97,9 @@ def python_for_play() -> Path:
 
 
 if __name__ == "__main__":
-    chosen = python_for_play()
+    try:
+        chosen = python_for_play()
+    except (Fatal, OSError) as error:
+        report(f"the environment of the play: {error}")
+        sys.exit(1)
     os.execv(chosen, [str(chosen), "-m", "fleet.play"])  # noqa: S606

@@ -1,6 +1,7 @@
 """Runs the node's play by ansible-runner and streams its events to S3: `python -m fleet.play`, at every boot."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,12 +15,19 @@ from contract.manifest import Manifest
 from fleet.events import events_writer
 from fleet.node import BASE, ROOT, Node, manifest_at_boot, own_group, this_node
 
+REBOOT = ROOT / "run/trainyard/reboot-required"
+MOST_REBOOTS = 3
 _STATUS: dict[str, Literal["ok", "changed", "skipped", "failed"]] = {
     "runner_on_ok": "ok",
     "runner_on_skipped": "skipped",
     "runner_on_failed": "failed",
     "runner_on_unreachable": "failed",
 }
+
+
+def asked_to_reboot() -> str:
+    """Why a role wants the machine started again before the play goes on; empty where none does. A reboot clears it."""
+    return REBOOT.read_text().strip() if REBOOT.exists() else ""
 
 
 def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
@@ -84,7 +92,17 @@ def main() -> int:
             ended("failed", f"{type(error).__name__}: {error}")
             raise
         good = code == 0
-        ended("ok" if good else "failed", "" if good else failed or f"ansible-runner ended with {code}")
+        reason = asked_to_reboot() if good else ""
+        if reason and int(node.boot) > MOST_REBOOTS:
+            good, failed = False, f"a role asks for a reboot at boot {int(node.boot)} still: {reason}"
+        if good and reason:
+            ended("rebooting", reason)
+        else:
+            ended("ok" if good else "failed", "" if good else failed or f"ansible-runner ended with {code}")
+    if good and reason:
+        print(f"play {playbook}: reboots, {reason}", flush=True)
+        subprocess.run(["systemctl", "reboot"], check=True)
+        return 0
     seconds = time.monotonic() - began
     print(f"play {playbook}: {'ok' if good else 'failed'}, {changed} changed, {seconds:.1f} s {failed}", flush=True)
     return 0 if good else 1
@@ -100,6 +118,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
         playbook=playbook,
         inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
         extravars={
+            **manifest.node.variables,
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),

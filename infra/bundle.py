@@ -29,9 +29,9 @@ Kind = Literal["bundle", "job"]
 _KEYS: dict[Kind, Callable[[str], str]] = {"bundle": layout.bundle_key, "job": layout.job_source_key}
 
 
-def pack_bundle(root: Path) -> Packed:
-    """The static files of this tree. Nothing in it depends on the stack, so its hash is known before all else."""
-    entries = {SCHEMA: Entry(schema_text("manifest").encode())}
+def pack_bundle(root: Path, more: Mapping[str, Entry] | None = None) -> Packed:
+    """The static files of this tree, and `more`. None depends on the stack, so its hash is known before all else."""
+    entries = {SCHEMA: Entry(schema_text("manifest").encode()), **(more or {})}
     for folder in FOLDERS:
         assert (root / folder).is_dir(), f"the tree has no folder {folder}/ to bundle"
         for path in (root / folder).rglob("*"):

@@ -129,7 +129,13 @@ def _hardware(worker: InstanceType) -> dict[str, Any]:
     gpu = worker.gpu
     return {
         "gpus": gpu
-        and {"model": gpu.model, "driver": gpu.chip.driver, "nvswitch": worker.nvswitch, "clocks": gpu.clocks},
+        and {
+            "model": gpu.model,
+            "driver": gpu.chip.driver,
+            "nvswitch": worker.nvswitch,
+            "nvlink5": worker.nvlink5,
+            "clocks": gpu.clocks,
+        },
         "disks": worker.instance_store.disks if worker.instance_store else 0,
         "matmul_tflops": worker.matmul_tflops,
         "nvlink_gbs": worker.nvlink_gbs,

@@ -200,6 +200,12 @@ def tell(show: Display, event: Any) -> str:
         case PlayEvent(status="started"):
             text = "configuring itself"
             show.line(node, text)
+        case PlayEvent(status="rebooting"):
+            text = f"rebooting: {event.message}"
+            show.line(node, text)
+        case PlayEvent(status="failed", message=message) if not event.seconds:
+            text = f"failed before its play: {message}"
+            show.line(node, text)
         case PlayEvent(status="ok"):
             text = f"configured, {event.changed} changed, {event.seconds:.1f} s"
             show.line(node, text)

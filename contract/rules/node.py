@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
+
+import yaml
 
 from contract.base import CONFIG_KEY, Problem
 from contract.rules.rule import Rule
@@ -31,7 +34,21 @@ def package_index_is_a_place(settings: StackSettings, root: Path) -> Iterator[Pr
         )
 
 
+def variables_are_the_roles(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    specs = (yaml.safe_load(file.read_text()) for file in root.glob("playbooks/roles/*/meta/argument_specs.yml"))
+    known = {name for spec in specs for name in spec["argument_specs"]["main"]["options"]}
+    for name in sorted(settings.node.variables.keys() - known):
+        near = ", ".join(get_close_matches(name, known, n=3))
+        yield Problem(
+            key=f"{CONFIG_KEY}.node.variables",
+            value=name,
+            why="no role has such a variable",
+            fix=f"Write {near}" if near else "Write one of playbooks/roles/*/defaults/main.yml, or remove it",
+        )
+
+
 RULES = (
     Rule(venv_is_a_place, ("node.venv",)),
     Rule(package_index_is_a_place, ("node.package_index",)),
+    Rule(variables_are_the_roles, ("node.variables",)),
 )

@@ -121,6 +121,11 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"node.package_index": "pypi"}, "node.package_index", "= 'pypi': neither a URL that pip takes nor"),
         Example({"node.package_index": "s3://wheels/"}, "node.package_index", "= 's3://wheels/': neither a URL"),
     ],
+    "variables_are_the_roles": [
+        Example(
+            {"node.variables": {"base_nofile": 1}}, "node.variables", "= 'base_nofile': no role has such a variable"
+        ),
+    ],
     "backups_or_link": [
         Example(
             {"fsx": {"data_repository": True, "backup_days": 7}},
@@ -342,3 +347,10 @@ def test_rule_is_not_asked_where_a_key_that_it_reads_is_unread(
     for read in rule.reads:
         for unread in (read, read.partition(".")[0], f"{read}.below"):
             assert problems_across(good, tmp_path, [unread]) == [], unread
+
+
+def test_a_variable_that_is_nearly_a_roles_is_told_with_that() -> None:
+    root = Path(__file__).parents[2]
+    settings = StackSettings.model_validate(changed({"node.variables": {"base_nofile": 65536, "base_nofil": 1}}))
+    (problem,) = BY_NAME["variables_are_the_roles"].check(settings, root)
+    assert (problem.value, problem.fix) == ("base_nofil", "Write base_nofile")

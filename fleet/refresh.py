@@ -1,0 +1,93 @@
+"""Brings a changed manifest to a running node: `python -m fleet.refresh`, by a timer.
+
+What runs is left alone: the bundle is fetched and checked beside it, and only a whole one takes its place; then the
+play is run again. A bundle that can't be had, or is not what the manifest says, is told and leaves the node as it is.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from contract.events import PlayEvent
+from contract.layout import split_s3_uri
+from contract.manifest import Manifest
+from contract.objects import Bucket
+from fleet import bootstrap
+from fleet.events import events_writer
+from fleet.node import BASE, Node, manifest_at_boot, this_node
+
+UNIT = "trainyard-node.service"
+REFUSED = BASE / "refused"  # the manifest that was told last as unusable: once is enough
+
+
+def concerns_nodes(before: Manifest, after: Manifest) -> bool:
+    """Whether the play would do anything else: sizes, deadlines and jobs are the run's own."""
+    without: Any = {"job": True, "limits": True, "groups": {"__all__": {"nodes", "ends"}}}
+    return before.model_dump(exclude=without) != after.model_dump(exclude=without)
+
+
+def take(text: bytes, node: Node) -> bool:
+    """Put a changed manifest in force; whether the play must run again.
+
+    Raises Fatal or ValidationError where it, or its bundle, can't be used.
+    """
+    # One of a newer tree may have keys that this code does not know: its own bundle is asked, not this one.
+    before, told = manifest_at_boot(), _readable(text)
+    bundle = bootstrap.bundle_of(text)
+    if bundle["sha256"] == before.bundle.sha256 and told is None:
+        Manifest.model_validate_json(text)  # of the same tree: it says what is wrong
+    folder = bootstrap.fetch_bundle(bundle, node.region)
+    changed = told is None or concerns_nodes(before, told)
+    (BASE / "manifest.json").write_bytes(text)
+    if changed:
+        (BASE / "node.json").write_text(node.model_copy(update={"bundle": str(folder)}).model_dump_json())
+        bootstrap.switch_to(folder)
+    return changed
+
+
+def _readable(text: bytes) -> Manifest | None:
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def tell(node: Node, manifest: Manifest, reason: str) -> None:
+    event = {**node.stamp(time.time()), "status": "failed", "message": reason}
+    with events_writer(node, manifest, "refresh") as writer:
+        writer.tell(PlayEvent.model_validate(event))
+
+
+def main() -> int:
+    node, file = this_node(), BASE / "manifest.json"
+    bucket, key = split_s3_uri(node.manifest_uri)
+    text = Bucket(bucket, node.region).read(key)
+    if text == file.read_bytes() or (REFUSED.exists() and REFUSED.read_bytes() == text):
+        return 0
+    manifest = manifest_at_boot()
+    try:
+        again = take(text, node)
+    except (bootstrap.Fatal, OSError, ValueError) as error:
+        reason = f"the changed manifest is not taken, all stays as it is: {error}"
+        print(f"refresh: {reason}", file=sys.stderr, flush=True)
+        tell(node, manifest, reason)
+        REFUSED.write_bytes(text)
+        return 0
+    if again:
+        print("refresh: the manifest has changed: the play runs again", flush=True)
+        subprocess.run(["systemctl", "restart", "--no-block", UNIT], check=True)
+    return 0
+
+
+def stale(bundle: Path) -> bool:
+    """Whether there is newer code than the bundle that a service was started from."""
+    current = BASE / "current"
+    return current.exists() and current.resolve() != bundle.resolve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""NVIDIA's packages as machines without a GPU can have them: what the roles ask of the real ones, these answer.
+
+The kernel's modules are the host's: here they lie in a folder of the machine's own, and stand-ins of `modinfo`,
+`modprobe` and `dkms` act on that.
+"""
+
+from tests.apt_repository import Package
+
+# A folder of loaded modules that is the machine's own (containers have none), and empty after each boot.
+_MAKE_MODULES = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -ec "mount -o remount,rw /sys; mkdir -p /sys/module"
+"""
+MODULES = {
+    "/etc/systemd/system/modules.service": _MAKE_MODULES,
+    "/etc/systemd/system/sysinit.target.d/modules.conf": "[Unit]\nRequires=modules.service\nAfter=modules.service\n",
+}
+UBUNTU = {
+    "/etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n'
+    'VERSION="24.04.3 LTS (Noble Numbat)"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n',
+    "/etc/lsb-release": "DISTRIB_ID=Ubuntu\nDISTRIB_RELEASE=24.04\nDISTRIB_CODENAME=noble\n",
+}
+_MODINFO = """#!/bin/sh
+# modinfo -k KERNEL -F version MODULE
+sed -n 's/^version=//p' "/lib/modules/$2/updates/dkms/$5.ko"
+"""
+_MODPROBE = """#!/bin/sh -e
+for module; do
+  case $module in -*) continue;; esac
+  mkdir -p "/sys/module/$(echo "$module" | tr - _)"
+  if [ "$module" = nvidia ]; then modinfo -k "$(uname -r)" -F version nvidia > /sys/module/nvidia/version; fi
+done
+"""
+_DKMS = """#!/bin/sh
+# dkms autoinstall -k KERNEL
+[ -e "/usr/src/linux-headers-$3/Makefile" ] || { echo "no headers for $3" >&2; exit 1; }
+for source in /usr/src/nvidia-*; do
+  mkdir -p "/lib/modules/$3/updates/dkms"
+  echo "version=${source#/usr/src/nvidia-}" > "/lib/modules/$3/updates/dkms/nvidia.ko"
+done
+"""
+# /etc/gpus: the name of each GPU, one a line.
+_SMI = """#!/bin/sh
+library=@VERSION@
+loaded=$(cat /sys/module/nvidia/version 2>/dev/null) || { echo "couldn't communicate with the NVIDIA driver"; exit 9; }
+[ "$loaded" = "$library" ] || { echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18; }
+mkdir -p /run/gpu
+each() { while read -r name; do echo "$1" | sed "s/NAME/$name/"; done < /etc/gpus; }
+case $* in
+  *persistence_mode*) each "$(cat /run/gpu/persistence 2>/dev/null || echo Disabled)";;
+  *clocks.applications*) each "$(cat /run/gpu/clocks 2>/dev/null || echo '1593, 1095')";;
+  *query-gpu=name*) each NAME;;
+  *driver_version*) each "$loaded";;
+  "-pm 1") echo Enabled > /run/gpu/persistence;;
+  "-ac 9999,9999") echo "Specified clock combination is not supported"; exit 3;;
+  "-ac "*) echo "$2" | sed 's/,/, /' > /run/gpu/clocks;;
+  "-q")
+    each "    Fabric
+        State                             : $(cat /run/gpu/fabric 2>/dev/null || echo In Progress)"
+    echo Completed > /run/gpu/fabric;;
+  *) echo "nvidia-smi: $*: not known"; exit 2;;
+esac
+"""
+
+
+def unit(program: str) -> str:
+    return f"[Unit]\nDescription={program}\n[Service]\nExecStart={program}\n[Install]\nWantedBy=multi-user.target\n"
+
+
+def distribution(kernel: str) -> list[Package]:
+    """What the distribution itself has."""
+    tools = {"/sbin/modinfo": _MODINFO, "/sbin/modprobe": _MODPROBE}
+    return [
+        Package(name="kmod", files=tools),
+        Package(name="dkms", depends=["kmod"], files={"/usr/sbin/dkms": _DKMS}),
+        Package(name=f"linux-headers-{kernel}", files={f"/usr/src/linux-headers-{kernel}/Makefile": ""}),
+    ]
+
+
+def fabric_manager(version: str, revision: str) -> Package:
+    told = f"#!/bin/sh\n[ -z \"$1\" ] && exec sleep infinity\necho 'Fabric Manager version is : {version}'\n"
+    files = {
+        "/usr/bin/nv-fabricmanager": told,
+        "/lib/systemd/system/nvidia-fabricmanager.service": unit("/usr/bin/nv-fabricmanager"),
+    }
+    return Package(name="nvidia-fabricmanager", version=f"{version}-{revision}", files=files)
+
+
+def _persistenced() -> dict[str, str]:
+    return {
+        "/usr/bin/nvidia-persistenced": "#!/bin/sh\nexec sleep infinity\n",
+        "/lib/systemd/system/nvidia-persistenced.service": unit("/usr/bin/nvidia-persistenced"),
+    }
+
+
+def _modules(name: str, version: str, revision: str) -> Package:
+    return Package(
+        name=name,
+        version=f"{version}-{revision}",
+        depends=["dkms"],
+        files={f"/usr/src/nvidia-{version}/dkms.conf": ""},
+        scripts={"postinst": "#!/bin/sh\nexec dkms autoinstall -k $(uname -r)\n"},
+    )
+
+
+def debian_driver(version: str) -> list[Package]:
+    """As NVIDIA's repository for Debian 12 has it: packages depend on this version or a newer one."""
+    revised = f"{version}-1"
+    smi = {"/usr/bin/nvidia-smi": _SMI.replace("@VERSION@", version)}
+    return [
+        _modules("nvidia-kernel-open-dkms", version, "1"),
+        _modules("nvidia-kernel-dkms", version, "1"),
+        Package(name="libcuda1", version=revised),
+        Package(name="nvidia-driver-cuda", version=revised, depends=[f"libcuda1 (>= {version})"], files=smi),
+        Package(name="nvidia-modprobe", version=revised),
+        Package(name="nvidia-persistenced", version=revised, files=_persistenced()),
+        fabric_manager(version, "1"),
+    ]
+
+
+def ubuntu_driver(version: str) -> list[Package]:
+    """As NVIDIA's repository for Ubuntu 24.04 has it: up to 580 the names bear the branch."""
+    branch, revised = version.split(".")[0], f"{version}-1ubuntu1"
+    suffix = f"-{branch}" if int(branch) < 590 else ""
+    smi = {"/usr/bin/nvidia-smi": _SMI.replace("@VERSION@", version)}
+    return [
+        _modules(f"nvidia-dkms{suffix}-open", version, "1ubuntu1"),
+        _modules(f"nvidia-dkms{suffix}", version, "1ubuntu1"),
+        Package(name=f"libnvidia-cfg1{suffix}", version=revised),
+        Package(name=f"libnvidia-compute{suffix}", version=revised),
+        Package(name=f"nvidia-compute-utils{suffix}", version=revised, files=_persistenced()),
+        Package(name=f"nvidia-utils{suffix}", version=revised, files=smi),
+        Package(name="nvidia-modprobe", version=revised),
+        fabric_manager(version, "1ubuntu1"),
+    ]
