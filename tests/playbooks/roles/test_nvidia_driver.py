@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import Booted, Play, booted
+from tests.machines import ROOT, Booted, Play, booted
 from tests.playbooks.roles.nvidia import (
     MODULES,
     UBUNTU,
@@ -244,3 +244,45 @@ def test_images_own_persistence_daemon_is_used(node: Node) -> None:
         "systemctl show -P ExecStart nvidia-persistenced; systemctl is-active nvidia-persistenced"
     )
     node.sh("! dpkg-query -W nvidia-persistenced")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("systemctl stop nvidia-fabricmanager", "nvidia-fabricmanager.service is inactive"),
+        ("sed -i s/580/581/ /usr/bin/nv-fabricmanager", f"Fabric Manager is 581.173.02, and the driver is {PINNED}"),
+        ("echo Disabled > /run/gpu/persistence", "persistence mode is off on 8 GPUs"),
+        ("echo '1, 2' > /run/gpu/clocks", "application clocks are 1,2, not 1215,1410"),
+    ],
+)
+def test_the_verification_itself_sees_what_changed_since(verified: Node, spoil: str, message: str) -> None:
+    script = f"{ROOT}/playbooks/roles/nvidia_driver/files/verify.sh"
+    verify = ("sh", script, "8", "A100", "580.65.06", "fabric", "1215,1410")
+    assert verified.machine.machine.run(*verify).returncode == 0
+    verified.sh(f"cp -a /run/gpu /usr/bin/nv-fabricmanager /root; {spoil}")
+    told = verified.machine.machine.run(*verify)
+    verified.sh("cp -a /root/gpu /run; cp -a /root/nv-fabricmanager /usr/bin; systemctl start nvidia-fabricmanager")
+    assert (told.returncode, told.stderr) == (1, f"{message}\n")
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with machine(tmp_path_factory) as node:
+        assert node.run(nvidia_driver_fabric_manager=True, nvidia_driver_clocks="1215,1410").code == 0
+        yield node
+
+
+def test_the_distributions_own_sources_bring_its_further_component(node: Node) -> None:
+    written = {
+        "/etc/apt/sources.list": "deb http://mirror/debian bookworm main\ndeb http://other/ tool main\n",
+        "/etc/apt/sources.list.d/debian.sources": "Types: deb\nSuites: bookworm bookworm-updates\nComponents: main\n",
+    }
+    for path, text in written.items():
+        node.machine.put(path, text)
+    script = f"sh {ROOT}/playbooks/roles/nvidia_driver/files/component.sh contrib"
+    assert node.sh(script).splitlines() == ["changed"] * 2
+    assert node.sh("cat /etc/apt/sources.list") == (
+        "deb http://mirror/debian bookworm main contrib\ndeb http://other/ tool main\n"
+    )
+    assert "Components: main contrib\n" in node.sh("cat /etc/apt/sources.list.d/debian.sources")
+    assert node.sh(script) == ""
