@@ -8,8 +8,6 @@ import yaml
 
 ROLES = Path(__file__).parents[3] / "playbooks" / "roles"
 NAMES = sorted(path.name for path in ROLES.iterdir() if path.is_dir())
-# Roles that are not yet in this shape; whoever brings one into it takes it from here.
-NOT_YET = {"lustre"}
 README_LENGTH = 140
 
 
@@ -85,15 +83,9 @@ def shapeless(role: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("role", [name for name in NAMES if name not in NOT_YET])
+@pytest.mark.parametrize("role", NAMES)
 def test_a_role_has_the_common_shape(role: str) -> None:
     assert shapeless(role) == []
-
-
-@pytest.mark.parametrize("role", sorted(NOT_YET))
-def test_a_role_that_has_come_into_shape_is_listed_no_more(role: str) -> None:
-    assert role in NAMES
-    assert shapeless(role), f"{role} has the common shape now: take it out of NOT_YET"
 
 
 @pytest.mark.parametrize(
