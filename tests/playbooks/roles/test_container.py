@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import Booted, Play, booted
+from tests.machines import ROOT, Booted, Play, booted
 
 pytestmark = pytest.mark.booted
 
@@ -205,16 +205,33 @@ def test_without_gpus_a_container_asks_for_none(node: Node) -> None:
     assert not [word for word in node.asked()[-1] if "nvidia" in word.lower() and word != IMAGE]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        ("rm /usr/bin/nvidia-container-runtime", "there is no nvidia-container-runtime"),
-        ("rm /run/docker-daemon; sed -i 2iexit\\(1\\) /usr/bin/dockerd", "systemctl restart docker.service"),
-    ],
-)
-def test_what_is_not_as_it_should_be_is_said(node: Node, spoil: str, message: str) -> None:
+def test_docker_that_does_not_start_is_said(node: Node) -> None:
     assert node.run().code == 0
-    node.sh(spoil)
+    node.sh("rm /run/docker-daemon; sed -i '2iraise SystemExit(1)' /usr/bin/dockerd")
     told = node.run()
     assert told.code == 2
-    assert message in told.failure
+    assert "systemctl restart docker.service" in told.failure
+
+
+def test_the_verification_sees_what_changed_since(node: Node) -> None:
+    assert node.run().code == 0
+    script = f"{ROOT}/playbooks/roles/container/files/verify.sh"
+    good = ("gpus", "1.17.8", "", "", "/opt/trainyard/bin")
+
+    def told(*arguments: str, spoil: str = "true") -> tuple[int, str]:
+        node.sh(spoil)
+        done = node.machine.machine.run("sh", script, *arguments)
+        return done.returncode, done.stderr
+
+    assert told(*good) == (0, "")
+    assert told("gpus", "2.0", *good[2:]) == (1, "NVIDIA's container toolkit is 1.20.0, older than 2.0\n")
+    elsewhere = told("gpus", "1.17.8", "/nvme", IMAGE, "/opt")
+    assert elsewhere == (
+        1,
+        "Docker keeps its images in /var/lib/docker, not in /nvme\n"
+        f"the image {IMAGE} is not there\nthere is no /opt/in-container\n",
+    )
+    gone = told(*good, spoil="rm /usr/bin/nvidia-container-runtime")
+    assert gone == (1, "there is no nvidia-container-runtime\n")
+    assert "and not NVIDIA's" in told(*good, spoil="echo '{}' > /run/docker-daemon")[1]
+    assert "Docker does not answer" in told(*good, spoil="rm /run/docker-daemon")[1]

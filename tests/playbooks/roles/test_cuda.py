@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import Booted, Play, booted
+from tests.machines import ROOT, Booted, Play, booted
 from tests.playbooks.roles.nvidia import UBUNTU
 
 pytestmark = pytest.mark.booted
 
 HOME = "/usr/local/cuda-13.2"
+CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
 ENVIRONMENT = "/etc/trainyard/environment.d/20-cuda.conf"
 
 
@@ -30,7 +31,7 @@ def toolkit(release: str, patch: str) -> list[Package]:
 def cudnn(version: str) -> list[Package]:
     major, minor, patch, _ = version.split(".")
     header = f"#define CUDNN_MAJOR {major}\n#define CUDNN_MINOR {minor}\n#define CUDNN_PATCHLEVEL {patch}\n"
-    files = {"/usr/include/x86_64-linux-gnu/cudnn_version.h": header}
+    files = {CUDNN: header}
     return [
         Package(name="libcudnn9-cuda-13", version=f"{version}-1"),
         Package(name="libcudnn9-headers-cuda-13", version=f"{version}-1"),
@@ -91,25 +92,18 @@ def test_the_compiler_is_pinned_held_and_known_to_the_job(
         assert (again.code, again.changed) == (0, ()), again.told
 
 
-def test_cudnn_is_the_one_that_was_asked_for(node: Node) -> None:
-    assert node.run(cuda_cudnn="9.26.0.51").code == 0
-    assert node.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == "9.26.0.51-1"
-    assert "libcudnn9-dev-cuda-13" in node.sh("apt-mark showhold")
-    assert node.run(cuda_cudnn="9.26.0.51").changed == ()
-
-
 def test_a_toolkit_that_an_image_brings_is_kept_and_chosen_among_several(node: Node) -> None:
     told = "#!/bin/sh\necho 'Cuda compilation tools, release {}, V1'\n"
     for release in ("13.0", "13.2"):
         node.machine.put(f"/usr/local/cuda-{release}/bin/nvcc", told.format(release))
         node.sh(f"chmod +x /usr/local/cuda-{release}/bin/nvcc; mkdir /usr/local/cuda-{release}/include")
         node.sh(f"touch /usr/local/cuda-{release}/include/cuda_runtime.h")
-    node.sh("ln -s cuda-13.0 /usr/local/cuda; apt-get install -qy g++")
+    node.sh("ln -s cuda-13.0 /usr/local/cuda")
     node.nvidia.away()  # nothing is asked of it
     kept = node.run()
     assert kept.code == 0, kept.told
     assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
-    node.sh("! dpkg-query -W cuda-nvcc-13-2")
+    node.sh("! dpkg-query -W cuda-nvcc-13-2; dpkg-query -W g++ python3-dev")
 
 
 def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) -> None:
@@ -119,17 +113,33 @@ def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) ->
     node.sh("dpkg-query -W libcusparse-dev-13-2")
 
 
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with machine(tmp_path_factory) as node:
+        assert node.run(cuda_cudnn="9.26.0.51").code == 0
+        yield node
+
+
+def test_cudnn_is_the_one_that_was_asked_for(verified: Node) -> None:
+    assert verified.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == "9.26.0.51-1"
+    assert "libcudnn9-dev-cuda-13" in verified.sh("apt-mark showhold")
+    assert verified.run(cuda_cudnn="9.26.0.51").changed == ()
+
+
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("file", "spoil", "message"),
     [
-        (f"sed -i s/13.2/13.1/ {HOME}/bin/nvcc", f"{HOME}/bin/nvcc is of CUDA 13.1, not 13.2"),
-        (f"rm {HOME}/include/cuda_runtime.h", f"{HOME} has no headers"),
-        ("sed -i s/26/25/ /usr/include/x86_64-linux-gnu/cudnn_version.h", "cuDNN's header is of 9.25.0, not 9.26.0.51"),
+        (f"{HOME}/bin/nvcc", "sed -i s/13.2/13.1/", f"{HOME}/bin/nvcc is of CUDA 13.1, not 13.2"),
+        (f"{HOME}/include/cuda_runtime.h", "rm", f"{HOME} has no headers of CUDA's runtime"),
+        (CUDNN, "sed -i s/26/25/", "cuDNN's header is of 9.25.0, not 9.26.0.51"),
+        ("/usr/bin/g++", "rm", "there is no g++, which nvcc compiles the host's code with"),
+        ("/usr/local/cuda", "rm", f"/usr/local/cuda is not {HOME}"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_said(node: Node, spoil: str, message: str) -> None:
-    assert node.run(cuda_cudnn="9.26.0.51").code == 0
-    node.sh(spoil)
-    told = node.run(cuda_cudnn="9.26.0.51")
-    assert told.code == 2
-    assert message in told.failure
+def test_the_verification_sees_what_changed_since(verified: Node, file: str, spoil: str, message: str) -> None:
+    verify = ("sh", f"{ROOT}/playbooks/roles/cuda/files/verify.sh", "13.2", ENVIRONMENT, "9.26.0.51")
+    assert verified.machine.machine.run(*verify).returncode == 0
+    verified.sh(f"cp -a {file} /root/kept; {spoil} {file}")
+    told = verified.machine.machine.run(*verify)
+    verified.sh(f"rm -f {file}; mv /root/kept {file}")
+    assert (told.returncode, told.stderr) == (1, f"{message}\n")

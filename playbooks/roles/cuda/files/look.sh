@@ -13,8 +13,8 @@ release=$("$home/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*
 cudnn=${header:+$(number MAJOR).$(number MINOR).$(number PATCHLEVEL)}
 lacking=
 for package; do
-  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || lacking="$lacking $package"
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || lacking="$lacking${lacking:+, }\"$package\""
 done
 # NVIDIA's own installer, which deep-learning images are made with, leaves nothing that dpkg knows of.
-printf '{"release": "%s", "cudnn": "%s", "lacking": "%s", "packaged": %s, "broken": %s}\n' "$release" "$cudnn" \
+printf '{"release": "%s", "cudnn": "%s", "lacking": [%s], "packaged": %s, "broken": %s}\n' "$release" "$cudnn" \
   "$lacking" "$(truth dpkg-query -S "$home/bin/nvcc")" "$(truth test -n "$(dpkg --audit)")"
