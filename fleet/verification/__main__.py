@@ -102,21 +102,24 @@ class Process:
         self.notes.write()
 
     def _meet(self) -> "tuple[Store, Meeting]":
-        """Rank 0 has the store, as torchrun's variables say. Raises PeersAbsent where it can't be reached."""
+        """Rank 0 has the store, as torchrun's variables say: one that waits for nobody, for that is the meeting's.
+
+        Raises PeersAbsent where it can't be reached.
+        """
+        from torch._C._distributed_c10d import TCPStore
         from torch.distributed import DistError
-        from torch.distributed.rendezvous import rendezvous
 
         from fleet.verification.meeting import Meeting, PeersAbsent
 
-        left = max(self._until(PEERS_SHARE) - time.time(), 1.0)
+        host, port, first = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), self._rank == 0
+        left = timedelta(seconds=max(self._until(PEERS_SHARE) - time.time(), 1.0))
         try:
-            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=left)))
+            store = TCPStore(host, port, is_master=first, timeout=left, wait_for_workers=False)
             return store, Meeting(store, self._rank, self._each, self._node)
         except DistError:
-            if self._rank == 0:
+            if first:
                 raise
-            first = os.environ["MASTER_ADDR"]
-            raise PeersAbsent(stages.STORE, [f"the node at {first}"]) from None
+            raise PeersAbsent(stages.STORE, [f"the node at {host}"]) from None
 
     def _all_reduce(self, store: "Store", name: str, rank: int, processes: int, device: "torch.device") -> float:
         """GB/s of a group of its own."""

@@ -33,6 +33,7 @@ class NspawnBackend:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self._say = folder, say
         self.machines: dict[str, Machine] = {}
+        self.disk_mib: int | None = None  # of machines that boot from now on; none: as much as the folder's disk has
         self.network = Network(mark_of(folder))
         self._base: Path | None = None
 
@@ -57,7 +58,13 @@ class NspawnBackend:
     def boot(self, spec: NodeSpec) -> None:
         assert self._base is not None
         namespace = self.network.node(spec.id)
-        hardware = Hardware(layers=[self._base], namespace=namespace, name=namespace, shared=[Path(sys.prefix)])
+        hardware = Hardware(
+            layers=[self._base],
+            namespace=namespace,
+            name=namespace,
+            shared=[Path(sys.prefix)],
+            disk_mib=self.disk_mib,
+        )
         machine = self.machines[spec.id] = Machine(self.folder / "nodes" / spec.id, hardware)
         machine.prepare(system_files(spec))
         machine.start()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.apt_repository import NO_SOURCES, Repository, repository
+from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import Booted, Play, booted
 from tests.playbooks.roles.nvidia import (
     MODULES,
@@ -128,6 +128,18 @@ def test_fabric_manager_comes_at_the_version_of_the_driver_that_is_kept(node: No
     node.has(NEWER)
     assert node.run(nvidia_driver_fabric_manager=True).code == 0
     assert node.version("nvidia-fabricmanager") == f"{NEWER}-1"
+
+
+def test_nvlink_5_gets_its_subnet_manager(node: Node) -> None:
+    node.distribution.add(Package(name="infiniband-diags"), Package(name="libibumad3"))
+    node.nvidia.add(Package(name="nvlsm", depends=["libibumad3"]))
+    wanted = {"nvidia_driver_fabric_manager": True, "nvidia_driver_nvlink5": True}
+    first = node.run(**wanted)
+    assert first.code == 0, first.told
+    assert node.version("nvlsm") == "1.0-1"
+    assert node.sh("cat /etc/modules-load.d/trainyard-nvlink5.conf; ls -d /sys/module/ib_umad").split()[0] == "ib_umad"
+    again = node.run(**wanted)
+    assert (again.code, again.changed) == (0, ()), again.told
 
 
 def test_a_fabric_manager_of_another_version_is_refused(node: Node) -> None:
