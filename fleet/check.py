@@ -66,6 +66,7 @@ class CheckRun(Torchrun):
             "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p",
         }
         variables = network_variables(manifest, group, node.address) | dict(run.job.environment) | own
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # the job's own choice: a node is all of its GPUs
         self.start(command, Path(node.bundle), variables)
 
     def over(self) -> bool:
