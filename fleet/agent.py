@@ -166,7 +166,8 @@ class Agent:
             self.tell("workers_up", attempt.number)
         if attempt.told_up:
             self._look(attempt, time.time())
-        superseded = control.attempt > attempt.number
+        # A check of this node comes when its attempt is lost, though a rank here may not know that yet.
+        superseded = control.attempt > attempt.number or (control.check is not None and self._is_new(control.check))
         if superseded and control.save:
             self._save(RESIZE_SECONDS)
         code = attempt.ended()

@@ -143,8 +143,9 @@ class Supervision:
         # A job that runs is not interrupted for a check: its new nodes are checked among themselves.
         works = self.control.attempt > 0 and self.control.waiting_since is None
         number = self.control.checks + 1
-        self._order(check=Check(number=number, nodes=new if works else nodes, ordered=now), checks=number)
-        print(f"check {number} of {', '.join(new if works else nodes)}", flush=True)
+        check = Check(number=number, nodes=new if works else nodes, ordered=now)
+        self._order(check=check, checks=number, save=False)  # what still runs on them has lost its peers
+        print(f"check {number} of {', '.join(check.nodes)}", flush=True)
 
     def _conclude(self, check: Check, now: float) -> Outcome | None:
         """What a check has come to: the next look opens an attempt, or orders another check, or waits for nodes."""

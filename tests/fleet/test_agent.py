@@ -352,6 +352,15 @@ def test_an_attempt_follows_a_check(checked: InCheck) -> None:
     checked.node.tells("workers_up 1")
 
 
+def test_a_check_ends_what_is_left_of_a_lost_attempt(checked: InCheck) -> None:
+    """A rank that waits for a peer that went away may not know that yet."""
+    checked.node.order(1)
+    checked.node.tells("workers_up 1")
+    checked.order(1, CHECK)
+    assert checked.tells().faults == ()
+    assert not (checked.node.folder / "bundle/saved").exists()
+
+
 def test_an_agent_started_again_tells_the_check_as_failed(checked: InCheck) -> None:
     checked.order(1, HANGING)
     checked.running()

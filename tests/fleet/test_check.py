@@ -62,7 +62,7 @@ def test_a_process_that_hangs_is_the_nodes_fault_though_its_neighbour_waits() ->
 
 def test_who_was_cut_early_for_a_peers_sake_has_not_hung() -> None:
     gone = failure(0, "RuntimeError: Connection reset by peer")
-    assert concluded([notes(0, "reach the first node's store"), notes(1, MATMUL)], gone, share=0.2).faults == ()
+    assert concluded([notes(0, PEERS), notes(1, MATMUL)], gone, share=0.2).faults == ()
 
 
 def test_an_all_reduce_that_nobody_ends_is_nobodys_fault() -> None:

@@ -51,10 +51,11 @@ class Ended:
 class Running:
     """A rehearsal of one node; without an `account` that stays it has its own. `script`: a job that JOBS has not.
 
-    Its node is not verified, which would start torch: a test that is of that says so by `launched_with`.
+    Its node is not verified, which would start torch: a test that is of that says so by `launch_settings`.
     """
 
-    launched_with: ClassVar[dict[str, Any]] = {"verify_minutes": 0}
+    launch_settings: ClassVar[dict[str, Any]] = {"verify_minutes": 0}
+    workers_wanted: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Running:
         settings["checkpoint_on_request"] = "CHECKPOINT_REQUEST" in text
         resume = {"resume": "no-such-run"} if job == "refused" else {}
         job_settings = {**settings, "processes_per_node": 1, **resume}
-        write_stack(self.tree, self.stack, nodes=1, job=job_settings, launch={"merge": True, **self.launched_with})
+        launch = {"merge": True, **self.launch_settings}
+        write_stack(self.tree, self.stack, nodes=self.workers_wanted, job=job_settings, launch=launch)
 
     def told(self) -> str:
         return self._told.read_text()

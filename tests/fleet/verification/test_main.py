@@ -1,13 +1,14 @@
 """The program itself, with gloo: a check that goes well, and one to which a node does not come."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from fleet.verification.notes import DONE, PEERS, Notes, read_notes
+from torch._C._distributed_c10d import TCPStore
+
+from fleet.verification.notes import DONE, PEERS, STORE, Notes, read_notes
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,8 +18,9 @@ def start(folder: Path, rank: int, port: int, *, world: int, each: int, seconds:
     node = rank // each
     (folder / f"node-{node}").mkdir(exist_ok=True)
     place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each}
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
     given = ["--folder", str(folder / f"node-{node}"), "--instance", f"i-{node}", "--seconds", f"{seconds:g}"]
+    given += ["--store", f"127.0.0.1:{port}", "--check", "run-check-1"]
     return subprocess.Popen(
         [sys.executable, "-m", "fleet.verification", *given],
         cwd=ROOT,
@@ -29,9 +31,8 @@ def start(folder: Path, rank: int, port: int, *, world: int, each: int, seconds:
 
 def run(folder: Path, *, ranks: range, world: int, each: int, seconds: float) -> dict[int, list[Notes]]:
     """Node -> what its processes left."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    processes = [start(folder, rank, port, world=world, each=each, seconds=seconds) for rank in ranks]
+    head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [start(folder, rank, head.port, world=world, each=each, seconds=seconds) for rank in ranks]
     try:
         for process in processes:
             process.wait(120)
@@ -52,6 +53,13 @@ def test_all_measure_themselves(tmp_path: Path) -> None:
         assert notes.matmul_tflops
         assert notes.network_gbs
         assert notes.nvlink_gbs is None  # it has no neighbour
+
+
+def test_a_store_that_can_not_be_reached_ends_the_process_there(tmp_path: Path) -> None:
+    process = start(tmp_path, 0, 1, world=2, each=1, seconds=4)
+    assert process.wait(60) == 1
+    (notes,) = read_notes(tmp_path / "node-0")
+    assert (notes.stage, notes.absent) == (STORE, [])
 
 
 def test_who_waits_in_vain_names_the_node(tmp_path: Path) -> None:
