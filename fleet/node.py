@@ -3,11 +3,11 @@
 import os
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from contract.base import Contract
+from contract.events import NodeRole
 from contract.manifest import Manifest, WorkerGroup
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
@@ -18,8 +18,10 @@ NEWER_CODE = 75  # exit code of a service that ends to be started again from a n
 class Node(Contract):
     """`node.json`, written by the bootstrap at each boot."""
 
-    role: Literal["head", "worker"] = Field(description="What the node is.")
-    group: str | None = Field(None, description="Name in the manifest of the worker group that it is in.")
+    role: NodeRole = Field(description="What the node is.")
+    group: str | None = Field(
+        None, description="Name in the manifest of the worker group that it is in; a builder's, that its image is for."
+    )
     instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private IPv4 address.")
     boot: str = Field(description="Number of this boot, from 0001.")

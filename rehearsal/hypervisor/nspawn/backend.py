@@ -58,8 +58,12 @@ class NspawnBackend:
     def boot(self, spec: NodeSpec) -> None:
         assert self._base is not None
         namespace = self.network.node(spec.id)
+        layers = [self._base]
+        if spec.made_of is not None:  # it is off: nothing writes to its disk any more
+            source = self.machines[spec.made_of]
+            layers = [source.disk, *source.hardware.layers]
         hardware = Hardware(
-            layers=[self._base],
+            layers=layers,
             namespace=namespace,
             name=namespace,
             shared=[Path(sys.prefix)],
