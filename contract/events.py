@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from contract.base import Contract
-from contract.verification import Fault, Measured, Verdict
+from contract.verification import CheckedNode, Fault, Measured, Verdict
 
 NodeRole = Literal["head", "worker", "builder"]
 """A builder is no node of a run: it configures itself as a worker does, and becomes their image."""
@@ -92,9 +92,16 @@ class VerificationEvent(_Event):
     stuck: str | None = Field(None, description="What did not end on all nodes together, so that nobody came further.")
 
     @property
-    def ended(self) -> bool:
-        """Whether the node came through: what it measured is whole."""
-        return not (self.faults or self.absent or self.stuck)
+    def checked(self) -> CheckedNode:
+        """The node as its own word has it."""
+        return CheckedNode(
+            node=self.instance,
+            group=self.group,
+            measured=self.measured,
+            faults=self.faults,
+            absent=self.absent,
+            stuck=self.stuck,
+        )
 
 
 class VerdictEvent(_Event):

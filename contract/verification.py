@@ -72,6 +72,17 @@ class CheckedNode(Contract):
     measured: Measured | None = Field(None, description="What it measured; none where it told nothing.")
     faults: tuple[Fault, ...] = Field((), description="Faults of its own; none where it is healthy.")
     absent: tuple[str, ...] = Field((), description="Peers that it waited for in vain.")
+    stuck: str | None = Field(None, description="What it began with all nodes and none of them ended.")
+
+    def in_words(self, full: bool = False) -> str:
+        """For one line of a table; with `full` the versions too."""
+        if self.faults:
+            return f"failed, {'; '.join(fault.text for fault in self.faults)}"
+        if self.absent:
+            return f"waited in vain for {', '.join(self.absent)}"
+        if self.stuck:
+            return f"did not end: {self.stuck}"
+        return self.measured.in_words(full) if self.measured else "not known: the check was cut when another failed"
 
 
 class Verification(Contract):

@@ -97,7 +97,10 @@ def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str
         base = f"https://{bucket}.s3.{region}.{suffix}"
     url = f"{base}/{urllib.parse.quote(key)}" + (f"?{query}" if query else "")
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (plain for any Python 3)
-    return request(url, method, signed_headers(method, url, region, credentials(), now, body or b""), body)
+    headers = signed_headers(method, url, region, credentials(), now, body or b"")
+    if body is not None:
+        headers["content-type"] = "application/json"  # urllib would say that it is a form
+    return request(url, method, headers, body)
 
 
 def s3_get(uri: str, region: str) -> bytes:

@@ -45,11 +45,13 @@ class CheckRun(Torchrun):
         self._each, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.accelerators)
         folder = check_folder(run, check.number)
         super().__init__(node, manifest, run, folder, lambda name: check_source(check.number, name), "process")
-        given = ["--folder", str(folder), "--instance", node.instance, "--seconds", f"{self._seconds:g}"]
+        name, head = f"{run.run}-check-{check.number}", manifest.head
+        given = ["--folder", str(folder), "--instance", node.instance, "--check", name]
+        given += ["--store", f"{head.address}:{head.rendezvous_port}", "--seconds", f"{self._seconds:g}"]
         command = torchrun_command(
             python=job_python(manifest),
-            head=manifest.head,
-            rendezvous=f"{run.run}-check-{check.number}",
+            head=head,
+            rendezvous=name,
             processes=self._each,
             nodes=len(check.nodes),
             address=node.address,
@@ -64,6 +66,7 @@ class CheckRun(Torchrun):
             "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p",
         }
         variables = network_variables(manifest, group, node.address) | dict(run.job.environment) | own
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # the job's own choice: a node is all of its GPUs
         self.start(command, Path(node.bundle), variables)
 
     def over(self) -> bool:

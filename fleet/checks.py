@@ -14,7 +14,7 @@ from fleet.node import Node
 # Beyond a check's own time: agents see it, end what hangs and reach S3.
 REPORT_SECONDS = 30.0
 # After the first node's fault: the others can't come through any more, and may have faults of their own to tell.
-FAULT_SECONDS = 20.0
+FAULT_SECONDS = 10.0
 
 
 class Checks:

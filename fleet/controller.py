@@ -25,7 +25,7 @@ from fleet.checks import Checks
 from fleet.events import events_writer
 from fleet.groups import Groups
 from fleet.idleness import Idleness
-from fleet.node import Node, manifest_at_boot, this_node
+from fleet.node import NEWER_CODE, Node, manifest_at_boot, outdated, this_node
 from fleet.verdict import Fleet, account_for, failed_for_good, root_cause
 
 POLL_SECONDS = 1.0
@@ -143,8 +143,9 @@ class Supervision:
         # A job that runs is not interrupted for a check: its new nodes are checked among themselves.
         works = self.control.attempt > 0 and self.control.waiting_since is None
         number = self.control.checks + 1
-        self._order(check=Check(number=number, nodes=new if works else nodes, ordered=now), checks=number)
-        print(f"check {number} of {', '.join(new if works else nodes)}", flush=True)
+        check = Check(number=number, nodes=new if works else nodes, ordered=now)
+        self._order(check=check, checks=number, save=False)  # what still runs on them has lost its peers
+        print(f"check {number} of {', '.join(check.nodes)}", flush=True)
 
     def _conclude(self, check: Check, now: float) -> Outcome | None:
         """What a check has come to: the next look opens an attempt, or orders another check, or waits for nodes."""
@@ -288,6 +289,9 @@ def main() -> int:
             controller.step()
         except Exception as error:  # AWS may be away for a while; the lease bounds how long that may last
             print(f"controller: {type(error).__name__}: {error}", flush=True)
+        if outdated(node):
+            print("controller: there is newer code", flush=True)
+            return NEWER_CODE
     return 0
 
 

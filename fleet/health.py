@@ -63,19 +63,8 @@ def judge(
     faults = list(_versions(nodes, told, known, found))
     if not any(found.values()) and set(nodes) <= told.keys():
         faults += _together(nodes, told, groups, manifest, processes)
-    return Judgement(
-        tuple(
-            CheckedNode(
-                node=node,
-                group=event.group if (event := told.get(node)) else None,
-                measured=event.measured if event else None,
-                faults=tuple(found[node]),
-                absent=event.absent if event else (),
-            )
-            for node in nodes
-        ),
-        tuple(faults),
-    )
+    checked = (told[node].checked if node in told else CheckedNode(node=node) for node in nodes)
+    return Judgement(tuple(one.model_copy(update={"faults": tuple(found[one.node])}) for one in checked), tuple(faults))
 
 
 def _hardware(seen: Measured, group: WorkerGroup, processes: int) -> Iterator[Fault]:

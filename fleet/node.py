@@ -12,6 +12,7 @@ from contract.manifest import Manifest, WorkerGroup
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
+NEWER_CODE = 75  # exit code of a service that ends to be started again from a newer bundle (EX_TEMPFAIL)
 
 
 class Node(Contract):
@@ -41,6 +42,12 @@ def this_node() -> Node:
 def manifest_at_boot() -> Manifest:
     """The manifest that the bootstrap fetched."""
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
+
+
+def outdated(node: Node) -> bool:
+    """Whether a newer bundle has taken the place of the one that this process was started from."""
+    current = BASE / "current"
+    return current.exists() and current.resolve() != Path(node.bundle).resolve()
 
 
 def own_group(node: Node, manifest: Manifest) -> WorkerGroup:

@@ -1,9 +1,11 @@
 """The rendezvous store on the head: `python -m fleet.rendezvous`, supervised by systemd.
 
-torchrun's agents meet in it (`--rdzv-backend=c10d`, `is_host=0`), so that workers may come and go. It binds the head's
-own address only: a plain TCPStore takes its port on every address, hence the pre-bound socket.
+torchrun's agents meet in it (`--rdzv-backend=c10d`, `is_host=0`), so that workers may come and go, and so do the
+processes of a check. It binds the head's own address only: a plain TCPStore takes its port on every address, hence the
+pre-bound socket.
 """
 
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +32,9 @@ def main() -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     node, manifest = this_node(), manifest_at_boot()
+    # In a check every process of every node has a connection; systemd's soft limit is 1,024.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     port = manifest.head.rendezvous_port
     listener = listen(node.address, port)
     store = TCPStore(

@@ -128,6 +128,9 @@ def _without_gpus(scaling: Scaling) -> None:
     scaling.put(
         scaling.part("node"), "accelerators", False, what=f"{gpus}, NCCL", by="CPUs, gloo", why="no GPU is needed here"
     )
+    if scaling.part("launch").get("verify_minutes") != 0:
+        what, by = "GPUs, EFA and the catalog's floors in the nodes' verification", "the same program on CPUs with gloo"
+        scaling.changes.append(Scaled(what=what, by=by, why="neither is here"))
     asked = job.get("processes_per_node") or worker.gpu.count
     processes = min(asked, GPU_PROCESSES)
     scaling.put(

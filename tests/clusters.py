@@ -8,12 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from contract.events import AgentEvent, PlayEvent, ServiceEvent
+from contract.events import AgentEvent, PlayEvent, ServiceEvent, VerificationEvent
 from contract.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
 from contract.layout import MANIFEST as MANIFEST_OBJECT
 from contract.manifest import Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
+from contract.verification import Measured
 from infra.userdata import user_data
 from tests.manifests import MANIFEST
 
@@ -95,6 +96,12 @@ class Cluster:
     def play(self, run: str, node: str, status: str, message: str = "") -> None:
         event = PlayEvent.model_validate({**stamp(node, "worker"), "status": status, "message": message})
         self.say(run, node, event)
+
+    def checked(self, run: str, node: str, check: int, **told: Any) -> None:
+        """What a node's agent tells of a check; nothing given: it came through."""
+        seen = Measured(torch="2.15.0", network="gloo", matmul_tflops=0.1, seconds=5.0)
+        event = {**stamp(node, "worker"), "run": run, "check": check, "group": "workers", "measured": seen, **told}
+        self.say(run, node, VerificationEvent.model_validate(event))
 
     def say(self, run: str, node: str, event: Any) -> None:
         self._say(self.data, RunLayout(run).events, node, event)

@@ -23,7 +23,16 @@ _numbers = count(1)
 # Files of tests that take long, the longest first: the rest fills the gaps. Those that look at the main rehearsal share
 # the process that has run it.
 MAIN = ("test_side_by_side", "test_road", "test_audit")
-LONG = (*MAIN, "test_interrupt", "test_gpu_stack", "test_killed", "test_lease", "test_bad_input", "test_run")
+LONG = (
+    *MAIN,
+    "test_interrupt",
+    "test_verification",
+    "test_gpu_stack",
+    "test_killed",
+    "test_lease",
+    "test_bad_input",
+    "test_run",
+)
 
 
 def browser() -> str | None:

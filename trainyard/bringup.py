@@ -7,7 +7,15 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.events import NODE_EVENT, AgentEvent, PlayEvent, ServiceEvent, TaskEvent
+from contract.events import (
+    NODE_EVENT,
+    AgentEvent,
+    PlayEvent,
+    ServiceEvent,
+    TaskEvent,
+    VerdictEvent,
+    VerificationEvent,
+)
 from contract.layout import HEAD_EVENTS, RunLayout, chunk_attempt
 from contract.objects import client
 from contract.run import Outcome
@@ -133,8 +141,8 @@ class Nodes:
 
     def _look(self) -> Outcome | None:
         """Hear what came; the run's outcome, where it is over. Raises BringUpError for a node that will not come."""
-        for _, line in self._cursor.lines():
-            event = NODE_EVENT.validate_json(line)
+        events = [NODE_EVENT.validate_json(line) for _, line in self._cursor.lines()]
+        for event in sorted(events, key=lambda one: one.time):
             self._hear(event)
             if self._plays.failed(event.instance, event.boot):
                 raise BringUpError(f"node {event.instance} could not be configured: {self._plays.message}")
@@ -205,6 +213,12 @@ def tell(show: Display, event: Any) -> str:
         case AgentEvent():
             text = event.state.replace("_", " ") + (f", attempt {event.attempt}" if event.attempt else "")
             show.line(node, text)
+        case VerificationEvent():
+            text = f"check {event.check}: {event.checked.in_words()}"
+            show.line(node, text)
+        case VerdictEvent():
+            text = f"check {event.check}: {event.text}"
+            show.line("verification", text)
         case _:
             return ""
     return text

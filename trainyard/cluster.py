@@ -14,6 +14,7 @@ from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from contract.manifest import Manifest
 from contract.objects import Bucket, client
 from contract.run import Control, Outcome, RunRecord
+from contract.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -132,3 +133,8 @@ class Cluster:
     def control(self, run: str) -> Control | None:
         found = self.data.find(RunLayout(run).control)
         return None if found is None else Control.model_validate_json(found)
+
+    def verification(self, run: str) -> Verification | None:
+        """The last check of the run's nodes."""
+        found = self.data.find(RunLayout(run).verification)
+        return None if found is None else Verification.model_validate_json(found)

@@ -146,7 +146,9 @@ class Launch:
         with self._phase("bring_up"):
             nodes.wait_for_job(self.record.nodes)
         self._say_started()
-        return self._result(self.record.run, added)
+        control = self.cluster.control(self.record.run)
+        # Not those that were added, where one of them was found unhealthy and replaced.
+        return self._result(self.record.run, list(control.nodes) if control else added)
 
     def _grow(self, current: RunRecord, control: Control, lacking: Mapping[str, int]) -> LaunchResult:
         """More nodes for a run that goes on meanwhile: they are ready before it is interrupted for them."""

@@ -9,6 +9,7 @@ from contract.manifest import Manifest, Market
 from contract.metrics import MetricLine
 from contract.run import Control, Outcome, RunRecord
 from contract.streams import metric_lines
+from contract.verification import Verification
 from trainyard.cluster import Cluster
 from trainyard.record import moment
 from trainyard.runs import find_run
@@ -32,6 +33,7 @@ class RunStatus(Contract):
     record: RunRecord = Field(description="What was launched.")
     control: Control | None = Field(description="What the controller orders; none before nodes gathered.")
     outcome: Outcome | None = Field(description="How it ended; none while it runs.")
+    verification: Verification | None = Field(description="The last check of its nodes; none before there was one.")
     metric: MetricLine | None = Field(description="The last metric line.")
     elapsed_seconds: float = Field(ge=0, description="Seconds from the launch to the run's end, or until now.")
     lease_ends: float | None = Field(
@@ -50,6 +52,7 @@ def status_of(cluster: Cluster, run: str | None) -> RunStatus:
         record=record,
         control=cluster.control(record.run),
         outcome=outcome,
+        verification=cluster.verification(record.run),
         metric=metrics[-1] if metrics else None,
         elapsed_seconds=max((outcome.ended if outcome else time.time()) - record.created, 0.0),
         lease_ends=workers.lease() if workers else None,
@@ -89,9 +92,19 @@ def in_words(found: RunStatus) -> list[str]:
         lines.append(
             f"group {group.name}: {len(group.nodes)} of {group.wanted} x {group.instance_type}, {group.market}{ends}"
         )
-    if found.control:
+    if found.control and found.control.check and not outcome:
+        lines.append(f"check {found.control.check.number} runs on {', '.join(found.control.check.nodes)}")
+    if found.control and found.control.attempt:
         lines.append(f"attempt {found.control.attempt} on {', '.join(found.control.nodes)}")
+    if found.verification:
+        lines += verification_in_words(found.verification)
     if found.metric:
         speed = f"{found.metric.tokens_per_second:.0f} tokens/s"
         lines.append(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {speed}")
     return lines
+
+
+def verification_in_words(check: Verification) -> list[str]:
+    """The last check as a table: a line for it, and one for each node."""
+    lines = [f"check {check.number} of the nodes, {check.seconds:.0f} s: {check.verdict}, {check.reason}"]
+    return [*lines, *(f"  {one.node}: {one.in_words(full=True)}" for one in check.nodes)]

@@ -1,4 +1,4 @@
-"""One process of a check, under torchrun: `-m fleet.verification --folder F --instance NAME --seconds S [--gpus]`.
+"""One process of a check, under torchrun: `-m fleet.verification`, with the arguments that fleet/check.py gives.
 
 What needs nobody comes first; then the node's own processes together, then all. It ends with status 0 when it came
 through, however fast: what is too slow is the controller's to say.
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 
     from fleet.verification.meeting import Meeting
 
-# A host of the store that goes first takes the names with it that others still ask for.
-LINGER_SECONDS = 3.0
-
 
 class Process:
     """This process, and where it stands among the others as torchrun says it."""
 
-    def __init__(self, notes: Notes, node: str, seconds: float, on_gpu: bool) -> None:
-        self.notes, self._node, self._on_gpu = notes, node, on_gpu
+    def __init__(self, notes: Notes, node: str, store: str, name: str, seconds: float, on_gpu: bool) -> None:
+        self.notes, self._node, self._store, self._name, self._on_gpu = notes, node, store, name, on_gpu
         self._began, self._seconds = time.time(), seconds
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._local, self._each = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -102,21 +99,16 @@ class Process:
         self.notes.write()
 
     def _meet(self) -> "tuple[Store, Meeting]":
-        """Rank 0 has the store, as torchrun's variables say. Raises PeersAbsent where it can't be reached."""
-        from torch.distributed import DistError
-        from torch.distributed.rendezvous import rendezvous
+        """On the head's store, which no node takes with it when it hangs or goes."""
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-        from fleet.verification.meeting import Meeting, PeersAbsent
+        from fleet.verification.meeting import Meeting
 
-        left = max(self._until(PEERS_SHARE) - time.time(), 1.0)
-        try:
-            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=left)))
-            return store, Meeting(store, self._rank, self._each, self._node)
-        except DistError:
-            if self._rank == 0:
-                raise
-            first = os.environ["MASTER_ADDR"]
-            raise PeersAbsent(stages.STORE, [f"the node at {first}"]) from None
+        host, _, port = self._store.rpartition(":")
+        left = timedelta(seconds=max(self._until(PEERS_SHARE) - time.time(), 1.0))
+        head = TCPStore(host, int(port), is_master=False, timeout=left, wait_for_workers=False)
+        store = PrefixStore(self._name, head)
+        return store, Meeting(store, self._rank, self._each, self._node)
 
     def _all_reduce(self, store: "Store", name: str, rank: int, processes: int, device: "torch.device") -> float:
         """GB/s of a group of its own."""
@@ -145,19 +137,19 @@ def main() -> int:
     given = argparse.ArgumentParser(prog="fleet.verification")
     given.add_argument("--folder", type=Path, required=True)
     given.add_argument("--instance", required=True)
+    given.add_argument("--store", required=True)
+    given.add_argument("--check", required=True)
     given.add_argument("--seconds", type=float, required=True)
     given.add_argument("--gpus", action="store_true")
     asked = given.parse_args()
     notes = Notes(notes_file(asked.folder, int(os.environ["LOCAL_RANK"])))
-    process = Process(notes, asked.instance, asked.seconds, asked.gpus)
+    process = Process(notes, asked.instance, asked.store, asked.check, asked.seconds, asked.gpus)
     try:
         process.go()
     except Exception as error:
         if absent := getattr(error, "absent", None):
             notes.absent = absent
             notes.write()
-            if os.environ["RANK"] == "0":
-                time.sleep(LINGER_SECONDS)
         raise
     return 0
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 # Stages of a process, in their order: alone, then with its node's other processes, then with all nodes.
 START, LOOK, MATMUL = "start torch", "look at the node", "multiply matrices"
-STORE = "reach the first node's store"
+STORE = "reach the head's store"
 NEIGHBOURS, WITHIN = "wait for the node's own processes", "all-reduce within the node"
 PEERS, OVER_ALL = "wait for all nodes", "all-reduce over all nodes"
 DONE = "done"
 ALONE = (START, LOOK, MATMUL)
-OF_THE_NODE = (*ALONE, WITHIN)  # who hangs or fails in one of these has himself to blame
+OF_THE_NODE = (*ALONE, STORE, WITHIN)  # who hangs or fails in one of these has himself to blame
 
 # Shares of a check's whole time until which the node's own processes, and all nodes, are waited for: what is left is
 # for the all-reduce and for the words about it.

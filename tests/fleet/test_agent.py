@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, NodeEvent
+from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, NodeEvent, VerificationEvent
 from contract.layout import RunLayout
-from contract.run import Control
+from contract.run import Check, Control
 from contract.streams import Cursor
 from fleet import activity
 from fleet import agent as agent_module
 from fleet import attempt as attempt_module
+from fleet import check as check_module
 from fleet.agent import Agent
 from fleet.attempt import Attempt
 from fleet.departure import Departure
@@ -254,3 +256,124 @@ def test_a_run_without_a_limit_is_not_looked_at(node: OnNode, monkeypatch: pytes
     eventually(lambda: node.agent._activity is not None, "the first look")
     node.limit(None)
     eventually(lambda: node.agent._activity is None, "the end of the looks")
+
+
+# A check whose one process writes its notes and then waits to be told how to end.
+CHECK = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--folder") + 1])
+print("Rendezvous'ing worker group\\nRendezvous complete for workers", flush=True)
+for local in (0, 1):
+    notes = {"stage": "done", "torch": "2.15.0", "backend": "gloo", "matmul_tflops": 0.25, "network_gbs": 1.5}
+    (folder / f"process-{local}.json").write_text(json.dumps(notes))
+time.sleep(600)
+"""
+HANGING = CHECK.replace('"done"', '"multiply matrices"')
+
+
+class InCheck:
+    """A node that the controller has checked."""
+
+    def __init__(self, node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = node
+        program = node.folder / "check.py"
+        monkeypatch.setattr(check_module, "BASE", node.folder)
+        monkeypatch.setattr(
+            check_module, "torchrun_command", lambda **given: [sys.executable, str(program), *given["job"]]
+        )
+        self.program = program
+
+    def order(self, number: int, program: str, minutes: float = 3.0) -> None:
+        self.program.write_text(program)
+        limits = self.node.record.limits.model_copy(update={"verify_minutes": minutes})
+        self.node.agent.run = self.node.record.model_copy(update={"limits": limits})
+        check = Check(number=number, nodes=("i-1",), ordered=0.0)
+        self.write(Control(check=check, checks=number))
+
+    def write(self, control: Control) -> None:
+        self.node.cluster.data.write(self.node.layout.control, control.model_dump_json().encode())
+
+    def told(self) -> list[VerificationEvent]:
+        return [one for one in self.node.events() if isinstance(one, VerificationEvent)]
+
+    def tells(self, count: int = 1) -> VerificationEvent:
+        eventually(lambda: len(self.told()) == count, "the agent's word on a check")
+        return self.told()[-1]
+
+    def running(self) -> int:
+        eventually(lambda: self.node.agent._check is not None, "the check")
+        check = self.node.agent._check
+        assert check is not None
+        eventually(lambda: any((self.node.folder / "runs").rglob("process-1.json")), "its processes")
+        return check.process
+
+
+@pytest.fixture
+def checked(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> InCheck:
+    return InCheck(node, monkeypatch)
+
+
+def test_a_check_that_is_through_is_told_though_torchrun_waits_for_others(checked: InCheck) -> None:
+    checked.order(1, CHECK)
+    told = checked.tells()
+    assert (told.check, told.faults, told.absent, told.stuck) == (1, (), (), None)
+    assert (told.measured.matmul_tflops, told.measured.network_gbs, told.measured.network) == (0.25, 1.5, "gloo")
+    eventually(lambda: checked.node.agent._check is None, "the end of the check")
+
+
+def test_a_check_that_hangs_is_cut_at_its_deadline_and_what_was_measured_told(checked: InCheck) -> None:
+    checked.order(1, HANGING, minutes=2 / 60)
+    told = checked.tells()
+    assert [fault.kind for fault in told.faults] == ["hung", "hung"]
+    assert told.measured.torch == "2.15.0"
+
+
+def test_a_check_that_can_not_begin_is_told_as_the_nodes_fault(checked: InCheck) -> None:
+    folder = checked.node.folder / "runs" / checked.node.record.run
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "check-0001").touch()
+    checked.order(1, CHECK)
+    (fault,) = checked.tells().faults
+    assert fault.text.startswith("the check can't begin: NotADirectoryError")
+
+
+def test_a_check_that_nobody_waits_for_is_ended_and_not_told(checked: InCheck) -> None:
+    checked.order(1, HANGING)
+    process = checked.running()
+    checked.write(Control(checks=1))
+    eventually(lambda: not psutil.pid_exists(process), "the end of the check")
+    assert checked.told() == []
+
+
+def test_an_attempt_follows_a_check(checked: InCheck) -> None:
+    checked.order(1, CHECK)
+    checked.tells()
+    checked.write(Control(checks=1, attempt=1, nodes=("i-1",)))
+    checked.node.tells("workers_up 1")
+
+
+def test_a_check_ends_what_is_left_of_a_lost_attempt(checked: InCheck) -> None:
+    """A rank that waits for a peer that went away may not know that yet."""
+    checked.node.order(1)
+    checked.node.tells("workers_up 1")
+    checked.order(1, CHECK)
+    assert checked.tells().faults == ()
+    assert not (checked.node.folder / "bundle/saved").exists()
+
+
+def test_an_agent_started_again_tells_the_check_as_failed(checked: InCheck) -> None:
+    checked.order(1, HANGING)
+    checked.running()
+    check, checked.node.agent._check = checked.node.agent._check, None
+    assert check is not None
+    checked.node.die()
+    check.kill()
+    (fault,) = checked.tells().faults
+    assert fault.text == "the node's agent ended in the middle of the check"
+
+
+def test_the_agents_end_ends_the_check(checked: InCheck) -> None:
+    checked.order(1, HANGING)
+    process = checked.running()
+    checked.node.close()
+    assert not psutil.pid_exists(process)

@@ -123,8 +123,8 @@ def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
     local = yaml.safe_load((ROOT / "stacks/Pulumi.local.yaml").read_text())
     settings = local["config"]["trainyard:cluster"]
     for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(settings.get(key), dict) and value.pop("merge", False):
-            settings[key] = {**settings[key], **value}
+        if isinstance(value, dict) and isinstance(settings.get(key), dict) and value.get("merge", False):
+            settings[key] = {**settings[key], **{name: each for name, each in value.items() if name != "merge"}}
         else:
             settings[key] = value
     file = tree / "stacks" / f"Pulumi.{stack}.yaml"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import psutil
 
@@ -49,7 +49,13 @@ class Ended:
 
 
 class Running:
-    """A rehearsal of one node; without an `account` that stays it has its own. `script`: a job that JOBS has not."""
+    """A rehearsal of one node; without an `account` that stays it has its own. `script`: a job that JOBS has not.
+
+    Its node is not verified, which would start torch: a test that is of that says so by `launch_settings`.
+    """
+
+    launch_settings: ClassVar[dict[str, Any]] = {"verify_minutes": 0}
+    workers_wanted: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -93,7 +99,9 @@ class Running:
         }
         settings["checkpoint_on_request"] = "CHECKPOINT_REQUEST" in text
         resume = {"resume": "no-such-run"} if job == "refused" else {}
-        write_stack(self.tree, self.stack, nodes=1, job={**settings, "processes_per_node": 1, **resume})
+        job_settings = {**settings, "processes_per_node": 1, **resume}
+        launch = {"merge": True, **self.launch_settings}
+        write_stack(self.tree, self.stack, nodes=self.workers_wanted, job=job_settings, launch=launch)
 
     def told(self) -> str:
         return self._told.read_text()

@@ -43,6 +43,11 @@ def test_a_gpu_stack_computes_less_and_says_so() -> None:
     assert {"4 nodes", "8 A100 a node, NCCL", "8 processes a node", "the stack's model and steps"} <= set(changes)
 
 
+def test_a_gpu_stack_that_is_verified_says_what_of_that_is_not_here() -> None:
+    _, changes = scaled("a100-cluster")
+    assert "GPUs, EFA and the catalog's floors in the nodes' verification" in changes
+
+
 def test_a_cpu_stack_keeps_its_job() -> None:
     before, (after, changes) = read_settings(settings_of("local"), ROOT, "x"), scaled("local")
     assert after.job == before.job

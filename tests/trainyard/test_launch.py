@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from contract.events import VerdictEvent
 from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
-from contract.run import Outcome, RunRecord
+from contract.run import Control, Outcome, RunRecord
+from contract.verification import Fault
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
@@ -69,6 +71,48 @@ def test_it_returns_when_every_node_has_its_workers_up(cluster: clusters.Cluster
     assert sorted(result.nodes) == sorted(cluster.members())
     assert result.phases.keys() == {"dataset", "head", "workers", "bring_up"}
     assert any("workers up, attempt 1" in line for line in show.lines)
+
+
+def test_what_nodes_measure_is_shown_and_then_the_verdict(cluster: clusters.Cluster, nodes: Any) -> None:
+    cluster.head_is_ready()
+
+    def act(run: str, members: list[str]) -> None:
+        cluster.say(run, "i-0", verdict(run, members[1]))  # listed first, and said last
+        fault = Fault(kind="gpus", text="7 usable GPUs, p4d.24xlarge has 8")
+        cluster.checked(run, members[0], 1)
+        cluster.checked(run, members[1], 1, faults=(fault,))
+        for node in members:
+            cluster.agent(run, node, "workers_up", 1)
+
+    nodes(act)
+    made, show = launch(cluster)
+    first, second = made.go().nodes
+    shown = [line for line in show.lines if "check 1" in line]
+    assert shown == [
+        f"{first} check 1: gloo, matmul 0.1 TFLOP/s",
+        f"{second} check 1: failed, 7 usable GPUs, p4d.24xlarge has 8",
+        f"verification check 1: {second} failed",
+    ]
+
+
+def verdict(run: str, node: str) -> VerdictEvent:
+    told = {"run": run, "check": 1, "verdict": "repeat", "text": f"{node} failed"}
+    return VerdictEvent.model_validate({**clusters.stamp("i-0", "head"), "time": time.time() + 60, **told})
+
+
+def test_a_launch_tells_the_nodes_that_the_job_runs_on(cluster: clusters.Cluster, nodes: Any) -> None:
+    """One that was launched may have been found unhealthy and replaced."""
+    cluster.head_is_ready()
+
+    def act(run: str, members: list[str]) -> None:
+        control = Control(attempt=1, nodes=(members[0], "i-other"))
+        cluster.data.write(RunLayout(run).control, control.model_dump_json().encode())
+        for node in control.nodes:
+            cluster.agent(run, node, "workers_up", 1)
+
+    nodes(act)
+    made, _ = launch(cluster)
+    assert "i-other" in made.go().nodes
 
 
 def test_the_lease_is_there_before_the_nodes(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from contract.base import InputError
 from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.lease import put_lease
 from contract.run import Outcome, RunRecord
+from contract.verification import CheckedNode, Fault, Measured, Verification
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -208,6 +209,35 @@ def test_status_tells_deadlines_and_groups(cluster: clusters.Cluster) -> None:
     assert lines[1] == f"launched {moment(made.created)}, 2 minutes ago; its capacity ends {moment(made.deadline)}"
     assert lines[2].startswith(f"lease until {moment(told.lease_ends or 0.0)}")
     assert f"group spot: 0 of 3 x c7i.xlarge, spot, until {moment(ends)}" in lines
+
+
+def test_status_tells_the_last_check_node_by_node(cluster: clusters.Cluster, record: RunRecord) -> None:
+    seen = Measured(
+        gpus=8,
+        gpu_names=("NVIDIA A100-SXM4-40GB",),
+        driver="580.126.09",
+        cuda="13.2",
+        nccl="2.28.3",
+        torch="2.15.0",
+        network="Libfabric",
+        provider="efa",
+        efa_devices=4,
+        matmul_tflops=245.3,
+        nvlink_gbs=231.2,
+        network_gbs=76.4,
+    )
+    hung = Fault(kind="hung", text="process 1 did not end: multiply matrices")
+    nodes = (CheckedNode(node="i-1", measured=seen), CheckedNode(node="i-2", faults=(hung,)))
+    check = Verification(number=1, ended=1.0, seconds=21.0, nodes=nodes, verdict="repeat", reason="i-2 hung")
+    cluster.data.write(RunLayout(record.run).verification, check.model_dump_json().encode())
+    told = status_of(found(cluster), None)
+    assert told.verification == check
+    assert in_words(told)[-3:] == [
+        "check 1 of the nodes, 21 s: repeat, i-2 hung",
+        "  i-1: 8 x NVIDIA A100-SXM4-40GB, driver 580.126.09, CUDA 13.2, NCCL 2.28.3, torch 2.15.0, Libfabric (efa), "
+        "4 EFA devices, matmul 245 TFLOP/s, all-reduce in the node 231 GB/s, over all nodes 76.4 GB/s",
+        "  i-2: failed, process 1 did not end: multiply matrices",
+    ]
 
 
 def test_status_of_an_earlier_run_names_no_nodes(cluster: clusters.Cluster, record: RunRecord) -> None:

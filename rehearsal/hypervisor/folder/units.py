@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 _KNOWN = {
@@ -12,6 +13,7 @@ _KNOWN = {
         "ExecStart",
         "WorkingDirectory",
         "Environment",
+        "EnvironmentFile",
         "Restart",
         "RestartSec",
         "TimeoutStopSec",
@@ -61,6 +63,8 @@ def parse(name: str, text: str) -> Unit:
             for pair in shlex.split(value):
                 variable, _, content = pair.partition("=")
                 environment[variable] = content
+        elif key == "EnvironmentFile":
+            environment |= variables_in(value)
         else:
             found[key] = value
     kind = found.get("Type", "simple")
@@ -78,6 +82,16 @@ def parse(name: str, text: str) -> Unit:
         stop_seconds=seconds(found.get("TimeoutStopSec", "90")),
         mixed=found.get("KillMode") == "mixed",
     )
+
+
+def variables_in(pattern: str) -> dict[str, str]:
+    """Variables of the files that match; none where a pattern that begins with a hyphen matches none."""
+    files = sorted(glob(pattern.removeprefix("-")))
+    if not files and not pattern.startswith("-"):
+        raise ValueError(f"{pattern} matches no file")
+    lines = [line for file in files for line in Path(file).read_text().splitlines() if line and line[0] not in "#;"]
+    found = (shlex.split(line)[0].partition("=") for line in lines)
+    return {name: value for name, _, value in found}
 
 
 def seconds(text: str) -> float:

@@ -62,6 +62,14 @@ def test_user_data_starts_its_unit_with_the_nodes_environment(backend: ProcessBa
     eventually(lambda: log.exists() and log.read_text() == f"yes {root}\n", "the unit's output")
 
 
+def test_a_units_environment_comes_from_files_too(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conf").write_text("# why\nCUDA_HOME=/usr/local/cuda\nWORDS='two words'\n")
+    unit = units.parse("a", f"[Service]\nExecStart=/bin/true\nEnvironmentFile=-{tmp_path}/*.conf\n")
+    assert unit.environment == {"CUDA_HOME": "/usr/local/cuda", "WORDS": "two words"}
+    with pytest.raises(ValueError, match="matches no file"):
+        units.parse("a", f"[Service]\nExecStart=/bin/true\nEnvironmentFile={tmp_path}/*.txt\n")
+
+
 def test_a_failed_unit_is_started_again(backend: ProcessBackend) -> None:
     root = boot(backend, {"a": unit("echo once; exit 3", restart="on-failure")}, ["a.service"])
     log = root / "var/log/a.service.log"
