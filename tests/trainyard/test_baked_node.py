@@ -1,5 +1,6 @@
 """A bake on booted machines: what a builder has done a node of its image skips, and is another machine all the same."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from contract.streams import Cursor
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.nodes import REGION, Cloud, cloud
+from tests.polling import eventually
 from tests.trainyard.conftest import Recorder
 from trainyard.bake import Asked, BakeResult, bake
+from trainyard.builder import Builder, template_of
 from trainyard.cluster import Cluster
 
 pytestmark = pytest.mark.booted
@@ -105,3 +108,20 @@ def test_the_builder_is_off_and_its_disk_has_no_identity(baked: Baked) -> None:
     assert not machine.alive()
     assert (machine.disk / "etc/machine-id").read_bytes() == b""
     assert not (machine.disk / "opt/trainyard/node.json").exists()
+
+
+def test_a_builder_whose_operator_has_died_ends_by_itself(baked: Baked) -> None:
+    """Nobody minds it: its time is over before its play could begin."""
+    place, ec2 = baked.place, client("ec2", REGION)
+    found, group = Cluster(place.stack, REGION, place.manifest_uri), place.manifest.groups[0]
+    made, template = Builder(found, "bake-orphan", Recorder()), template_of(found, group)
+    until = time.time() + 12
+    name = made.launch(template.request(group, baked.result.source, "c7i.xlarge", until, made.tags({}, until)))
+    place.launched.append(name)
+
+    def state() -> str:
+        told = ec2.describe_instances(InstanceIds=[name])["Reservations"][0]["Instances"][0]
+        return str(told["State"]["Name"])
+
+    eventually(lambda: state() == "terminated", "its end", 90)
+    assert time.time() >= until
