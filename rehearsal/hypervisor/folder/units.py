@@ -2,7 +2,6 @@
 
 import shlex
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 
 _KNOWN = {
@@ -86,10 +85,11 @@ def parse(name: str, text: str) -> Unit:
 
 def variables_in(pattern: str) -> dict[str, str]:
     """Variables of the files that match; none where a pattern that begins with a hyphen matches none."""
-    files = sorted(glob(pattern.removeprefix("-")))
+    where = Path(pattern.removeprefix("-"))
+    files = sorted(where.parent.glob(where.name))
     if not files and not pattern.startswith("-"):
         raise ValueError(f"{pattern} matches no file")
-    lines = [line for file in files for line in Path(file).read_text().splitlines() if line and line[0] not in "#;"]
+    lines = [line for file in files for line in file.read_text().splitlines() if line and line[0] not in "#;"]
     found = (shlex.split(line)[0].partition("=") for line in lines)
     return {name: value for name, _, value in found}
 
