@@ -61,6 +61,9 @@ class Template:
         reserved = instance_type == group.instance_type
         market = self.data.get("InstanceMarketOptions", {}).get("MarketType")
         asked: dict[str, Any] = {key: self.data[key] for key in _SAME if self.data.get(key)}
+        if "MetadataOptions" in asked:  # EC2 tells a state in them, and takes none
+            options = asked["MetadataOptions"].items()
+            asked["MetadataOptions"] = {key: value for key, value in options if key != "State"}
         if reserved and self.data.get("CapacityReservationSpecification"):
             asked["CapacityReservationSpecification"] = self.data["CapacityReservationSpecification"]
         if reserved and market == "capacity-block":

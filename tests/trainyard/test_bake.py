@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.validate import ParamValidator
 
 from contract import tags
 from contract.base import InputError
@@ -362,3 +363,13 @@ def test_a_file_that_can_not_be_written_to_is_told_before_anything_is_launched(
 def test_a_source_that_is_gone_is_told(cluster: clusters.Cluster) -> None:
     with pytest.raises(LaunchError, match="the image ami-00000000000000000 of the workers is gone"):
         images.Images(cluster.stack, REGION).source_of("ami-00000000000000000")
+
+
+def test_all_that_a_builder_is_asked_for_is_what_run_instances_takes(cluster: clusters.Cluster) -> None:
+    """What EC2 tells of a launch template is a little more."""
+    data = _template(cluster)
+    data["MetadataOptions"] = {**data["MetadataOptions"], "State": "pending"}
+    asked = builder.Template(data).request(cluster.manifest.groups[0], "ami-1", "c7i.xlarge", 1.0, {tags.BAKE: "b"})
+    shape = client("ec2", REGION).meta.service_model.operation_model("RunInstances").input_shape
+    assert not ParamValidator().validate(asked, shape).has_errors()
+    assert asked["MetadataOptions"]["HttpTokens"] == "required"

@@ -127,3 +127,9 @@ def test_user_data_that_asks_for_more_is_an_error() -> None:
 def test_a_unit_key_that_is_not_known_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"Service\.Nice is not rehearsed"):
         units.parse("a.service", "[Service]\nExecStart=/bin/true\nNice=5\n")
+
+
+def test_a_folder_is_not_booted_from_an_image_of_another(backend: ProcessBackend) -> None:
+    spec = NodeSpec(id="i-2", address="127.77.250.9", user_data="", metadata_endpoint="", environment={}, made_of="i-1")
+    with pytest.raises(RuntimeError, match="i-2 boots from an image of i-1, and a node that is a folder has none"):
+        backend.boot(spec)
