@@ -7,11 +7,14 @@ from pydantic import Field, TypeAdapter
 from contract.base import Contract
 from contract.verification import CheckedNode, Fault, Measured, Verdict
 
+NodeRole = Literal["head", "worker", "builder"]
+"""A builder is no node of a run: it configures itself as a worker does, and becomes their image."""
+
 
 class _Event(Contract):
     time: float = Field(description="Unix time, seconds.")
     instance: str = Field(description="EC2 instance id.")
-    role: Literal["head", "worker"] = Field(description="What the node is.")
+    role: NodeRole = Field(description="What the node is.")
     boot: str = Field(description="Number of this boot of the instance, from 0001.")
 
 

@@ -2,7 +2,7 @@
 
 Data bucket: `datasets/<name>/` and `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
 `archived/<prefix>` there says that all objects under `<prefix>` bear the tag by which S3 archives them.
-Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run) and the head's own bring-up events.
+Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), and what head and builders tell.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 MANIFEST = "manifest.json"
 CURRENT_RUN = "run.json"
 HEAD_EVENTS = "head/events/"
+BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived/"
 COMMIT_MARK = ".metadata"
 

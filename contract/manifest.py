@@ -131,6 +131,7 @@ class Job(Contract):
     data_uri: str = Field(description="DATA_URI: the dataset's prefix in S3.")
     builtin_corpus: bool = Field(description="Whether the launch may fill an empty DATA_URI with the built-in corpus.")
     resume: str | None = Field(description="Run whose newest checkpoint a new run starts from.")
+    container: str | None = Field(None, description="Image that the command runs in; none: the node's environment.")
     secrets: dict[str, str] = Field(description="Environment variable -> name of the SSM parameter with its value.")
     environment: dict[str, str] = Field(description="Plain environment variables of the job.")
     checkpoint_on_request: bool = Field(

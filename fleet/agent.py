@@ -23,7 +23,7 @@ from fleet.check import CheckRun, Findings, report
 from fleet.chunks import ChunkWriter
 from fleet.departure import LEAVE_SECONDS, Departure
 from fleet.memory import Memory
-from fleet.node import BASE, Node, manifest_at_boot, own_group, this_node
+from fleet.node import BASE, NEWER_CODE, Node, manifest_at_boot, outdated, own_group, this_node
 
 POLL_SECONDS = 1.0
 CHECK_POLL_SECONDS = 0.2  # nothing else waits for a second when all nodes do
@@ -62,20 +62,28 @@ class Agent:
         self._events.tell(AgentEvent.model_validate(event))
         self._events.hurry()
 
-    def serve(self) -> None:
-        """Until the node leaves its group, or the unit is stopped. An outage of S3 ends no job."""
+    def serve(self) -> int:
+        """Until the node leaves its group, or the unit is stopped; the exit code. An outage of S3 ends no job.
+
+        An agent that has nothing to do ends as well when there is newer code, and is started again from it.
+        """
         self._recall()
         self.tell("ready", 0)
         while not self.ending.wait(CHECK_POLL_SECONDS if self._check is not None else POLL_SECONDS):
             try:
                 if self._departure.cause():
                     self._leave()
-                    return
+                    return 0
                 self._step()
+                if self._attempt is None and self._check is None and outdated(self.node):
+                    print("agent: there is newer code", flush=True)
+                    self._events.close()
+                    return NEWER_CODE
             except Exception as error:
                 print(f"agent: {type(error).__name__}: {error}", flush=True)
         self._end()
         self._events.close()
+        return 0
 
     def _step(self) -> None:
         if self._check is not None:
@@ -232,8 +240,7 @@ def main() -> int:
     agent = Agent(node, manifest, run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.ending.set())
-    agent.serve()
-    return 0
+    return agent.serve()
 
 
 if __name__ == "__main__":

@@ -51,6 +51,12 @@ def secrets(names: dict[str, str], region: str) -> dict[str, str]:
     }
 
 
+def scratch() -> Path:
+    """Where the job may cache: the instance store, where the node has one."""
+    disks = BASE / "scratch"
+    return disks if disks.is_dir() else BASE
+
+
 class Attempt(Torchrun):
     """torchrun for one attempt on this node. `network`: what NCCL calls the one that the nodes were verified on."""
 
@@ -85,7 +91,7 @@ class Attempt(Torchrun):
             assert run.job.command is not None
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
         command = torchrun_command(
-            python=job_python(manifest),
+            python=job_python(manifest) if run.job.container is None else Path("python"),
             head=manifest.head,
             rendezvous=f"{run.run}-{self.number}",
             processes=run.processes_per_node,
@@ -94,6 +100,8 @@ class Attempt(Torchrun):
             job=job,
             logs=self._logs,
         )
+        if run.job.container is not None:
+            command = [str(BASE / "bin/in-container"), run.job.container, *command]
         variables = job_variables(
             manifest=manifest,
             group=group,
@@ -102,7 +110,7 @@ class Attempt(Torchrun):
             address=node.address,
             metrics=self._metrics,
             request=self._request,
-            cache=BASE / "cache",
+            cache=scratch() / "cache",
             network=network,
         )
         self.start(command, folder, variables | secrets(run.job.secrets, node.region))

@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -96,7 +97,10 @@ def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str
         base = f"https://{bucket}.s3.{region}.{suffix}"
     url = f"{base}/{urllib.parse.quote(key)}" + (f"?{query}" if query else "")
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (plain for any Python 3)
-    return request(url, method, signed_headers(method, url, region, credentials(), now, body or b""), body)
+    headers = signed_headers(method, url, region, credentials(), now, body or b"")
+    if body is not None:
+        headers["content-type"] = "application/json"  # urllib would say that it is a form
+    return request(url, method, headers, body)
 
 
 def s3_get(uri: str, region: str) -> bytes:
@@ -176,7 +180,7 @@ def report(reason: str) -> None:
         manifest = json.loads((BASE / "fetched.json").read_text())
         region, who = node["region"], {name: node[name] for name in ("instance", "role", "boot")}
         event = {"kind": "play", "status": "failed", "message": reason[:4000], "time": time.time(), **who}
-        stream = f"s3://{manifest['staging_bucket']}/head/events/"
+        stream = f"s3://{manifest['staging_bucket']}/{'bake' if node['role'] == 'builder' else 'head'}/events/"
         if node["role"] == "worker":
             run = json.loads(s3_get(f"s3://{manifest['staging_bucket']}/run.json", region))["run"]
             stream = f"s3://{manifest['data_bucket']}/runs/{run}/events/"
@@ -197,13 +201,23 @@ def boot_number() -> str:
     return f"{seen['boot']:04d}"
 
 
+def switch_off_at(until: float) -> None:
+    """Kept in memory, by systemd: no boot of another machine from this disk knows of it. A reboot comes here again."""
+    later = ["systemd-run", f"--on-active={until - time.time():.0f}", "systemctl", "poweroff"]
+    if str(ROOT) == "/" and (time.time() >= until or subprocess.call(later)):
+        subprocess.call(["systemctl", "poweroff"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--role", choices=("head", "worker"), required=True)
+    parser.add_argument("--role", choices=("head", "worker", "builder"), required=True)
     parser.add_argument("--group", help="name in the manifest of the group that a worker is in")
     parser.add_argument("--manifest", required=True, help="S3 URI of manifest.json")
     parser.add_argument("--region", required=True)
+    parser.add_argument("--until", type=float, help="Unix time at which this machine is switched off, whoever dies")
     options = parser.parse_args()
+    if options.until:
+        switch_off_at(options.until)
     BASE.mkdir(parents=True, exist_ok=True)
     node = {
         "role": options.role,

@@ -25,7 +25,7 @@ from fleet.checks import Checks
 from fleet.events import events_writer
 from fleet.groups import Groups
 from fleet.idleness import Idleness
-from fleet.node import Node, manifest_at_boot, this_node
+from fleet.node import NEWER_CODE, Node, manifest_at_boot, outdated, this_node
 from fleet.verdict import Fleet, account_for, failed_for_good, root_cause
 
 POLL_SECONDS = 1.0
@@ -289,6 +289,9 @@ def main() -> int:
             controller.step()
         except Exception as error:  # AWS may be away for a while; the lease bounds how long that may last
             print(f"controller: {type(error).__name__}: {error}", flush=True)
+        if outdated(node):
+            print("controller: there is newer code", flush=True)
+            return NEWER_CODE
     return 0
 
 

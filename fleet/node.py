@@ -3,22 +3,25 @@
 import os
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from contract.base import Contract
+from contract.events import NodeRole
 from contract.manifest import Manifest, WorkerGroup
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
+NEWER_CODE = 75  # exit code of a service that ends to be started again from a newer bundle (EX_TEMPFAIL)
 
 
 class Node(Contract):
     """`node.json`, written by the bootstrap at each boot."""
 
-    role: Literal["head", "worker"] = Field(description="What the node is.")
-    group: str | None = Field(None, description="Name in the manifest of the worker group that it is in.")
+    role: NodeRole = Field(description="What the node is.")
+    group: str | None = Field(
+        None, description="Name in the manifest of the worker group that it is in; a builder's, that its image is for."
+    )
     instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private IPv4 address.")
     boot: str = Field(description="Number of this boot, from 0001.")
@@ -39,6 +42,12 @@ def this_node() -> Node:
 def manifest_at_boot() -> Manifest:
     """The manifest that the bootstrap fetched."""
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
+
+
+def outdated(node: Node) -> bool:
+    """Whether a newer bundle has taken the place of the one that this process was started from."""
+    current = BASE / "current"
+    return current.exists() and current.resolve() != Path(node.bundle).resolve()
 
 
 def own_group(node: Node, manifest: Manifest) -> WorkerGroup:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import ansible_runner
 
 from contract.events import PlayEvent, TaskEvent
-from contract.manifest import Manifest
+from contract.manifest import Hardware, Manifest, WorkerGroup
+from fleet import bootstrap
 from fleet.events import events_writer
 from fleet.node import BASE, ROOT, Node, manifest_at_boot, own_group, this_node
 
@@ -87,6 +88,7 @@ def main() -> int:
         ended("started", "")
         writer.flush()
         try:
+            require_bakeable(node)
             code = run_playbook(node, manifest, playbook, handle)
         except Exception as error:  # also what keeps the play from starting is said in S3
             ended("failed", f"{type(error).__name__}: {error}")
@@ -108,12 +110,36 @@ def main() -> int:
     return 0 if good else 1
 
 
+def require_bakeable(node: Node) -> None:
+    """Raises RuntimeError for a builder that is no machine: there is no disk of its own to make an image of."""
+    if node.role == "builder" and str(ROOT) != "/":
+        raise RuntimeError("a node that is a folder of processes can't be baked: rehearse it with booted nodes")
+
+
+def play_folder(node: Node) -> Path:
+    """Where ansible-runner works. A builder's is in memory: what it still writes at its end is in no image."""
+    folder = ROOT / "run/trainyard/play" if node.role == "builder" else BASE / "play"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def configured_for(node: Node, manifest: Manifest) -> WorkerGroup:
+    """The group that this node configures itself for. A builder of another type has none of the group's hardware: what
+    drives it is left to the nodes."""
+    group = own_group(node, manifest)
+    if node.role == "builder" and bootstrap.metadata("meta-data/instance-type") != group.instance_type:
+        return group.model_copy(update={"gpus": 0, "efa_interfaces": 0, "hardware": Hardware()})
+    return group
+
+
 def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable[[dict[str, Any]], bool]) -> int:
     """Run one playbook of the bundle on this machine; ansible-runner's exit code."""
-    bundle, private = Path(node.bundle), BASE / "play"
-    private.mkdir(exist_ok=True)
+    bundle = Path(node.bundle)
+    more: dict[str, Any] = {}
+    if node.role != "head":
+        more = {"group": configured_for(node, manifest).model_dump(mode="json"), "baking": node.role == "builder"}
     runner = ansible_runner.run(
-        private_data_dir=str(private),
+        private_data_dir=str(play_folder(node)),
         project_dir=str(bundle / "playbooks"),
         playbook=playbook,
         inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
@@ -122,7 +148,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),
-            **({"group": own_group(node, manifest).model_dump(mode="json")} if node.role == "worker" else {}),
+            **more,
             # Empty on a machine: its root is the system's. A node that is a folder has its own.
             "root": "" if str(ROOT) == "/" else str(ROOT),
             "play_python": sys.executable,

@@ -7,7 +7,6 @@ play is run again. A bundle that can't be had, or is not what the manifest says,
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -81,12 +80,6 @@ def main() -> int:
         print("refresh: the manifest has changed: the play runs again", flush=True)
         subprocess.run(["systemctl", "restart", "--no-block", UNIT], check=True)
     return 0
-
-
-def stale(bundle: Path) -> bool:
-    """Whether there is newer code than the bundle that a service was started from."""
-    current = BASE / "current"
-    return current.exists() and current.resolve() != bundle.resolve()
 
 
 if __name__ == "__main__":

@@ -149,6 +149,7 @@ def _workers(args: IdentityArgs) -> list[Statement]:
         _list(args),
         _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], boots_from),
+        _allow("WriteBakeEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
         _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),
         _own_groups(args, "Leave", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
         # Delete: a checkpoint is committed by a rename, which in S3 is copy and delete. Versions keep what was deleted.

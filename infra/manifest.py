@@ -20,7 +20,17 @@ from infra.workers import WorkerGroup
 RENDEZVOUS_PORT = 29400
 # Of the job's settings, what stands in the manifest as it is.
 _OF_JOB = {
-    *("name", "command", "train", "builtin_corpus", "resume", "secrets", "environment", "checkpoint_on_request"),
+    *(
+        "name",
+        "command",
+        "train",
+        "builtin_corpus",
+        "resume",
+        "container",
+        "secrets",
+        "environment",
+        "checkpoint_on_request",
+    ),
 }
 
 

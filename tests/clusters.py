@@ -1,8 +1,11 @@
 """A small cluster in the emulated account as the Pulumi program would leave it: buckets, an empty group, a manifest."""
 
+import base64
+import json
 import time
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from contract.events import AgentEvent, PlayEvent, ServiceEvent, VerificationEvent
@@ -12,6 +15,7 @@ from contract.manifest import Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
 from contract.verification import Measured
+from infra.userdata import user_data
 from tests.manifests import MANIFEST
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
@@ -133,6 +137,52 @@ class Cluster:
 
 def stamp(node: str, role: str) -> dict[str, Any]:
     return {"time": time.time(), "instance": node, "role": role, "boot": "0001"}
+
+
+def workers_template(region: str, stack: str, manifest_uri: str) -> None:
+    """The launch template of that name from now on asks what the Pulumi program's does of one with a GPU's fabric."""
+    ec2 = client("ec2", region)
+    group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
+    _profile(stack)
+    text = user_data("worker", "workers", manifest_uri, region, Path(__file__).parents[1])
+    named = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
+    key = client("kms", region).create_key()["KeyMetadata"]["Arn"]
+    ebs = {"VolumeType": "gp3", "VolumeSize": 40, "Encrypted": True, "KmsKeyId": key, "DeleteOnTermination": True}
+    ec2.create_launch_template_version(
+        LaunchTemplateName=stack,
+        LaunchTemplateData={
+            "ImageId": client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"],
+            "InstanceType": "c7i.xlarge",
+            "IamInstanceProfile": {"Name": stack},
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+            "NetworkInterfaces": [{"DeviceIndex": 0, "Groups": [group], "DeleteOnTermination": True}],
+            "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": named} for kind in ("instance", "volume")],
+            "InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}},
+            "UserData": base64.b64encode(text.encode()).decode(),
+        },
+    )
+
+
+def _vpc_of(region: str, stack: str) -> str:
+    groups = client("autoscaling", region).describe_auto_scaling_groups(AutoScalingGroupNames=[stack])
+    subnet = groups["AutoScalingGroups"][0]["VPCZoneIdentifier"]
+    return str(client("ec2", region).describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"])
+
+
+def _profile(name: str) -> None:
+    """A role that may do all that a node asks for."""
+    iam = client("iam", "us-east-1")
+    trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
+    rights = {"Effect": "Allow", "Action": ["s3:*", "autoscaling:*"], "Resource": "*"}
+    iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy(trust))
+    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=_policy(rights))
+    iam.create_instance_profile(InstanceProfileName=name)
+    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+
+
+def _policy(statement: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
 def create_group(region: str, name: str, template: str, subnet: str) -> None:

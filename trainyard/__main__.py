@@ -1,4 +1,4 @@
-"""`trainyard`: launch, stop, status, logs, results. Exit status: 0 done, 1 failed, 2 bad input."""
+"""`trainyard`: launch, stop, status, logs, results, bake. Exit status: 0 done, 1 failed, 2 bad input."""
 
 import json
 import sys
@@ -11,7 +11,8 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.base import InputError
-from trainyard import archive, runs
+from trainyard import archive, bake, runs
+from trainyard.builder import end_builders
 from trainyard.cluster import Cluster
 from trainyard.errors import LaunchError
 from trainyard.launch import Launch
@@ -74,6 +75,8 @@ def stop(stack: Stack, manifest: ManifestUri = None, as_json: Json = False) -> N
         if manifest is None:  # destroy names one, and may come twice; a person who mistypes a stack is told
             cluster.require_up()
         ended = runs.stop(cluster)
+        if left := end_builders(cluster):
+            show.line("builder", f"ended: {', '.join(left)}")
         archive.mark_old(cluster, show)
         print(json.dumps({"ended": ended}) if as_json else f"{len(ended)} nodes ended")
 
@@ -124,6 +127,31 @@ def results(
         print(f"{len(found.files)} files of {found.run} in {found.folder}")
         for uri in found.checkpoints:
             print(uri)
+
+
+@app.command("bake")
+def bake_image(
+    stack: Stack,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Worker group that the image is for; none: the first.")
+    ] = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type", help="Of the builder; none: the group's. Another leaves its drivers to the nodes."
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", min=1, help="After which the builder ends in any case.")] = 90,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The stack's file; none: stacks/Pulumi.STACK.yaml.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the image of a stack's workers: one instance configures itself and becomes it; the stack's file names it."""
+    with _told(), display() as show:
+        asked = bake.Asked(minutes=minutes, group=group, instance_type=instance_type, file=file)
+        done = bake.bake(Cluster.of(stack), asked, show)
+        print(done.model_dump_json() if as_json else "\n".join(bake.in_words(done, stack)))
 
 
 if __name__ == "__main__":

@@ -31,16 +31,16 @@ SILENT, SILENT_SECONDS, CONSOLE_LINES = "no sign yet", 15 * 60.0, 20
 
 
 class Deadline:
-    """The end of the bring-up: `launch.bring_up_minutes` after it began."""
+    """The end of what begins now, after `minutes`, which the user gave as `key`."""
 
-    def __init__(self, minutes: float) -> None:
-        self.minutes, self.at = minutes, time.time() + minutes * 60
+    def __init__(self, minutes: float, key: str = "launch.bring_up_minutes") -> None:
+        self.minutes, self.key, self.at = minutes, key, time.time() + minutes * 60
 
     def wait(self, what: str, done: Callable[[], bool]) -> None:
         """Poll until done. Raises DeadlineError with what was waited for when it is over."""
         while not done():
             if time.time() > self.at:
-                raise DeadlineError(f"{what} did not come within {self.minutes:g} minutes (launch.bring_up_minutes)")
+                raise DeadlineError(f"{what} did not come within {self.minutes:g} minutes ({self.key})")
             time.sleep(POLL_SECONDS)
 
 
@@ -150,7 +150,7 @@ class Nodes:
         silent = [node for node, text in self._last.items() if text == SILENT]
         if outcome is None and silent and time.time() > self._silent_until:
             minutes = round(SILENT_SECONDS / 60)
-            console = self._console(silent[0])
+            console = console_of(self._cluster.region, silent[0])
             raise BringUpError(f"no sign of {', '.join(silent)} within {minutes} minutes of its launch{console}")
         return outcome
 
@@ -169,14 +169,15 @@ class Nodes:
         keys = self._cluster.data.keys(RunLayout(self._run).metrics)
         return any(chunk_attempt(key) >= attempt for key in keys)
 
-    def _console(self, node: str) -> str:
-        """The end of a node's console: what failed before it could write to S3 stands there."""
-        try:
-            answer = client("ec2", self._cluster.region).get_console_output(InstanceId=node)
-        except ClientError as error:
-            return f" (its console can't be read: {error})"
-        lines = answer.get("Output", "").rstrip().splitlines()[-CONSOLE_LINES:]
-        return "".join(f"\n  {line}" for line in [f"the console of {node} ends:", *lines]) if lines else ""
+
+def console_of(region: str, node: str) -> str:
+    """The end of a node's console: what failed before it could write to S3 stands there."""
+    try:
+        answer = client("ec2", region).get_console_output(InstanceId=node)
+    except ClientError as error:
+        return f" (its console can't be read: {error})"
+    lines = answer.get("Output", "").rstrip().splitlines()[-CONSOLE_LINES:]
+    return "".join(f"\n  {line}" for line in [f"the console of {node} ends:", *lines]) if lines else ""
 
 
 def _ended(outcome: Outcome) -> bool:

@@ -45,6 +45,17 @@ def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
         )
 
 
+def container_runs_an_own_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    job = settings.job
+    if job.container is not None and job.source is None:
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.container",
+            value=job.container,
+            why="the built-in trainer runs in the environment that nodes make for it, which no image is known to have",
+            fix="Remove it, or bring a job of your own by source and command",
+        )
+
+
 def source_is_there(settings: StackSettings, root: Path) -> Iterator[Problem]:
     job = settings.job
     if job.source is None:
@@ -162,6 +173,7 @@ def checks_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
 
 
 RULES = (
+    Rule(container_runs_an_own_job, ("job.container", "job.source")),
     Rule(one_kind_of_job, ("job.source", "job.command", "job.train")),
     Rule(source_is_there, ("job.source", "job.command")),
     Rule(batch_splits, ("job.train", "nodes", "job.processes_per_node", "instance_type")),

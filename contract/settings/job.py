@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from contract.base import Contract
 from contract.numbers import Number, Whole
-from contract.settings.names import DatasetName, JobName, ParameterName, RunId, VariableName
+from contract.settings.names import ContainerImage, DatasetName, JobName, ParameterName, RunId, VariableName
 from contract.training import TrainerConfig
 
 
@@ -36,6 +36,11 @@ class JobSettings(Contract):
     )
     environment: dict[VariableName, str] = Field(
         default_factory=dict, description="Plain environment variables of the job."
+    )
+    container: ContainerImage | None = Field(
+        None,
+        description="Container image that the user's own job runs in, with the node's network, GPUs and EFA; none: the "
+        "node's Python environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,

@@ -31,6 +31,15 @@ ParameterName = Annotated[
     str,
     AfterValidator(spelled("[A-Za-z0-9_./-]{1,1011}", "the name of an SSM parameter: letters, digits and . - _ /")),
 ]
+ContainerImage = Annotated[
+    str,
+    AfterValidator(
+        spelled(
+            r"[a-z0-9][\w.:/@-]{0,254}",
+            "a reference to a container image, such as nvcr.io/nvidia/pytorch:26.10-py3",
+        )
+    ),
+]
 # S3 user guide, "General purpose bucket naming rules". Dots are left out: TLS to such a bucket's own host fails.
 BucketName = Annotated[
     str,

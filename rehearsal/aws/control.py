@@ -146,6 +146,7 @@ def _truth(region: str, instance: Any) -> InstanceTruth:
         subnet=instance.subnet_id,
         zone=instance.availability_zone,
         image=instance.image_id,
+        image_source=_image_source(instance),
         user_data=str(instance.user_data or ""),
         role_name=_role_name(instance),
         tags={tag["key"]: tag["value"] for tag in instance.get_tags()},
@@ -155,6 +156,11 @@ def _truth(region: str, instance: Any) -> InstanceTruth:
         interrupted_time=instance.interrupted_at,
         lifecycle_state="Terminated" if instance.is_ending or instance.state == "terminated" else "InService",
     )
+
+
+def _image_source(instance: Any) -> str | None:
+    image = instance.ec2_backend.amis.get(instance.image_id)
+    return None if image is None else image.source_instance_id
 
 
 def _role_name(instance: Any) -> str | None:

@@ -21,6 +21,7 @@ from rehearsal.aws.ec2 import (
     images,
     instances,
     interfaces,
+    own_images,
     placement,
     quotas,
     reservation_calls,
@@ -138,6 +139,7 @@ def _extend(launcher: Launcher) -> None:
     spot.install()
     interfaces.install()
     images.install()
+    own_images.install()
     dependencies.install()
     endpoints.install()
     security_rules.install()

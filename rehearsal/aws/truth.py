@@ -16,6 +16,9 @@ class InstanceTruth(Contract):
     subnet: str = Field(description="Subnet id.")
     zone: str = Field(description="Availability zone.")
     image: str = Field(description="AMI id.")
+    image_source: str | None = Field(
+        default=None, description="Instance that its image was made of; none for an image of others."
+    )
     user_data: str = Field(description="User-data in base64; empty when there is none.")
     role_name: str | None = Field(description="Role of the instance profile.")
     tags: dict[str, str] = Field(description="Tags of the instance.")

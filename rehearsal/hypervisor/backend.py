@@ -11,13 +11,14 @@ from contract.report import BackendName, NotRehearsed, Scaled
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """One instance as EC2 describes it to whoever boots it."""
+    """One instance as EC2 describes it to whoever boots it. `made_of`: the instance that its image was made of."""
 
     id: str
     address: str
     user_data: str
     metadata_endpoint: str
     environment: Mapping[str, str]
+    made_of: str | None = None
 
 
 class Backend(Protocol):

@@ -64,11 +64,24 @@ class Hypervisor:
         for truth in mine(self._aws.instances(), self._stack):
             machine = self._machines.get(truth.id)
             if truth.state in {"pending", "running"} and machine is None:
-                self._boot(truth)
+                if self._has_its_disk(truth):
+                    self._boot(truth)
             elif machine is not None:
                 machine.truth = truth
-                if truth.state in {"shutting-down", "terminated"}:
+                if truth.state in {"stopping", "stopped", "shutting-down", "terminated"}:
                     self._shut_down(machine)
+                elif machine.kill_at is not None:
+                    raise RuntimeError(f"{truth.id} was stopped and is started again, which is not rehearsed")
+
+    def _has_its_disk(self, truth: InstanceTruth) -> bool:
+        """Whether what it boots from is there. An image of a machine here is, once that machine is off."""
+        if truth.image_source is None:
+            return True
+        source = self._machines.get(truth.image_source)
+        if source is None:
+            made = f"{truth.image}, made of {truth.image_source}"
+            raise RuntimeError(f"{truth.id} boots from {made}, whose disk is not in this rehearsal")
+        return source.gone
 
     def _boot(self, truth: InstanceTruth) -> None:
         name = truth.id
@@ -86,6 +99,7 @@ class Hypervisor:
                 address=truth.private_ip,
                 user_data=_text(truth.user_data),
                 metadata_endpoint=server.endpoint,
+                made_of=truth.image_source,
                 environment={
                     "AWS_ENDPOINT_URL": self._backend.reach(self._aws.endpoint),
                     "AWS_CONFIG_FILE": os.devnull,

@@ -133,6 +133,10 @@ class MetadataServer:
         self._server.daemon_threads = True
         self.endpoint = f"http://{address}:{port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self.serve()
+
+    def serve(self) -> None:
+        """From now on it answers."""
         self._thread.start()
 
     def close(self) -> None:

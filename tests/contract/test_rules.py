@@ -121,6 +121,9 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"node.package_index": "pypi"}, "node.package_index", "= 'pypi': neither a URL that pip takes nor"),
         Example({"node.package_index": "s3://wheels/"}, "node.package_index", "= 's3://wheels/': neither a URL"),
     ],
+    "container_runs_an_own_job": [
+        Example({"job.container": "nvcr.io/nvidia/pytorch:26.10-py3"}, "job.container", "the built-in trainer runs in"),
+    ],
     "variables_are_the_roles": [
         Example(
             {"node.variables": {"base_nofile": 1}}, "node.variables", "= 'base_nofile': no role has such a variable"

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from contract.objects import Bucket
+from fleet import bootstrap
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.metadata import Metadata, MetadataServer
 
@@ -119,3 +121,27 @@ def test_it_uses_nothing_but_the_standard_library() -> None:
         if line.startswith(("import ", "from "))
     }
     assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("left", "arms", "commands"),
+    [
+        (600.0, 0, ["systemd-run --on-active=600 systemctl poweroff"]),
+        (600.0, 1, ["systemd-run --on-active=600 systemctl poweroff", "systemctl poweroff"]),
+        (-1.0, 0, ["systemctl poweroff"]),
+    ],
+)
+def test_a_machine_that_is_to_end_ends_in_any_case(
+    left: float, arms: int, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def call(command: list[str]) -> int:
+        called.append(" ".join(command))
+        return arms if command[0] == "systemd-run" else 0
+
+    monkeypatch.setattr(bootstrap, "ROOT", Path("/"))
+    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    bootstrap.switch_off_at(1000.0 + left)
+    assert called == commands

@@ -80,10 +80,10 @@ def test_head_may_change_the_groups_of_its_own_stack_only(shipped: Deployment) -
     assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
 
 
-def test_workers_write_to_runs_only(shipped: Deployment) -> None:
-    data = f"arn:aws:s3:::{shipped.exports['data_bucket']}"
+def test_workers_write_to_runs_and_what_a_builder_tells_only(shipped: Deployment) -> None:
+    data, staging = (f"arn:aws:s3:::{shipped.exports[name]}" for name in ("data_bucket", "staging_bucket"))
     writes = [one for one in policy_of(shipped, "workers") if "s3:PutObject" in one["Action"]]
-    assert [one["Resource"] for one in writes] == [[f"{data}/runs/*"]]
+    assert [one["Resource"] for one in writes] == [[f"{staging}/bake/events/*"], [f"{data}/runs/*"]]
 
 
 def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:

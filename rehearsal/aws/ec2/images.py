@@ -87,7 +87,7 @@ def _devices(image: Ami) -> list[dict[str, Any]]:
         "VolumeSize": image.ebs_snapshot.volume.size,
         "DeleteOnTermination": True,
         "VolumeType": "gp3",
-        "Encrypted": False,
+        "Encrypted": image.ebs_snapshot.encrypted,
     }
     return [{"DeviceName": image.root_device_name, "Ebs": ebs}]
 

@@ -204,6 +204,8 @@ def _devices(backend: Any, asked: Asked) -> list[Asked]:
         ebs.setdefault("DeleteOnTermination", True)
         ebs.setdefault("VolumeType", "gp3" if name == root else "gp2")
         if name == root:
+            if image.ebs_snapshot.encrypted and not ebs.get("Encrypted"):
+                ebs.update(Encrypted=True, KmsKeyId=image.ebs_snapshot.kms_key_id)
             ebs.setdefault("VolumeSize", root_size)
             if int(ebs["VolumeSize"]) < root_size:
                 raise refuse(

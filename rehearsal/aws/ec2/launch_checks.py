@@ -53,7 +53,9 @@ def check(backend: Any, asked: Asked) -> None:
     if instance_type not in INSTANCE_TYPES:
         raise refuse("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
     check_capacity(asked)
-    backend.describe_images(ami_ids=[asked["ImageId"]])
+    (image,) = backend.describe_images(ami_ids=[asked["ImageId"]]) or [None]
+    if image is None or image.state != "available":
+        raise refuse("InvalidAMIID.Unavailable", f"The image ID '{asked['ImageId']}' is not available")
     check_interfaces(asked)
     _check_network(backend, asked)
     placement = asked.get("Placement") or {}

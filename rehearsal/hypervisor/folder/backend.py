@@ -51,6 +51,8 @@ class ProcessBackend:
         return self.folder / "nodes" / instance
 
     def boot(self, spec: NodeSpec) -> None:
+        if spec.made_of is not None:
+            raise RuntimeError(f"{spec.id} boots from an image of {spec.made_of}, and a node that is a folder has none")
         root = self.root(spec.id)
         if root.exists():
             shutil.rmtree(root)

@@ -12,6 +12,7 @@ _KNOWN = {
         "ExecStart",
         "WorkingDirectory",
         "Environment",
+        "EnvironmentFile",
         "Restart",
         "RestartSec",
         "TimeoutStopSec",

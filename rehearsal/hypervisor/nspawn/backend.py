@@ -33,6 +33,7 @@ class NspawnBackend:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self._say = folder, say
         self.machines: dict[str, Machine] = {}
+        self.disk_mib: int | None = None  # of machines that boot from now on; none: as much as the folder's disk has
         self.network = Network(mark_of(folder))
         self._base: Path | None = None
 
@@ -57,7 +58,17 @@ class NspawnBackend:
     def boot(self, spec: NodeSpec) -> None:
         assert self._base is not None
         namespace = self.network.node(spec.id)
-        hardware = Hardware(layers=[self._base], namespace=namespace, name=namespace, shared=[Path(sys.prefix)])
+        layers = [self._base]
+        if spec.made_of is not None:  # it is off: nothing writes to its disk any more
+            source = self.machines[spec.made_of]
+            layers = [source.disk, *source.hardware.layers]
+        hardware = Hardware(
+            layers=layers,
+            namespace=namespace,
+            name=namespace,
+            shared=[Path(sys.prefix)],
+            disk_mib=self.disk_mib,
+        )
         machine = self.machines[spec.id] = Machine(self.folder / "nodes" / spec.id, hardware)
         machine.prepare(system_files(spec))
         machine.start()

@@ -26,7 +26,7 @@ _WITH_US = ("setpriv", "--pdeathsig", "TERM")  # a machine shuts down when who b
 class Hardware:
     """What a machine is made of. `shared`: folders that it sees at their own place and can't write to.
 
-    `disk_mib`: size of what it can write, in memory; none: as much as the folder it lies in.
+    `disk_mib`: size of what it can write, in memory, gone with a reboot; none: as much as the folder's own disk.
     """
 
     layers: Sequence[Path]

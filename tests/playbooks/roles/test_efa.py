@@ -29,6 +29,8 @@ cp /usr/lib/x86_64-linux-gnu/liburcu-common.so.8 /opt/amazon/ofi-nccl/lib/libncc
 sed -i 's/liburcu-common.so.8/libnccl-net-ofi.so\\x00/' /opt/amazon/ofi-nccl/lib/libnccl-net.so
 printf '# EFA installer version: %s\\n# Debug packages installed: no\\n# Packages installed:\\nefa_3\\n' \\
   "$EFA_INSTALLER_VERSION" > /opt/amazon/efa_installed_packages
+[ -e /etc/efa-used ] && echo '- Please reboot to complete the installation.'
+echo '- Please logout/login to complete the installation.'
 """
 # As many devices as the first line of /etc/efa-devices says, each under two fabrics, as libfabric 2 lists them; the
 # next time as many as the second line says.
@@ -99,7 +101,7 @@ def bare(request: pytest.FixtureRequest) -> None:
         node: Booted = request.getfixturevalue("node")
         node.sh(
             f"rm -rf {FOLDER} /var/log/ran /var/cache/trainyard /etc/ld.so.conf.d/60-trainyard*; ldconfig;"
-            "echo 4 > /etc/efa-devices"
+            "rm -rf /etc/efa-used /run/trainyard; echo 4 > /etc/efa-devices"
         )
 
 
@@ -224,6 +226,15 @@ def test_a_download_that_is_away_for_a_while_is_tried_again(node: Booted, downlo
     download.drop(2)
     assert node.role("efa", **variables(download)).code == 0
     assert download.dropped()
+
+
+@pytest.mark.booted
+def test_a_driver_in_use_asks_for_a_reboot_before_anything_is_looked_at(node: Booted, download: Repository) -> None:
+    node.sh("echo 0 > /etc/efa-devices; touch /etc/efa-used")
+    assert node.role("efa", **variables(download)).code == 0
+    assert "could not unload the older driver" in node.sh("cat /run/trainyard/reboot-required")
+    node.sh("rm -r /run/trainyard")  # as the boot does
+    assert "libfabric sees 0 EFA devices" in said(node.role("efa", **variables(download)))
 
 
 @pytest.mark.booted

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.apt_repository import NO_SOURCES, Repository, repository
-from tests.machines import Booted, Play, booted
+from tests.apt_repository import NO_SOURCES, Package, Repository, repository
+from tests.machines import ROOT, Booted, Play, booted
 from tests.playbooks.roles.nvidia import (
     MODULES,
     UBUNTU,
@@ -130,6 +130,18 @@ def test_fabric_manager_comes_at_the_version_of_the_driver_that_is_kept(node: No
     assert node.version("nvidia-fabricmanager") == f"{NEWER}-1"
 
 
+def test_nvlink_5_gets_its_subnet_manager(node: Node) -> None:
+    node.distribution.add(Package(name="infiniband-diags"), Package(name="libibumad3"))
+    node.nvidia.add(Package(name="nvlsm", depends=["libibumad3"]))
+    wanted = {"nvidia_driver_fabric_manager": True, "nvidia_driver_nvlink5": True}
+    first = node.run(**wanted)
+    assert first.code == 0, first.told
+    assert node.version("nvlsm") == "1.0-1"
+    assert node.sh("cat /etc/modules-load.d/trainyard-nvlink5.conf; ls -d /sys/module/ib_umad").split()[0] == "ib_umad"
+    again = node.run(**wanted)
+    assert (again.code, again.changed) == (0, ()), again.told
+
+
 def test_a_fabric_manager_of_another_version_is_refused(node: Node) -> None:
     node.has(NEWER)
     node.sh(f"apt-get install -qy nvidia-fabricmanager={PINNED}-1")
@@ -198,21 +210,19 @@ def test_a_version_that_the_repository_lacks_is_named(node: Node) -> None:
     assert "must be changed in the stack" in told.failure
 
 
-@pytest.mark.parametrize(
-    ("spoil", "clocks", "message"),
-    [
-        ("sed -i 1d /etc/gpus", "", "nvidia-smi sees 7 GPUs, and the instance type has 8"),
-        ("sed -i 's/A100/A10G/' /etc/gpus", "", "GPUs are NVIDIA A10G-SXM4-40GB, and the instance type has A100"),
-        ("true", "9999,9999", "nvidia-smi refuses the application clocks 9999,9999"),
-        (f"sed -i 's/{PINNED}/580.1/' /usr/bin/nvidia-smi", "", "Driver/library version mismatch"),
-    ],
-)
-def test_what_is_not_as_it_should_be_is_said(node: Node, spoil: str, clocks: str, message: str) -> None:
+def test_clocks_that_the_gpus_refuse_are_named(node: Node) -> None:
     node.has(PINNED)
-    node.sh(spoil)
-    told = node.run(nvidia_driver_clocks=clocks)
+    told = node.run(nvidia_driver_clocks="9999,9999")
     assert told.code == 2
-    assert message in told.failure
+    assert "nvidia-smi refuses the application clocks 9999,9999" in told.failure
+
+
+def test_a_gpu_that_is_missing_fails_the_role(node: Node) -> None:
+    node.has(PINNED)
+    node.sh("sed -i 1d /etc/gpus")
+    told = node.run()
+    assert told.code == 2
+    assert "nvidia-smi sees 7 GPUs, and the instance type has 8" in told.failure
 
 
 def test_without_a_persistence_daemon_the_driver_itself_keeps_the_gpus(node: Node) -> None:
@@ -232,3 +242,51 @@ def test_images_own_persistence_daemon_is_used(node: Node) -> None:
         "systemctl show -P ExecStart nvidia-persistenced; systemctl is-active nvidia-persistenced"
     )
     node.sh("! dpkg-query -W nvidia-persistenced")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("sed -i s/A100/A10G/ /etc/gpus", "GPUs are NVIDIA A10G-SXM4-40GB, and the instance type has A100"),
+        (
+            f"sed -i s/{PINNED}/580.1/ /usr/bin/nvidia-smi",
+            "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch",
+        ),
+        ("systemctl stop nvidia-fabricmanager", "nvidia-fabricmanager.service is inactive"),
+        ("sed -i s/580/581/ /usr/bin/nv-fabricmanager", f"Fabric Manager is 581.173.02, and the driver is {PINNED}"),
+        ("echo Disabled > /run/gpu/persistence", "persistence mode is off on 8 GPUs"),
+        ("echo '1, 2' > /run/gpu/clocks", "application clocks are 1,2, not 1215,1410"),
+    ],
+)
+def test_the_verification_itself_sees_what_changed_since(verified: Node, spoil: str, message: str) -> None:
+    script = f"{ROOT}/playbooks/roles/nvidia_driver/files/verify.sh"
+    verify = ("sh", script, "8", "A100", "580.65.06", "fabric", "1215,1410")
+    assert verified.machine.machine.run(*verify).returncode == 0
+    verified.sh(f"cp -a /run/gpu /etc/gpus /usr/bin/nv-fabricmanager /usr/bin/nvidia-smi /root; {spoil}")
+    told = verified.machine.machine.run(*verify)
+    verified.sh("cd /root; cp -a gpu /run; cp -a gpus /etc; cp -a nv-fabricmanager nvidia-smi /usr/bin")
+    verified.sh("systemctl start nvidia-fabricmanager")
+    assert (told.returncode, told.stderr) == (1, f"{message}\n")
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with machine(tmp_path_factory) as node:
+        assert node.run(nvidia_driver_fabric_manager=True, nvidia_driver_clocks="1215,1410").code == 0
+        yield node
+
+
+def test_the_distributions_own_sources_bring_its_further_component(node: Node) -> None:
+    written = {
+        "/etc/apt/sources.list": "deb http://mirror/debian bookworm main\ndeb http://other/ tool main\n",
+        "/etc/apt/sources.list.d/debian.sources": "Types: deb\nSuites: bookworm bookworm-updates\nComponents: main\n",
+    }
+    for path, text in written.items():
+        node.machine.put(path, text)
+    script = f"sh {ROOT}/playbooks/roles/nvidia_driver/files/component.sh contrib"
+    assert node.sh(script).splitlines() == ["changed"] * 2
+    assert node.sh("cat /etc/apt/sources.list") == (
+        "deb http://mirror/debian bookworm main contrib\ndeb http://other/ tool main\n"
+    )
+    assert "Components: main contrib\n" in node.sh("cat /etc/apt/sources.list.d/debian.sources")
+    assert node.sh(script) == ""

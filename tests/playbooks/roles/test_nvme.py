@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rehearsal.hypervisor.nspawn.image import base_root
-from tests.apt_repository import NO_SOURCES
+from tests.apt_repository import NO_SOURCES, Package, repository
 from tests.machines import ROOT, Booted, Play, booted
 from tests.polling import eventually
 
@@ -330,6 +330,19 @@ def test_it_converges_and_a_second_run_changes_nothing(machine: Booted) -> None:
     assert machine.sh(f"test -d {MOUNT_POINT}/cache; findmnt -no OPTIONS {MOUNT_POINT}").count("noatime") == 1
     again = role(machine)
     assert (again.code, again.changed) == (0, ()), again.told
+
+
+@pytest.mark.booted
+def test_an_image_without_the_tools_is_given_them(machine: Booted, tmp_path_factory: pytest.TempPathFactory) -> None:
+    has(machine)
+    machine.sh("dpkg --purge --force-depends mdadm")
+    with repository(tmp_path_factory.mktemp("tools"), machine.network) as made:
+        made.add(Package(name="mdadm", version="99", files={"/usr/sbin/mdadm": "#!/bin/sh\n"}))
+        made.be_source_of(machine)
+        play = role(machine)
+        machine.sh("rm /etc/apt/sources.list.d/tests.list")
+    assert "nvme : Have what it is made with" in play.changed, play.told
+    assert "Have what it is made with" not in role(machine).changed
 
 
 @pytest.mark.booted

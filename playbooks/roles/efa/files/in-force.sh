@@ -9,7 +9,7 @@ if [ ! -d /sys/module/efa ] && modprobe efa 2>/dev/null; then
   echo changed
 fi
 
-where=$(find /opt/amazon/ofi-nccl /opt/amazon/aws-ofi-nccl -name 'libnccl-net*.so' -printf '%h\n' 2>/dev/null |
+where=$(find -H /opt/amazon/ofi-nccl /opt/amazon/aws-ofi-nccl -name 'libnccl-net*.so' -printf '%h\n' 2>/dev/null |
   sort -u | head -n 1)
 [ -n "$where" ] || exit 0
 

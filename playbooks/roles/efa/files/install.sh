@@ -1,9 +1,9 @@
 #!/bin/sh
 # Checks EFA's installer, then runs it; nothing of it runs unchecked. What it is made of goes when it is done or refused.
-#   install.sh FOLDER URL sha256|signature CHECKSUM|FINGERPRINT [OPTION...]
+#   install.sh FOLDER URL REBOOT_FILE sha256|signature CHECKSUM|FINGERPRINT [OPTION...]
 set -eu
-folder=$1 url=$2 by=$3 wanted=$4
-shift 4
+folder=$1 url=$2 reboot=$3 by=$4 wanted=$5
+shift 5
 installer=$folder/installer.tar.gz
 log=/var/log/trainyard-efa-installer.log
 
@@ -45,5 +45,9 @@ if ! env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 ./efa_installer.sh
   echo "EFA's installer failed; the end of $log:" >&2
   tail -n 40 "$log" >&2
   exit 1
+fi
+if grep -q 'Please reboot' "$log"; then
+  mkdir -p "$(dirname "$reboot")"
+  echo "efa: the installer could not unload the older driver, which is in use" > "$reboot"
 fi
 rm -rf "$folder"

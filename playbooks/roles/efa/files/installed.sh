@@ -4,5 +4,5 @@
 set -eu
 list=/opt/amazon/efa_installed_packages
 [ -r "$list" ] && [ -x /opt/amazon/efa/bin/fi_info ] || exit 0
-[ -n "$(find /opt/amazon/ofi-nccl /opt/amazon/aws-ofi-nccl -name 'libnccl-net*.so' 2>/dev/null)" ] || exit 0
+[ -n "$(find -H /opt/amazon/ofi-nccl /opt/amazon/aws-ofi-nccl -name 'libnccl-net*.so' 2>/dev/null)" ] || exit 0
 sed -n 's/^# *EFA installer version: *//p' "$list" | head -n 1

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Tells, as JSON, what toolkit of this release the machine has; changes nothing.
+#   look.sh RELEASE PACKAGE...
+set -u
+home=/usr/local/cuda-$1
+shift
+truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }
+header=$(ls /usr/include/*-linux-gnu/cudnn_version.h /usr/include/cudnn_version.h "$home/include/cudnn_version.h" \
+  2>/dev/null | head -1)
+number() { sed -n "s/^#define CUDNN_$1  *\([0-9]*\).*/\1/p" "$header"; }
+
+release=$("$home/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+cudnn=${header:+$(number MAJOR).$(number MINOR).$(number PATCHLEVEL)}
+lacking=
+for package; do
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || lacking="$lacking${lacking:+, }\"$package\""
+done
+# NVIDIA's own installer, which deep-learning images are made with, leaves nothing that dpkg knows of.
+printf '{"release": "%s", "cudnn": "%s", "lacking": [%s], "packaged": %s, "broken": %s}\n' "$release" "$cudnn" \
+  "$lacking" "$(truth dpkg-query -S "$home/bin/nvcc")" "$(truth test -n "$(dpkg --audit)")"

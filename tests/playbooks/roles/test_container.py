@@ -1,0 +1,237 @@
+"""The role `container` on booted machines: its files and command lines, with a stand-in for Docker."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.apt_repository import NO_SOURCES, Package, Repository, repository
+from tests.machines import ROOT, Booted, Play, booted
+
+pytestmark = pytest.mark.booted
+
+# A daemon that reads its settings at its start, and can check a file of them.
+DOCKERD = """#!/usr/bin/python3
+import json, pathlib, sys, time
+if "--help" in sys.argv:
+    sys.exit(print("  --validate  Validate daemon configuration and exit"))
+names = [word.split("=", 1)[1] for word in sys.argv if word.startswith("--config-file=")]
+file = pathlib.Path(names[0] if names else "/etc/docker/daemon.json")
+settings = json.loads(file.read_text()) if file.exists() else {}
+if unknown := set(settings) - {"bridge", "iptables", "ip6tables", "live-restore", "runtimes", "data-root", "mtu"}:
+    sys.exit(f"the following directives don't match any configuration option: {', '.join(sorted(unknown))}")
+if "--validate" not in sys.argv:
+    pathlib.Path("/run/docker-daemon").write_text(json.dumps(settings))
+    while True:
+        time.sleep(60)
+"""
+# It writes down what it is asked; images that are there are lines of /run/images.
+DOCKER = """#!/usr/bin/python3
+import json, pathlib, sys
+images, asked = pathlib.Path("/run/images"), pathlib.Path("/run/asked")
+with asked.open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+daemon = pathlib.Path("/run/docker-daemon")
+settings = json.loads(daemon.read_text()) if daemon.exists() else sys.exit("Cannot connect to the Docker daemon")
+runtimes, folder = ["runc", *settings.get("runtimes", {})], settings.get("data-root", "/var/lib/docker")
+have = images.read_text().split() if images.exists() else []
+match sys.argv[1:]:
+    case ["info", "--format", "{{json .}}"]:
+        print(json.dumps({"Runtimes": dict.fromkeys(runtimes), "DockerRootDir": folder}))
+    case ["info", *_]:
+        print(folder, *runtimes, "")
+    case ["image", "inspect", image]:
+        sys.exit(image not in have)
+    case ["pull", "--quiet", image]:
+        fails = pathlib.Path("/run/fails")
+        if fails.exists():
+            fails.unlink()
+            sys.exit("toomanyrequests")
+        images.write_text(" ".join([*have, image]))
+    case ["run", *_]:
+        sys.exit(7)
+"""
+UNIT = "[Service]\nExecStart=/usr/bin/dockerd\nExecStartPost=/bin/sleep 0.3\n[Install]\nWantedBy=multi-user.target\n"
+IMAGE = "nvcr.io/nvidia/pytorch:26.10-py3"
+
+
+def docker(name: str) -> Package:
+    files = {"/usr/bin/docker": DOCKER, "/usr/bin/dockerd": DOCKERD, "/lib/systemd/system/docker.service": UNIT}
+    return Package(name=name, fields={"Conflicts": "docker-ce" if name == "docker.io" else "docker.io"}, files=files)
+
+
+def toolkit(version: str) -> list[Package]:
+    told = f"#!/bin/sh\necho 'NVIDIA Container Toolkit CLI version {version}'\n"
+    files = {"/usr/bin/nvidia-ctk": told, "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n"}
+    plain = ("libnvidia-container1", "libnvidia-container-tools", "nvidia-container-toolkit")
+    base = Package(name="nvidia-container-toolkit-base", version=f"{version}-1", files=files)
+    return [base, *(Package(name=name, version=f"{version}-1") for name in plain)]
+
+
+class Node:
+    def __init__(self, machine: Booted, nvidia: Repository) -> None:
+        self.machine, self.nvidia, self.sh = machine, nvidia, machine.sh
+
+    def run(self, **variables: Any) -> Play:
+        source = {"": self.nvidia.url, "_key": self.nvidia.key_url, "_fingerprint": self.nvidia.fingerprint}
+        told = {f"container_repository{name}": value for name, value in source.items()}
+        return self.machine.role("container", **told, **variables)
+
+    def daemon(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.sh("cat /etc/docker/daemon.json"))
+        return found
+
+    def asked(self) -> list[list[str]]:
+        """Command lines of `docker`, in their order."""
+        return [json.loads(line) for line in self.sh("cat /run/asked").splitlines()]
+
+
+@pytest.fixture
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    made = tmp_path_factory.mktemp("made")
+    with (
+        booted(made / "node", NO_SOURCES) as node,
+        repository(made / "distribution", node.network) as own,
+        repository(made / "nvidia", node.network) as nvidia,
+    ):
+        helper = {"/usr/bin/docker-credential-ecr-login": "#!/bin/sh\n"}
+        own.add(docker("docker.io"), docker("docker-ce"), Package(name="amazon-ecr-credential-helper", files=helper))
+        own.be_source_of(node, "distribution")
+        for version in ("1.17.4", "1.18.0", "1.20.0", "1.21.0"):
+            nvidia.add(*toolkit(version))
+        yield Node(node, nvidia)
+
+
+def test_docker_and_toolkit_are_pinned_held_and_configured(node: Node) -> None:
+    first = node.run()
+    assert first.code == 0, first.told
+    assert node.sh("dpkg-query -W -f '${Version}' nvidia-container-toolkit") == "1.20.0-1"
+    assert {"docker.io", "nvidia-container-toolkit"} <= set(node.sh("apt-mark showhold").split())
+    node.sh("systemctl is-enabled docker; systemctl is-active docker")
+    assert node.daemon() == {
+        "bridge": "none",
+        "ip6tables": False,
+        "iptables": False,
+        "live-restore": True,
+        "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}},
+    }
+    again = node.run()
+    assert (again.code, again.changed) == (0, ()), again.told
+
+
+def test_what_an_image_brings_is_kept(node: Node) -> None:
+    node.nvidia.be_source_of(node.machine, "image")
+    node.sh("apt-get install -qy docker-ce nvidia-container-toolkit-base=1.18.0-1; mkdir /etc/docker")
+    node.machine.put("/etc/docker/daemon.json", '{"mtu": 9001, "runtimes": {"kata": {"path": "kata"}}}')
+    node.nvidia.away()  # nothing is asked of it
+    told = node.run()
+    assert told.code == 0, told.told
+    assert "installed" not in node.sh("dpkg-query -W -f '${db:Status-Status}' docker.io").split()
+    assert node.daemon()["mtu"] == 9001
+    assert set(node.daemon()["runtimes"]) == {"kata", "nvidia"}
+
+
+def test_a_toolkit_that_lets_containers_out_is_replaced(node: Node) -> None:
+    node.nvidia.be_source_of(node.machine, "image")
+    node.sh("apt-get install -qy nvidia-container-toolkit-base=1.17.4-1; apt-mark hold nvidia-container-toolkit-base")
+    assert node.run().code == 0
+    assert node.sh("dpkg-query -W -f '${Version}' nvidia-container-toolkit-base") == "1.20.0-1"
+
+
+def test_settings_that_docker_refuses_do_not_land(node: Node) -> None:
+    node.sh("mkdir /etc/docker")
+    node.machine.put("/etc/docker/daemon.json", '{"no-such-setting": 1}')
+    told = node.run()
+    assert told.code == 2
+    assert "Docker refuses the settings meant for /etc/docker/daemon.json" in told.failure
+    assert node.daemon() == {"no-such-setting": 1}
+    assert node.sh("ls /etc/docker") == "daemon.json\n"
+
+
+def test_a_run_that_was_killed_before_docker_started_anew_is_taken_up(node: Node) -> None:
+    assert node.run().code == 0
+    node.sh("echo '{}' > /run/docker-daemon")  # what the daemon has is not what the file says
+    again = node.run()
+    assert again.code == 0, again.told
+    assert "nvidia" in node.sh("cat /run/docker-daemon")
+
+
+def test_images_lie_where_the_stack_says_and_the_jobs_own_is_pulled(node: Node) -> None:
+    node.sh("touch /run/fails")  # the registry refuses the first time
+    variables = {"container_image": IMAGE, "container_data": "/opt/trainyard/nvme/docker"}
+    told = node.run(**variables)
+    assert told.code == 0, told.told
+    assert node.daemon()["data-root"] == "/opt/trainyard/nvme/docker"
+    assert node.sh("cat /run/images") == IMAGE
+    assert node.run(**variables).changed == ()
+
+
+def test_an_image_of_ecr_is_pulled_as_the_nodes_role(node: Node) -> None:
+    registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+    assert node.run(container_image=f"{registry}/pytorch-training:2.9", container_gpus=False).code == 0
+    assert json.loads(node.sh("cat /root/.docker/config.json")) == {"credHelpers": {registry: "ecr-login"}}
+    node.sh("! dpkg-query -W nvidia-container-toolkit")
+    assert "runtimes" not in node.daemon()
+
+
+def test_a_job_in_a_container_has_network_devices_memory_and_environment_of_the_node(node: Node) -> None:
+    assert node.run(container_mounts=["/opt/trainyard", "/fsx"]).code == 0
+    node.sh("mkdir /dev/infiniband; mknod /dev/infiniband/uverbs0 c 1 3; mknod /dev/nvidia0 c 1 3; mkdir -p /opt/job")
+    node.sh("rm /run/asked; mkdir /dev/nvidia-caps; touch /dev/nvidiactl")  # not a device
+    script = (
+        "cd /opt/job; status=0; env HF_TOKEN='s3 cret' RANK=3 LD_LIBRARY_PATH=/x INVOCATION_ID=1 "
+        f"/opt/trainyard/bin/in-container {IMAGE} torchrun --master 'a b' \"$HOME\" || status=$?; echo $status"
+    )
+    assert node.sh(script) == "7\n"  # the container's own
+    left, run = node.asked()
+    assert left == ["rm", "--force", "trainyard-job"]
+    at = run.index(IMAGE)
+    assert run[at:] == [IMAGE, "torchrun", "--master", "a b", "/root"]
+    options = set(run[1:at])
+    assert options >= {
+        *("--rm", "--init", "--name=trainyard-job", "--network=host", "--ipc=host", "--ulimit=memlock=-1"),
+        *("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--device=/dev/nvidia0", "--workdir=/opt/job"),
+        *("--device=/dev/infiniband/uverbs0", "--env=HF_TOKEN", "--env=RANK"),
+        *(f"--mount=type=bind,source={folder},target={folder}" for folder in ("/opt/trainyard", "/fsx")),
+    }
+    assert not options & {"--env=LD_LIBRARY_PATH", "--env=INVOCATION_ID", "--env=PATH", "--device=/dev/nvidiactl"}
+    assert "s3 cret" not in " ".join(run)
+
+
+def test_without_gpus_a_container_asks_for_none(node: Node) -> None:
+    assert node.run(container_gpus=False).code == 0
+    node.sh(f"rm /run/asked; /opt/trainyard/bin/in-container {IMAGE} true || true")
+    assert not [word for word in node.asked()[-1] if "nvidia" in word.lower() and word != IMAGE]
+
+
+def test_docker_that_does_not_start_is_said(node: Node) -> None:
+    assert node.run().code == 0
+    node.sh("rm /run/docker-daemon; sed -i '2iraise SystemExit(1)' /usr/bin/dockerd")
+    told = node.run()
+    assert told.code == 2
+    assert "systemctl restart docker.service" in told.failure
+
+
+def test_the_verification_sees_what_changed_since(node: Node) -> None:
+    assert node.run().code == 0
+    script = f"{ROOT}/playbooks/roles/container/files/verify.sh"
+    good = ("gpus", "1.17.8", "", "", "/opt/trainyard/bin")
+
+    def told(*arguments: str, spoil: str = "true") -> tuple[int, str]:
+        node.sh(spoil)
+        done = node.machine.machine.run("sh", script, *arguments)
+        return done.returncode, done.stderr
+
+    assert told(*good) == (0, "")
+    assert told("gpus", "2.0", *good[2:]) == (1, "NVIDIA's container toolkit is 1.20.0, older than 2.0\n")
+    elsewhere = told("gpus", "1.17.8", "/nvme", IMAGE, "/opt")
+    assert elsewhere == (
+        1,
+        "Docker keeps its images in /var/lib/docker, not in /nvme\n"
+        f"the image {IMAGE} is not there\nthere is no /opt/in-container\n",
+    )
+    gone = told(*good, spoil="rm /usr/bin/nvidia-container-runtime")
+    assert gone == (1, "there is no nvidia-container-runtime\n")
+    assert "and not NVIDIA's" in told(*good, spoil="echo '{}' > /run/docker-daemon")[1]
+    assert "Docker does not answer" in told(*good, spoil="rm /run/docker-daemon")[1]

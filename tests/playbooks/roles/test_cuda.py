@@ -1,0 +1,145 @@
+"""The role `cuda` on booted machines, with stand-ins for NVIDIA's packages."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.apt_repository import NO_SOURCES, Package, Repository, repository
+from tests.machines import ROOT, Booted, Play, booted
+from tests.playbooks.roles.nvidia import UBUNTU
+
+pytestmark = pytest.mark.booted
+
+HOME = "/usr/local/cuda-13.2"
+CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
+ENVIRONMENT = "/etc/trainyard/environment.d/20-cuda.conf"
+
+
+def toolkit(release: str, patch: str) -> list[Package]:
+    """The packages of a release that the role asks for; `nvcc` says what the real one says."""
+    suffix, home = release.replace(".", "-"), f"/usr/local/cuda-{release}"
+    told = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
+    files = {f"{home}/bin/nvcc": told, f"{home}/include/cuda_runtime.h": ""}
+    nvcc = Package(name=f"cuda-nvcc-{suffix}", version=f"{release}.86-1", files=files)
+    build = Package(name=f"cuda-minimal-build-{suffix}", version=f"{release}.{patch}-1", depends=[nvcc.name])
+    names = ("cuda-nvrtc-dev", "libcublas-dev", "libcusolver-dev", "libcusparse-dev")
+    return [nvcc, build, *(Package(name=f"{name}-{suffix}") for name in names)]
+
+
+def cudnn(version: str) -> list[Package]:
+    major, minor, patch, _ = version.split(".")
+    header = f"#define CUDNN_MAJOR {major}\n#define CUDNN_MINOR {minor}\n#define CUDNN_PATCHLEVEL {patch}\n"
+    files = {CUDNN: header}
+    return [
+        Package(name="libcudnn9-cuda-13", version=f"{version}-1"),
+        Package(name="libcudnn9-headers-cuda-13", version=f"{version}-1"),
+        Package(name="libcudnn9-dev-cuda-13", version=f"{version}-1", files=files),
+    ]
+
+
+class Node:
+    def __init__(self, machine: Booted, nvidia: Repository) -> None:
+        self.machine, self.nvidia, self.sh = machine, nvidia, machine.sh
+
+    def run(self, **variables: Any) -> Play:
+        return self.machine.role(
+            "cuda",
+            cuda_repository=self.nvidia.url,
+            cuda_repository_key=self.nvidia.key_url,
+            cuda_repository_fingerprint=self.nvidia.fingerprint,
+            **variables,
+        )
+
+
+@contextmanager
+def machine(folders: pytest.TempPathFactory, system: str = "Debian") -> Iterator[Node]:
+    made = folders.mktemp("made")
+    with (
+        booted(made / "node", NO_SOURCES | (UBUNTU if system == "Ubuntu" else {})) as node,
+        repository(made / "distribution", node.network) as own,
+        repository(made / "nvidia", node.network) as nvidia,
+    ):
+        compiler = Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"})
+        own.add(compiler, Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
+        own.be_source_of(node, "distribution")
+        nvidia.add(*toolkit("13.2", "2"), *toolkit("13.2", "3"), *toolkit("13.0", "3"))
+        nvidia.add(*cudnn("9.26.0.51"), *cudnn("9.30.0.1"))
+        yield Node(node, nvidia)
+
+
+@pytest.fixture
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with machine(tmp_path_factory) as made:
+        yield made
+
+
+@pytest.mark.parametrize("system", ["Debian", "Ubuntu"])
+def test_the_compiler_is_pinned_held_and_known_to_the_job(
+    tmp_path_factory: pytest.TempPathFactory, system: str
+) -> None:
+    with machine(tmp_path_factory, system) as node:
+        first = node.run()
+        assert first.code == 0, first.told
+        assert node.sh("dpkg-query -W -f '${Version}' cuda-minimal-build-13-2") == "13.2.2-1"
+        assert {"cuda-minimal-build-13-2", "cuda-nvcc-13-2"} <= set(node.sh("apt-mark showhold").split())
+        assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
+        assert node.sh(f"cat {ENVIRONMENT}") == f"CUDA_HOME={HOME}\nCUDACXX={HOME}/bin/nvcc\n"
+        assert "release 13.2" in node.sh(". /etc/profile.d/trainyard-cuda.sh; nvcc --version")
+        node.sh("! dpkg-query -W libcudnn9-cuda-13")  # torch brings its own
+        again = node.run()
+        assert (again.code, again.changed) == (0, ()), again.told
+
+
+def test_a_toolkit_that_an_image_brings_is_kept_and_chosen_among_several(node: Node) -> None:
+    told = "#!/bin/sh\necho 'Cuda compilation tools, release {}, V1'\n"
+    for release in ("13.0", "13.2"):
+        node.machine.put(f"/usr/local/cuda-{release}/bin/nvcc", told.format(release))
+        node.sh(f"chmod +x /usr/local/cuda-{release}/bin/nvcc; mkdir /usr/local/cuda-{release}/include")
+        node.sh(f"touch /usr/local/cuda-{release}/include/cuda_runtime.h")
+    node.sh("ln -s cuda-13.0 /usr/local/cuda")
+    node.nvidia.away()  # nothing is asked of it
+    kept = node.run()
+    assert kept.code == 0, kept.told
+    assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
+    node.sh("! dpkg-query -W cuda-nvcc-13-2; dpkg-query -W g++ python3-dev")
+
+
+def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) -> None:
+    assert node.run().code == 0
+    node.sh("apt-get purge -qy --allow-change-held-packages libcusparse-dev-13-2")
+    assert node.run().code == 0
+    node.sh("dpkg-query -W libcusparse-dev-13-2")
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with machine(tmp_path_factory) as node:
+        assert node.run(cuda_cudnn="9.26.0.51").code == 0
+        yield node
+
+
+def test_cudnn_is_the_one_that_was_asked_for(verified: Node) -> None:
+    assert verified.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == "9.26.0.51-1"
+    assert "libcudnn9-dev-cuda-13" in verified.sh("apt-mark showhold")
+    assert verified.run(cuda_cudnn="9.26.0.51").changed == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "message"),
+    [
+        (f"{HOME}/bin/nvcc", "sed -i s/13.2/13.1/", f"{HOME}/bin/nvcc is of CUDA 13.1, not 13.2"),
+        (f"{HOME}/include/cuda_runtime.h", "rm", f"{HOME} has no headers of CUDA's runtime"),
+        (CUDNN, "sed -i s/26/25/", "cuDNN's header is of 9.25.0, not 9.26.0.51"),
+        ("/usr/bin/g++", "rm", "there is no g++, which nvcc compiles the host's code with"),
+        ("/usr/local/cuda", "rm", f"/usr/local/cuda is not {HOME}"),
+    ],
+)
+def test_the_verification_sees_what_changed_since(verified: Node, file: str, spoil: str, message: str) -> None:
+    verify = ("sh", f"{ROOT}/playbooks/roles/cuda/files/verify.sh", "13.2", ENVIRONMENT, "9.26.0.51")
+    assert verified.machine.machine.run(*verify).returncode == 0
+    verified.sh(f"cp -a {file} /root/kept; {spoil} {file}")
+    told = verified.machine.machine.run(*verify)
+    verified.sh(f"rm -f {file}; mv /root/kept {file}")
+    assert (told.returncode, told.stderr) == (1, f"{message}\n")

@@ -1,0 +1,47 @@
+"""What booted nodes need is said with what to install."""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+from contract.base import InputError
+from rehearsal.hypervisor.choice import usable_backend
+from rehearsal.hypervisor.nspawn.needs import lacking
+
+
+@pytest.fixture(autouse=True)
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has it all."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 2, "final", 0))
+
+
+def test_a_machine_that_has_it_all_lacks_nothing() -> None:
+    assert lacking() == []
+
+
+def test_another_user_is_told_to_be_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="sudo make rehearsal BACKEND=nspawn"):
+        usable_backend("nspawn")
+
+
+def test_a_missing_program_is_told_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda program: None if program == "systemd-nspawn" else "/usr/bin/x")
+    (problem,) = lacking()
+    assert (problem.value, problem.fix) == ("systemd-container", "Debian, Ubuntu: apt-get install systemd-container")
+
+
+def test_an_environment_of_another_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
+    (problem,) = lacking()
+    assert problem.value == "/usr, Python 3.12"
+
+
+def test_an_unknown_back_end_is_told() -> None:
+    with pytest.raises(InputError, match="no such back-end"):
+        usable_backend("qemu")

@@ -1,0 +1,57 @@
+"""Whole rehearsals on booted machines: `make rehearsal BACKEND=nspawn`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rehearsal.hypervisor.nspawn.backend import mark_of
+from rehearsal.hypervisor.nspawn.network import NAMES
+from tests.rehearsal.conftest import RUN_SECONDS, Ended, clean_environment
+
+pytestmark = pytest.mark.booted
+# What no machine without this hardware or service can show.
+HARDWARE = {"nvidia_driver", "cuda", "efa", "nvme", "lustre"}
+
+
+def rehearse(tree: Path, stack: str, *words: str) -> Ended:
+    command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--backend", "nspawn", "--json", *words]
+    done = subprocess.run(
+        command, cwd=tree, env=clean_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
+    )
+    report: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+    return Ended(done.returncode, done.stderr, 0.0, report)
+
+
+@pytest.fixture(scope="module")
+def local(tree: Path) -> Ended:
+    return rehearse(tree, "local")
+
+
+def test_it_is_well(local: Ended) -> None:
+    assert (local.status, local.report.get("errors"), local.report.get("backend")) == (0, [], "nspawn"), local.told
+    assert local.report["last_loss"] < 0.8 * local.report["first_loss"]
+
+
+def test_nothing_of_a_stack_without_gpus_is_left_out(local: Ended) -> None:
+    assert local.report["not_rehearsed"] == []
+
+
+def test_nothing_of_its_machines_stays(local: Ended, tree: Path) -> None:
+    folder = tree / "build/rehearsal/local"
+    mark = mark_of(folder)
+    assert [path.name for path in NAMES.glob(f"*{mark}*")] == []
+    assert [one for one in psutil.process_iter(["cmdline"]) if mark in " ".join(one.info["cmdline"] or ())] == []
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    assert list(Path("/sys/fs/cgroup").glob(f"**/*{mark}*")) == []
+
+
+def test_of_a_gpu_stack_only_what_needs_its_hardware_is_left_out(tree: Path) -> None:
+    ended = rehearse(tree, "a100-cluster", "--nodes", "2")
+    assert (ended.status, ended.report.get("errors")) == (0, []), ended.told
+    left_out = {one["what"].split()[1] for one in ended.report["not_rehearsed"]}
+    assert left_out == HARDWARE
