@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from contract import tags
 from contract.layout import RunLayout
 from contract.metrics import MetricLine, Results
-from contract.objects import Bucket
+from contract.objects import Bucket, client
 from contract.report import LostResource
 from contract.streams import metric_lines
 from rehearsal.aws.journal import JournalEntry
@@ -86,6 +87,19 @@ def check_checkpoints(uris: Iterable[str], environment: Mapping[str, str]) -> li
 
     with ThreadPoolExecutor(2) as pool:
         return [problem for problems in pool.map(load, uris) for problem in problems]
+
+
+def baked_images(region: str, stack: str) -> list[str]:
+    """The images that were baked for the stack, each with its snapshots: they are wanted, and outlive the cluster."""
+    filters = [
+        {"Name": f"tag:{tags.STACK}", "Values": [stack]},
+        {"Name": f"tag:{tags.ROLE}", "Values": [tags.IMAGE]},
+    ]
+    found = []
+    for image in client("ec2", region).describe_images(Owners=["self"], Filters=filters)["Images"]:
+        devices = [device["Ebs"]["SnapshotId"] for device in image["BlockDeviceMappings"] if "Ebs" in device]
+        found += [image["ImageId"], *devices]
+    return found
 
 
 def leaked(before: Iterable[Resource], after: Iterable[Resource], retained: Iterable[str]) -> list[LostResource]:

@@ -139,11 +139,15 @@ def stamp(node: str, role: str) -> dict[str, Any]:
     return {"time": time.time(), "instance": node, "role": role, "boot": "0001"}
 
 
+def ubuntu(region: str) -> str:
+    """Id of Ubuntu's image."""
+    return str(client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"])
+
+
 def workers_template(region: str, stack: str, manifest_uri: str) -> None:
     """The launch template of that name from now on asks what the Pulumi program's does of one with a GPU's fabric."""
     ec2 = client("ec2", region)
     group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
-    _profile(stack)
     text = user_data("worker", "workers", manifest_uri, region, Path(__file__).parents[1])
     named = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
     key = client("kms", region).create_key()["KeyMetadata"]["Arn"]
@@ -151,7 +155,7 @@ def workers_template(region: str, stack: str, manifest_uri: str) -> None:
     ec2.create_launch_template_version(
         LaunchTemplateName=stack,
         LaunchTemplateData={
-            "ImageId": client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"],
+            "ImageId": ubuntu(region),
             "InstanceType": "c7i.xlarge",
             "IamInstanceProfile": {"Name": stack},
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
@@ -170,7 +174,7 @@ def _vpc_of(region: str, stack: str) -> str:
     return str(client("ec2", region).describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"])
 
 
-def _profile(name: str) -> None:
+def profile(name: str) -> None:
     """A role that may do all that a node asks for."""
     iam = client("iam", "us-east-1")
     trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
@@ -210,7 +214,7 @@ def build(region: str, **job: Any) -> Cluster:
         s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tags})
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
-    image = client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"]
+    image = ubuntu(region)
     ec2.create_launch_template(
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )

@@ -1,9 +1,8 @@
 """Booted nodes of an emulated account, from their user-data on: the whole way, without the Pulumi program."""
 
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -26,7 +25,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.nspawn.backend import NspawnBackend
 from rehearsal.hypervisor.nspawn.machine import Machine
-from tests.clusters import UBUNTU
+from tests.clusters import profile, ubuntu
 from tests.manifests import MANIFEST as STANDARD
 from tests.polling import eventually
 
@@ -47,6 +46,10 @@ class Cloud:
     manifest: Manifest
     launched: list[str] = field(default_factory=list)
 
+    @property
+    def manifest_uri(self) -> str:
+        return f"s3://{self.staging.name}/{MANIFEST}"
+
     def publish(self, packed: Packed | None = None, **node: Any) -> None:
         """A manifest with another bundle, or with other keys under `node`."""
         changes: dict[str, Any] = {}
@@ -59,13 +62,12 @@ class Cloud:
         self.manifest = self.manifest.model_copy(update=changes)
         self.staging.write(MANIFEST, self.manifest.model_dump_json(indent=1).encode())
 
-    def launch(self) -> str:
-        """A worker; its instance id. The hypervisor boots it."""
-        text = user_data("worker", "workers", f"s3://{self.staging.name}/{MANIFEST}", REGION, ROOT)
+    def launch(self, image: str | None = None) -> str:
+        """A worker, of Ubuntu where no image is named; its instance id. The hypervisor boots it."""
+        text = user_data("worker", "workers", self.manifest_uri, REGION, ROOT)
         named = [{"Key": tags.STACK, "Value": self.stack}]
-        image = client("ssm", REGION).get_parameter(Name=UBUNTU)["Parameter"]["Value"]
         made = client("ec2", REGION).run_instances(
-            ImageId=image,
+            ImageId=image or ubuntu(REGION),
             InstanceType="c7i.xlarge",
             MinCount=1,
             MaxCount=1,
@@ -121,7 +123,7 @@ def cloud(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -> Itera
     s3 = boto3.client("s3", region_name=REGION)
     for kind in ("data", "staging"):
         s3.create_bucket(Bucket=f"{stack}-{kind}")
-    _profile(stack)
+    profile(stack)
     manifest = STANDARD.model_copy(
         update={"stack": stack, "data_bucket": f"{stack}-data", "staging_bucket": f"{stack}-staging"}
     )
@@ -137,25 +139,6 @@ def cloud(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -> Itera
         yield made
         if made.launched:
             client("ec2", REGION).terminate_instances(InstanceIds=made.launched)
-
-
-def _profile(name: str) -> None:
-    """A role that may do all that a node asks for."""
-    iam = boto3.client("iam", region_name=REGION)
-    trust: Mapping[str, Any] = {
-        "Effect": "Allow",
-        "Action": "sts:AssumeRole",
-        "Principal": {"Service": "ec2.amazonaws.com"},
-    }
-    rights = {"Effect": "Allow", "Action": ["s3:*", "autoscaling:*"], "Resource": "*"}
-    iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy(trust))
-    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=_policy(rights))
-    iam.create_instance_profile(InstanceProfileName=name)
-    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
-
-
-def _policy(statement: Mapping[str, Any]) -> str:
-    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
 def _run(manifest: Manifest) -> RunRecord:

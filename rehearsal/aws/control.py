@@ -12,6 +12,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.autoscaling.service_roles import is_linked
+from rehearsal.aws.ec2 import endings
 from rehearsal.aws.ec2.images import is_public
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.truth import InstanceTruth, Resource
@@ -133,6 +134,16 @@ def instances() -> list[InstanceTruth]:
         if account == ACCOUNT
         for instance in backend.all_instances()
     ]
+
+
+def switch_off(name: str) -> None:
+    """An instance has switched itself off. Raises ValueError where there is none of that id."""
+    backends: Any = ec2_backends
+    for account, _, backend in backends.iter_backends():
+        for instance in backend.all_instances() if account == ACCOUNT else []:
+            if instance.id == name:
+                return endings.switch_off(instance)
+    raise ValueError(f"no instance {name}")
 
 
 def _truth(region: str, instance: Any) -> InstanceTruth:

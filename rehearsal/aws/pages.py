@@ -32,6 +32,17 @@ def _advance(body: bytes) -> dict[str, float]:
     return _clock(body)
 
 
+class SwitchedOff(Contract):
+    """The body of a POST of `switched-off`."""
+
+    instance: str = Field(description="EC2 instance id.")
+
+
+def _switched_off(body: bytes) -> dict[str, str]:
+    control.switch_off(SwitchedOff.model_validate_json(body).instance)
+    return {}
+
+
 def _faults(_: bytes) -> list[dict[str, Any]]:
     return INJECTED.told()
 
@@ -74,6 +85,7 @@ def _reasons(error: ValidationError) -> str:
 
 PAGES: dict[tuple[str, str], Page] = {
     ("instances", "GET"): lambda _: [each.model_dump() for each in control.instances()],
+    ("switched-off", "POST"): _switched_off,
     ("dump", "GET"): lambda _: [each.model_dump() for each in control.dump()],
     ("clock", "GET"): _clock,
     ("clock", "POST"): _advance,

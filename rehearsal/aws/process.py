@@ -117,6 +117,10 @@ class EmulatedAws:
         """Every instance that ever was, terminated ones included."""
         return [InstanceTruth.model_validate(item) for item in self._page("instances")]
 
+    def switched_off(self, instance: str) -> None:
+        """Tell EC2 that an instance has switched itself off."""
+        self._page("switched-off", "POST", {"instance": instance})
+
     def dump(self) -> list[Resource]:
         """All that exists in the account."""
         return [Resource.model_validate(item) for item in self._page("dump")]

@@ -54,6 +54,9 @@ class Backend(Protocol):
     def alive(self, instance: str) -> bool:
         """Whether the machine is powered on."""
 
+    def switched_itself_off(self, instance: str) -> bool:
+        """Whether the machine has powered off by its own command, and nobody else's."""
+
     def log_tails(self) -> str:
         """The last that every machine logged, also those that are off."""
 

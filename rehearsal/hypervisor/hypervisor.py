@@ -70,6 +70,8 @@ class Hypervisor:
                 machine.truth = truth
                 if truth.state in {"stopping", "stopped", "shutting-down", "terminated"}:
                     self._shut_down(machine)
+                elif self._backend.switched_itself_off(truth.id):
+                    self._aws.switched_off(truth.id)
                 elif machine.kill_at is not None:
                     raise RuntimeError(f"{truth.id} was stopped and is started again, which is not rehearsed")
 

@@ -9,7 +9,10 @@ from contract.layout import RunLayout
 from contract.objects import Bucket, client
 from rehearsal import audit
 from rehearsal.aws.journal import JournalEntry
+from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.truth import Resource
+from tests.clusters import UBUNTU
+from tests.conftest import REGION
 from tests.rehearsal.conftest import Ended
 
 
@@ -67,6 +70,26 @@ def resource(name: str) -> Resource:
 def test_what_was_not_there_before_and_is_not_kept_has_leaked() -> None:
     before, after = [resource("old")], [resource("old"), resource("kept"), resource("new")]
     assert [one.id for one in audit.leaked(before, after, ["kept"])] == ["new"]
+
+
+def test_a_baked_image_has_not_leaked_and_another_has(account: EmulatedAws) -> None:
+    ec2, before = client("ec2", REGION), account.dump()
+    image = client("ssm", REGION).get_parameter(Name=UBUNTU)["Parameter"]["Value"]
+    made = ec2.run_instances(ImageId=image, InstanceType="t3.medium", MinCount=1, MaxCount=1)
+    name = made["Instances"][0]["InstanceId"]
+    ec2.stop_instances(InstanceIds=[name])
+    named = [{"Key": "trainyard:stack", "Value": "baked"}, {"Key": "trainyard:role", "Value": "image"}]
+    tagged = [{"ResourceType": "image", "Tags": named}]
+    wanted = ec2.create_image(InstanceId=name, Name="wanted", TagSpecifications=tagged)["ImageId"]
+    other = ec2.create_image(InstanceId=name, Name="other")["ImageId"]
+    ec2.terminate_instances(InstanceIds=[name])
+    kept = audit.baked_images(REGION, "baked")
+    found = audit.leaked(before, account.dump(), kept)
+    assert wanted in kept
+    assert [one.id for one in found if one.kind == "image"] == [other]
+    assert len([one for one in found if one.kind == "snapshot"]) == 1
+    for each in (wanted, other):
+        ec2.deregister_image(ImageId=each, DeleteAssociatedSnapshots=True)
 
 
 def entry(seq: int, **changes: Any) -> JournalEntry:

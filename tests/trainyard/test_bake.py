@@ -1,6 +1,8 @@
 """The bake from the operator's side, with a builder that only speaks: what is asked for, kept, and taken back."""
 
 import base64
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +37,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster(account: EmulatedAws) -> clusters.Cluster:
     made = clusters.build(REGION)
+    clusters.profile(made.stack)
     clusters.workers_template(REGION, made.stack, f"s3://{made.staging.name}/{MANIFEST}")
     return made
 
@@ -286,21 +289,42 @@ def test_no_capacity_for_the_builder(cluster: clusters.Cluster, file: Path, acco
     assert builders(cluster) == []
 
 
-def test_a_builder_that_a_dead_bake_left_goes(cluster: clusters.Cluster, file: Path, meanwhile: Meanwhile) -> None:
-    def left(until: float) -> str:
-        template = builder.template_of(Cluster(cluster.stack, REGION), cluster.manifest.groups[0])
-        group = cluster.manifest.groups[0]
-        made = builder.Builder(Cluster(cluster.stack, REGION), f"bake-{until}", Recorder())
-        name = made.launch(template.request(group, template.image, "c7i.xlarge", until, made.tags({}, until)))
-        client("ec2", REGION).stop_instances(InstanceIds=[name])
-        return name
+def left_by_a_bake(cluster: clusters.Cluster, until: float) -> str:
+    """A builder that is stopped: it can't end itself any more."""
+    found, group = Cluster(cluster.stack, REGION), cluster.manifest.groups[0]
+    template, made = builder.template_of(found, group), builder.Builder(found, f"bake-{until}", Recorder())
+    name = made.launch(template.request(group, template.image, "c7i.xlarge", until, made.tags({}, until)))
+    client("ec2", REGION).stop_instances(InstanceIds=[name])
+    return name
 
-    dead, another = left(time.time() - 1), left(time.time() + 600)
+
+def test_a_builder_that_a_dead_bake_left_goes(cluster: clusters.Cluster, file: Path, meanwhile: Meanwhile) -> None:
+    dead, another = left_by_a_bake(cluster, time.time() - 1), left_by_a_bake(cluster, time.time() + 600)
     meanwhile(says(cluster, "ok"))
     baked(cluster, file)
     assert [one["InstanceId"] for one in builders(cluster, "stopped")] == [another]  # of a bake that goes on elsewhere
     assert builder.end_builders(Cluster(cluster.stack, REGION)) == [another]
     assert dead in {one["InstanceId"] for one in builders(cluster, "terminated")}
+
+
+def command(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "trainyard", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_command_speaks_to_machines_and_stop_ends_builders(
+    cluster: clusters.Cluster, file: Path, meanwhile: Meanwhile
+) -> None:
+    meanwhile(says(cluster, "ok"))
+    done = command("bake", "--stack", cluster.stack, "--file", str(file), "--minutes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    told = BakeResult.model_validate_json(done.stdout)
+    assert (told.made, told.written) == (True, True)
+    name = left_by_a_bake(cluster, time.time() + 600)
+    ended = command("stop", "--stack", cluster.stack)
+    assert f"ended: {name}" in ended.stderr
+    assert builders(cluster, "pending", "running", "stopped") == []
 
 
 def test_reserved_capacity_serves_a_builder_of_its_own_type_only(cluster: clusters.Cluster) -> None:

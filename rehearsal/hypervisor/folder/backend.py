@@ -113,6 +113,9 @@ class ProcessBackend:
         process = self._nodes.get(instance)
         return process is not None and process.poll() is None
 
+    def switched_itself_off(self, instance: str) -> bool:
+        return False  # a folder has no such command
+
     def log_tails(self) -> str:
         parts = []
         for log in sorted((self.folder / "nodes").glob("*/var/log/*.log")):

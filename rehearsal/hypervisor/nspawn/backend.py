@@ -83,6 +83,9 @@ class NspawnBackend:
     def alive(self, instance: str) -> bool:
         return instance in self.machines and self.machines[instance].alive()
 
+    def switched_itself_off(self, instance: str) -> bool:
+        return instance in self.machines and self.machines[instance].switched_itself_off
+
     def log_tails(self) -> str:
         parts = [f"--- {name}\n{machine.journal(LOG_LINES)}" for name, machine in sorted(self.machines.items())]
         return "\n".join(parts)

@@ -43,6 +43,7 @@ class Machine:
         self.folder, self.hardware = folder, hardware
         self.cgroup = Cgroup(hardware.name)
         self.boots = 0
+        self.switched_itself_off = False
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._tend, name=f"machine {hardware.name}", daemon=True)
@@ -106,7 +107,9 @@ class Machine:
     def _tend(self) -> None:
         while True:
             assert self._process is not None
-            if self._process.wait() != REBOOT or self._ending.is_set():
+            code = self._process.wait()
+            if code != REBOOT or self._ending.is_set():
+                self.switched_itself_off = code == 0 and not self._ending.is_set()
                 return
             self._power_on()
 

@@ -275,3 +275,24 @@ def test_the_catalog_s_types_are_described(client: Client) -> None:
     types = ["t3.medium", "t3.large", "c7i.xlarge", "p4d.24xlarge"]
     found = client("ec2").describe_instance_types(InstanceTypes=types)["InstanceTypes"]
     assert {each["InstanceType"] for each in found} == set(types)
+
+
+@pytest.mark.parametrize(("behavior", "state"), [("terminate", "terminated"), ("stop", "stopped")])
+def test_an_instance_that_switches_itself_off_ends_as_it_was_launched_to(
+    client: Client, network: Network, aws: EmulatedAws, behavior: str, state: str
+) -> None:
+    (made,) = client("ec2").run_instances(
+        ImageId=network.image,
+        InstanceType="t3.medium",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=network.subnet,
+        InstanceInitiatedShutdownBehavior=behavior,
+    )["Instances"]
+    aws.switched_off(made["InstanceId"])
+    assert {one.id: one.state for one in aws.instances()}[made["InstanceId"]] == state
+
+
+def test_what_is_no_instance_can_not_switch_itself_off(aws: EmulatedAws) -> None:
+    with pytest.raises(ValueError, match="no instance i-none"):
+        aws.switched_off("i-none")
