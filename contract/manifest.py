@@ -115,8 +115,15 @@ class NodeSystem(Contract):
         None, description="Path on the nodes of an existing Python environment for the job; none: the play makes one."
     )
     package_index: str | None = Field(
-        None, description="URL of the Python package index, or of a wheelhouse, for the nodes; none: pip's default."
+        None,
+        description="URL of the Python package index, or where wheels lie (a folder, or s3://bucket/prefix/), for the "
+        "nodes; none: pip's default.",
     )
+
+    @property
+    def wheels_in_s3(self) -> str | None:
+        """The package index, where that is a prefix in S3: nodes need the right to read it."""
+        return self.package_index if (self.package_index or "").startswith("s3://") else None
 
 
 class Job(Contract):

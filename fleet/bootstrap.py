@@ -86,8 +86,8 @@ def signed_headers(
     return headers
 
 
-def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str = "") -> bytes:
-    """One call of S3 for an object, or with a query for a bucket."""
+def signed(method: str, uri: str, region: str, body: bytes = b"", query: str = "") -> tuple[str, dict[str, str]]:
+    """URL and headers of one call of S3 for an object, or with a query for a bucket."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
@@ -97,7 +97,11 @@ def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str
         base = f"https://{bucket}.s3.{region}.{suffix}"
     url = f"{base}/{urllib.parse.quote(key)}" + (f"?{query}" if query else "")
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (plain for any Python 3)
-    headers = signed_headers(method, url, region, credentials(), now, body or b"")
+    return url, signed_headers(method, url, region, credentials(), now, body)
+
+
+def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str = "") -> bytes:
+    url, headers = signed(method, uri, region, body or b"", query)
     if body is not None:
         headers["content-type"] = "application/json"  # urllib would say that it is a form
     return request(url, method, headers, body)

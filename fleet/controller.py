@@ -128,7 +128,7 @@ class Supervision:
 
     def _open_next(self, now: float, save: bool = False) -> Outcome | None:
         if self.control.check is not None:
-            return self._conclude(self.control.check, now)
+            return self._conclude(self.control.check, now, save)
         nodes = self.fleet.candidates(set(self._members) - set(self.control.unhealthy), self.run.nodes)
         if nodes is not None:
             self._take_in(nodes, now, save)
@@ -147,8 +147,8 @@ class Supervision:
         self._order(check=check, checks=number, save=False)  # what still runs on them has lost its peers
         print(f"check {number} of {', '.join(check.nodes)}", flush=True)
 
-    def _conclude(self, check: Check, now: float) -> Outcome | None:
-        """What a check has come to: the next look opens an attempt, or orders another check, or waits for nodes."""
+    def _conclude(self, check: Check, now: float, save: bool) -> Outcome | None:
+        """What a check has come to: an attempt is opened, or another check ordered, or nodes are waited for."""
         if gone := self.fleet.gone(check.nodes, self._members):
             print(f"check {check.number} is void: {gone} left the group", flush=True)
             self._order(check=None)
@@ -162,9 +162,9 @@ class Supervision:
             self.groups.mark_unhealthy(node)
         healthy = check.nodes if found.verdict == "passed" else ()
         self._order(check=None, verified=(*verified, *healthy), unhealthy=(*unhealthy, *found.unhealthy))
-        if found.verdict != "failed":
-            return None
-        return self.outcome("failed", f"verification of the nodes: {found.reason}")
+        if found.verdict == "failed":
+            return self.outcome("failed", f"verification of the nodes: {found.reason}")
+        return self._open_next(now, save)
 
     def _why(self) -> str:
         """What the nodes' last check came to, where that kept the job from its start."""

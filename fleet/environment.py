@@ -16,6 +16,7 @@ from pathlib import Path
 BUNDLE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(BUNDLE))  # it is started as a file, before any package of the bundle is known
 
+from fleet import wheelhouse  # noqa: E402
 from fleet.bootstrap import BASE, Fatal, report  # noqa: E402
 
 OLDEST = (3, 11)
@@ -31,9 +32,15 @@ def usable(python: Path) -> bool:
 
 
 def index_options(index: str | None) -> list[str]:
-    """pip's options for the stack's package index: a PEP 503 index ends in /simple, anything else is a wheelhouse."""
+    """pip's options for the stack's package index: a PEP 503 index ends in /simple, anything else is a wheelhouse.
+
+    One in S3 is brought to the node's disk first. Raises Fatal where it is empty.
+    """
     if not index:
         return []
+    if index.startswith("s3://"):
+        region = json.loads((BASE / "node.json").read_text())["region"]
+        return ["--no-index", "--find-links", str(wheelhouse.fetch(index, region))]
     return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
 
 

@@ -86,6 +86,7 @@ def main(root: Path) -> None:
             staging_bucket_arn=staging.arn,
             key_arn=key.arn,
             secrets=list(job.secrets.values()),
+            wheels=settings.node.wheels_in_s3,
         ),
     )
     network = lay_network(scope, settings, zone_is_ours(settings, facts), key.service_arn)

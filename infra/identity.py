@@ -16,13 +16,17 @@ Statement = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityArgs:
-    """`key_arn`: the KMS key of the data bucket. `secrets`: names of the SSM parameters that the job reads."""
+    """`key_arn`: the KMS key of the data bucket. `secrets`: names of the SSM parameters that the job reads.
+
+    `wheels`: prefix in S3 (s3://bucket/prefix/) that nodes install Python packages from.
+    """
 
     scope: Scope
     data_bucket_arn: pulumi.Input[str]
     staging_bucket_arn: pulumi.Input[str]
     key_arn: pulumi.Input[str]
     secrets: Sequence[str]
+    wheels: str | None
 
 
 class Identity(pulumi.ComponentResource):
@@ -119,6 +123,19 @@ def _data_key(args: IdentityArgs) -> Statement:
     return _allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=only)
 
 
+def _wheels(args: IdentityArgs) -> list[Statement]:
+    """A mirror of wheels in a bucket of the user's own."""
+    if args.wheels is None:
+        return []
+    bucket, prefix = layout.split_s3_uri(args.wheels)
+    arn = f"arn:{args.scope.partition}:s3:::{bucket}"
+    below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+    return [
+        _allow("ListWheels", ["s3:ListBucket"], [arn], Condition=below),
+        _allow("ReadWheels", ["s3:GetObject"], [f"{arn}/{prefix}*"]),
+    ]
+
+
 def _head(args: IdentityArgs) -> list[Statement]:
     """The controller's rights: lease, end and members' health of its own stack's groups, the runs' records, its own
     events."""
@@ -138,6 +155,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
         _allow("ReadStaging", ["s3:GetObject"], _below(args.staging_bucket_arn, "*")),
         _allow("WriteOwnEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, "head/*")),
         _allow("Runs", ["s3:GetObject", "s3:PutObject"], _below(args.data_bucket_arn, "runs/*")),
+        *_wheels(args),
     ]
 
 
@@ -158,6 +176,7 @@ def _workers(args: IdentityArgs) -> list[Statement]:
             ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             _below(args.data_bucket_arn, "runs/*"),
         ),
+        *_wheels(args),
     ]
     if args.secrets:
         scope = args.scope

@@ -25,12 +25,12 @@ def venv_is_a_place(settings: StackSettings, root: Path) -> Iterator[Problem]:
 
 def package_index_is_a_place(settings: StackSettings, root: Path) -> Iterator[Problem]:
     index = settings.node.package_index
-    if index is not None and not re.fullmatch(r"(https?://|file:///|/)\S+", index):
+    if index is not None and not re.fullmatch(r"(https?://|file:///|/)\S+|s3://[a-z0-9][a-z0-9.-]+/(\S*/)?", index):
         yield Problem(
             key=f"{CONFIG_KEY}.node.package_index",
             value=index,
-            why="neither a URL that pip takes nor an absolute path on the nodes",
-            fix="Write an index such as https://pypi.example.com/simple, or where wheels lie such as /opt/wheels",
+            why="neither a URL that pip takes, nor a prefix in S3, nor an absolute path on the nodes",
+            fix="Write an index such as https://pypi.example.com/simple, or where wheels lie such as s3://mine/wheels/",
         )
 
 

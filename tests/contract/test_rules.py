@@ -118,8 +118,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"node.venv": "job-venv"}, "node.venv", "= 'job-venv': not an absolute path"),
     ],
     "package_index_is_a_place": [
-        Example({"node.package_index": "pypi"}, "node.package_index", "= 'pypi': neither a URL that pip takes nor"),
-        Example({"node.package_index": "s3://wheels/"}, "node.package_index", "= 's3://wheels/': neither a URL"),
+        Example({"node.package_index": "pypi"}, "node.package_index", "= 'pypi': neither a URL that pip takes, nor"),
+        Example(
+            {"node.package_index": "s3://mine/wheels"}, "node.package_index", "= 's3://mine/wheels': neither a URL"
+        ),
     ],
     "container_runs_an_own_job": [
         Example({"job.container": "nvcr.io/nvidia/pytorch:26.10-py3"}, "job.container", "the built-in trainer runs in"),
