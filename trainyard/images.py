@@ -51,6 +51,7 @@ def content_of(manifest: Manifest, group: WorkerGroup, source: str, complete: bo
         "bundle": manifest.bundle.sha256,
         "node": manifest.node.model_dump(mode="json"),
         "fsx": manifest.fsx is not None,
+        "container": manifest.job.container,
         "source": source,
         "hardware": [group.gpus, group.efa_interfaces, group.hardware.model_dump(mode="json")] if complete else None,
     }

@@ -172,10 +172,12 @@ def test_another_content_is_another_image(cluster: clusters.Cluster) -> None:
     manifest, group = cluster.manifest, cluster.manifest.groups[0]
     bundle = manifest.bundle.model_copy(update={"sha256": "1" * 64})
     node = manifest.node.model_copy(update={"variables": {"base_nofile": 1}})
+    job = manifest.job.model_copy(update={"container": "repository/image:1"})
     found = [
         images.content_of(manifest, group, "ami-1", True),
         images.content_of(manifest.model_copy(update={"bundle": bundle}), group, "ami-1", True),
         images.content_of(manifest.model_copy(update={"node": node}), group, "ami-1", True),
+        images.content_of(manifest.model_copy(update={"job": job}), group, "ami-1", True),
         images.content_of(manifest, group.model_copy(update={"gpus": 8}), "ami-1", True),
         images.content_of(manifest, group, "ami-2", True),
         images.content_of(manifest, group, "ami-1", False),
