@@ -14,7 +14,7 @@ fi
 rm -f /etc/systemd/system/trainyard-node.service /etc/systemd/system/*.wants/trainyard-node.service
 
 # Not /opt/trainyard as a whole: scratch may be another disk.
-for name in node.json boot.json manifest.json fetched.json refused play next current bundle.tar.gz; do
+for name in node.json boot.json manifest.json fetched.json refused play next current bundle.tar.gz wheels; do
   rm -rf "${base:?}/$name"
 done
 
