@@ -395,7 +395,7 @@ def test_make_passes_its_words_on_and_tells_the_status(clone: Path) -> None:
     python.chmod(0o755)
     done = make(clone, "rehearsal", "NODES=two or three", "FAULT=invisible,seconds=5 deny,operation=ec2:CreateVpc")
     words = "--nodes two or three --fault invisible,seconds=5 --fault deny,operation=ec2:CreateVpc"
-    assert done.stdout == f"13: -m rehearsal run --stack local --engine mocks {words}\n"
+    assert done.stdout == f"15: -m rehearsal run --stack local --engine mocks --backend process {words}\n"
     assert "Error 7" in done.stderr
 
 
