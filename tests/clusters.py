@@ -16,6 +16,8 @@ from contract.objects import Bucket, client
 from contract.run import RunRecord
 from contract.verification import Measured
 from infra.userdata import user_data
+from rehearsal.aws.faults import Capacity
+from rehearsal.aws.process import EmulatedAws
 from tests.manifests import MANIFEST
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
@@ -234,3 +236,10 @@ def build(region: str, **job: Any) -> Cluster:
     made = Cluster(stack, manifest, Bucket(f"{stack}-data", region), Bucket(f"{stack}-staging", region))
     made.staging.write(MANIFEST_OBJECT, manifest.model_dump_json().encode())
     return made
+
+
+def room_for(account: EmulatedAws, more: int) -> Capacity:
+    """A shortage that lets so many more nodes be launched: what is stopped or gone takes no room."""
+    running = [one for one in account.instances() if one.state in {"pending", "running"}]
+    held = sum(one.instance_type == "c7i.xlarge" for one in running)
+    return Capacity(limit=held + more, instance_type="c7i.xlarge")

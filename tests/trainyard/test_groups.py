@@ -10,7 +10,7 @@ from contract.base import InputError
 from contract.layout import CURRENT_RUN, RunLayout
 from contract.manifest import WorkerGroup
 from contract.run import Control, RunRecord
-from rehearsal.aws.faults import Capacity, Deny
+from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -70,10 +70,7 @@ def limited(account: EmulatedAws) -> Iterator[Any]:
     """Capacity for so many more nodes."""
 
     def limit(more: int) -> None:
-        running = [
-            one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"
-        ]
-        account.inject(Capacity(limit=len(running) + more, instance_type="c7i.xlarge"))
+        account.inject(clusters.room_for(account, more))
 
     yield limit
     account.clear_faults()

@@ -7,7 +7,7 @@ import pytest
 
 from contract.layout import CURRENT_RUN, MANIFEST, RunLayout
 from contract.run import Control, RunRecord
-from rehearsal.aws.faults import Capacity, Deny
+from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -85,8 +85,7 @@ def test_the_run_goes_on_with_the_new_nodes(growing: Growing, meanwhile: Meanwhi
 
 def test_a_failed_growth_leaves_the_old_nodes(growing: Growing, account: EmulatedAws) -> None:
     growing.want(4)
-    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
-    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    account.inject(clusters.room_for(account, 1))
     try:
         with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
             growing.launch().go(update=True)
@@ -211,8 +210,7 @@ def test_nodes_that_aws_will_not_end_are_named(
 ) -> None:
     monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.0)
     growing.want(4)
-    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
-    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    account.inject(clusters.room_for(account, 1))
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
     try:
         with pytest.raises(LaunchError, match=r"AWS would not end i-\w+, so they still run: .*--instance-id ID"):

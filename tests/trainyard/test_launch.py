@@ -10,7 +10,6 @@ from contract.events import VerdictEvent
 from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.run import Control, Outcome, RunRecord
 from contract.verification import Fault
-from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -149,8 +148,7 @@ def test_the_lease_never_outlives_the_time_limit(cluster: clusters.Cluster, monk
 def test_fewer_nodes_than_asked_for_means_none(cluster: clusters.Cluster, account: EmulatedAws) -> None:
     cluster.head_is_ready()
     made, _ = launch(cluster)
-    running = [one for one in account.instances() if one.state != "terminated" and one.instance_type == "c7i.xlarge"]
-    account.inject(Capacity(limit=len(running) + 1, instance_type="c7i.xlarge"))
+    account.inject(clusters.room_for(account, 1))
     try:
         with pytest.raises(LaunchError, match=r"1 of 2 nodes .* so none stays: InsufficientInstanceCapacity"):
             made.go()
