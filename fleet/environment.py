@@ -64,7 +64,7 @@ def make(folder: Path, requirements: Path, index: str | None) -> None:
         return
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
         # Debian's and Ubuntu's cloud images come without it.
-        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=10", "-qy"]
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3", "-qy"]
         run([*apt, "update"])
         run([*apt, "install", "--no-install-recommends", "python3-venv"])
     if folder.exists():
