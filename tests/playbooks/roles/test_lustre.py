@@ -214,7 +214,7 @@ def test_a_tuning_that_fails_is_told(machine: Booted, source: Repository) -> Non
 @pytest.mark.booted
 def test_a_file_system_that_is_away_for_a_while_is_tried_again(machine: Booted, source: Repository) -> None:
     machine.put("/etc/fsx-away", "1\n2\n3\n")
-    play = machine.role("lustre", **variables(source, lustre_wait=60))
+    play = machine.role("lustre", **variables(source, lustre_wait=240))
     assert play.code == 0, play.told
     assert len(machine.sh("cat /var/log/mounts").splitlines()) == 4
 
