@@ -1,4 +1,4 @@
-"""What this machine must have before anything is made: Linux, and room in build/."""
+"""What this machine must have before anything is made: Linux, room in build/, a kernel that lets the nodes boot."""
 
 import os
 import shutil
@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 from contract.base import InputError, Problem
+from contract.report import BackendName
 from contract.settings import StackSettings
+from rehearsal.hypervisor.nspawn.needs import lacking_for
 
 # A node holds the bundle, its play's artifacts and, for the built-in trainer, the corpus: 12 MiB, seen on CPU and GPU
 # stacks. The account's journal, the results and the report stay below one more share.
 SHARE_BYTES = 16 * 2**20
 
 
-def check_machine(folder: Path, root: Path, settings: StackSettings) -> None:
+def check_machine(folder: Path, root: Path, settings: StackSettings, backend: BackendName) -> None:
     """`folder` is where the rehearsal writes, below `root`. Raises InputError with all that is in its way."""
     problems = []
     if sys.platform != "linux":
@@ -30,6 +32,8 @@ def check_machine(folder: Path, root: Path, settings: StackSettings) -> None:
     elif (free := shutil.disk_usage(there).free) < (needed := room_needed(settings)):
         why = f"{free // 2**20} MiB are free there, {settings.nodes} nodes and their head need {needed // 2**20}"
         problems.append(Problem(key=key, value=value, why=why, fix="Make room, or rehearse fewer nodes (--nodes)"))
+    if backend == "nspawn":
+        problems += lacking_for(settings.nodes + 1)
     if problems:
         raise InputError(problems)
 

@@ -42,7 +42,7 @@ def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Repo
         if account is not None:
             suits(options.backend, account)
             show.line("account", f"the one at {account.endpoint} (AWS_ENDPOINT_URL), which stays")
-        check_machine(options.folder, options.root, settings)
+        check_machine(options.folder, options.root, settings, options.backend)
         addresses = stack.enter_context(address_block()) if options.backend == "process" else None
         cut = stack.enter_context(stack_lock(options.folder, options.stack))
         interrupts.keep(f"interrupted again, cut: the next rehearsal of {options.stack} sweeps up what is left")

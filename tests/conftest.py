@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,24 @@ def running_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulat
 @pytest.fixture(scope="module")
 def account(running_account: EmulatedAws) -> Iterator[EmulatedAws]:
     """An emulated AWS, found by the environment as everything of ours finds it; other rooms have their own."""
+    with found(running_account):
+        yield running_account
+
+
+@pytest.fixture(scope="module")
+def own_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    """One that no other file's tests use: for a hypervisor, which boots every instance that bears no other's tag."""
+    with EmulatedAws.start(tmp_path_factory.mktemp("own-account"), region=REGION) as running, found(running):
+        yield running
+
+
+@contextmanager
+def found(running: EmulatedAws) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in running_account.environment().items():
+        for name, value in running.environment().items():
             patch.setenv(name, value)
         objects.client.cache_clear()
-        yield running_account
+        yield
     objects.client.cache_clear()
 
 

@@ -79,6 +79,12 @@ class Cloud:
         self.launched.append(name)
         return name
 
+    def terminate(self, instances: list[str]) -> None:
+        """Until their machines are off."""
+        if instances:
+            client("ec2", REGION).terminate_instances(InstanceIds=instances)
+            eventually(lambda: not any(map(self.backend.alive, instances)), f"the end of {instances}")
+
     def machine(self, instance: str) -> Machine:
         eventually(lambda: instance in self.backend.machines, f"the machine of {instance}")
         return self.backend.machines[instance]
@@ -118,7 +124,8 @@ class Cloud:
 
 @contextmanager
 def cloud(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -> Iterator[Cloud]:
-    """Until the end of `with`; the account is the one of the environment."""
+    """Until the end of `with`; the account is the one of the environment, and no other's: all its instances boot."""
+    assert not aws.instances(), "another test uses this account"
     stack = f"nodes-{next(_numbers)}"
     s3 = boto3.client("s3", region_name=REGION)
     for kind in ("data", "staging"):
@@ -137,8 +144,6 @@ def cloud(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -> Itera
         made.publish(packed or pack_bundle(ROOT), venv=sys.prefix)
         staging.write(CURRENT_RUN, _run(made.manifest).model_dump_json().encode())
         yield made
-        if made.launched:
-            client("ec2", REGION).terminate_instances(InstanceIds=made.launched)
 
 
 def _run(manifest: Manifest) -> RunRecord:

@@ -1,30 +1,13 @@
 """A booted worker, from its user-data on: it configures itself once, and a second time nothing is left to do."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from infra.archive import Entry
 from infra.bundle import pack_bundle
-from rehearsal.aws.process import EmulatedAws
-from tests.nodes import ROOT, Cloud, cloud
+from tests.nodes import ROOT, Cloud
 from tests.polling import eventually
 
-pytestmark = pytest.mark.booted
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, account: EmulatedAws) -> Iterator[Cloud]:
-    with cloud(tmp_path_factory.mktemp("worker"), account) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def node(place: Cloud) -> str:
-    """A worker that has configured itself once."""
-    name = place.launch()
-    assert place.play(name, 1).status == "ok", place.machine(name).journal()
-    return name
+pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("nodes_of_its_own")]
 
 
 def test_its_agent_is_ready(place: Cloud, node: str) -> None:

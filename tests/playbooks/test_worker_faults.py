@@ -1,7 +1,7 @@
 """What may go wrong while a node configures itself: a retry that succeeds, or one clear message for the launch."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,25 +11,11 @@ from rehearsal.aws.faults import Throttle
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor import hypervisor
 from rehearsal.hypervisor.metadata import MetadataServer
-from tests.nodes import Cloud, cloud
+from tests.nodes import Cloud
 from tests.polling import eventually
 
-pytestmark = pytest.mark.booted
+pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("nodes_of_its_own")]
 SLOW_SECONDS = 10.0
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, account: EmulatedAws) -> Iterator[Cloud]:
-    with cloud(tmp_path_factory.mktemp("faults"), account) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def node(place: Cloud) -> str:
-    """A worker that has configured itself once."""
-    name = place.launch()
-    assert place.play(name, 1).status == "ok", place.machine(name).journal()
-    return name
 
 
 def ends_well(place: Cloud, node: str) -> None:
@@ -49,13 +35,13 @@ def test_a_bundle_with_a_bad_checksum_is_told_and_a_good_one_taken(place: Cloud)
     ends_well(place, name)
 
 
-def test_a_throttled_s3_is_asked_again(place: Cloud, account: EmulatedAws) -> None:
+def test_a_throttled_s3_is_asked_again(place: Cloud, own_account: EmulatedAws) -> None:
     throttle = Throttle(operation="s3:GetObject", times=5)
-    account.inject(throttle)
-    before = len(account.journal())
+    own_account.inject(throttle)
+    before = len(own_account.journal())
     ends_well(place, place.launch())
-    account.end_faults([throttle])
-    refused = [one for one in account.journal()[before:] if one.operation == "GetObject" and one.status == 503]
+    own_account.end_faults([throttle])
+    refused = [one for one in own_account.journal()[before:] if one.operation == "GetObject" and one.status == 503]
     assert len(refused) == throttle.times
 
 

@@ -17,9 +17,9 @@ SETTINGS = StackSettings.model_validate(
 def test_a_system_other_than_linux_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match=r"the system = 'darwin': .* as Linux has them\. Rehearse in a Linux machine"):
-        check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS)
+        check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS, "process")
 
 
 def test_this_machine_will_do_and_is_not_touched(tmp_path: Path) -> None:
-    check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS)
+    check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS, "process")
     assert list(tmp_path.iterdir()) == []

@@ -37,11 +37,11 @@ class Baked:
 
 
 @pytest.fixture(scope="module")
-def baked(tmp_path_factory: pytest.TempPathFactory, account: EmulatedAws) -> Iterator[Baked]:
+def baked(tmp_path_factory: pytest.TempPathFactory, own_account: EmulatedAws) -> Iterator[Baked]:
     folder = tmp_path_factory.mktemp("bake")
     file = folder / "Pulumi.stack.yaml"
     file.write_text("config: {trainyard:cluster: {instance_type: c7i.xlarge, nodes: 2}}\n")
-    with cloud(folder, account) as place:
+    with cloud(folder, own_account) as place:
         with_group(place)
         show = Recorder()
         result = bake(Cluster(place.stack, REGION, place.manifest_uri), Asked(minutes=5, file=file), show)

@@ -3,10 +3,14 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from contract.base import Problem
 from rehearsal.hypervisor.nspawn.image import PYTHON
 
+# What the systemd of a booted node, its services and cloud-init hold of it: 14 were counted.
+INOTIFY_EACH = 16
+INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 # Program -> Debian's and Ubuntu's package that brings it.
 PROGRAMS = {
     "systemd-nspawn": "systemd-container",
@@ -36,3 +40,14 @@ def lacking() -> list[Problem]:
         fix = "Set up anew with the system's: make clean; rm -r .venv; make setup PYTHON=/usr/bin/python3.11"
         problems.append(Problem(key="the virtual environment", value=own, why=why, fix=fix))
     return problems
+
+
+def lacking_for(machines: int) -> list[Problem]:
+    """What stands in the way of so many at once: past the kernel's limit, which is for all of a user's, none boots."""
+    needed, limit = machines * INOTIFY_EACH, int(INOTIFY_LIMIT.read_text())
+    if needed <= limit:
+        return []
+    why = f"{machines} booted nodes hold up to {needed} inotify instances"
+    more = max(1024, 2 * needed)
+    fix = f"Raise it: sysctl -w fs.inotify.max_user_instances={more}, or rehearse fewer nodes (--nodes)"
+    return [Problem(key="fs.inotify.max_user_instances", value=str(limit), why=why, fix=fix)]

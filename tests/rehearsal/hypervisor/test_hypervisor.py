@@ -20,7 +20,7 @@ def run(image: str, stack: str) -> str:
     return str(client("ec2", REGION).run_instances(MinCount=1, MaxCount=1, **asked)["Instances"][0]["InstanceId"])
 
 
-def test_an_image_whose_disk_is_elsewhere_is_told(account: EmulatedAws, tmp_path: Path) -> None:
+def test_an_image_whose_disk_is_elsewhere_is_told(own_account: EmulatedAws, tmp_path: Path) -> None:
     """The account outlives a rehearsal, and with it the image; the disk does not."""
     ec2 = client("ec2", REGION)
     source = run(client("ssm", REGION).get_parameter(Name=UBUNTU)["Parameter"]["Value"], "earlier")
@@ -29,7 +29,7 @@ def test_an_image_whose_disk_is_elsewhere_is_told(account: EmulatedAws, tmp_path
     eventually(lambda: ec2.describe_images(ImageIds=[image])["Images"][0]["State"] == "available", "the image", 10)
     made = run(image, "later")
     try:
-        hypervisor = Hypervisor(account, ProcessBackend(tmp_path), "later", print)
+        hypervisor = Hypervisor(own_account, ProcessBackend(tmp_path), "later", print)
         with pytest.raises(
             RuntimeError, match=f"{made} boots from {image}, made of {source}, whose disk is not in this"
         ):

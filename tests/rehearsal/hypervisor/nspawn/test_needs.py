@@ -3,12 +3,14 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from contract.base import InputError
 from rehearsal.hypervisor.choice import usable_backend
-from rehearsal.hypervisor.nspawn.needs import lacking
+from rehearsal.hypervisor.nspawn import needs
+from rehearsal.hypervisor.nspawn.needs import lacking, lacking_for
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,18 @@ def test_an_environment_of_another_python_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
     (problem,) = lacking()
     assert problem.value == "/usr, Python 3.12"
+
+
+def test_more_nodes_than_the_kernel_lets_boot_are_refused_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "max_user_instances"
+    limit.write_text("128\n")
+    monkeypatch.setattr(needs, "INOTIFY_LIMIT", limit)
+    assert lacking_for(8) == []
+    (problem,) = lacking_for(9)
+    assert (problem.value, problem.why) == ("128", "9 booted nodes hold up to 144 inotify instances")
+    assert "sysctl -w fs.inotify.max_user_instances=1024" in problem.fix
 
 
 def test_an_unknown_back_end_is_told() -> None:
