@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))  # started as a file, it finds the rooms
 from benchmarks.launch import Silent
 from contract import objects
 from contract.base import CONFIG_KEY, InputError
-from contract.events import NODE_EVENT, TaskEvent
+from contract.events import TaskEvent
 from contract.layout import RunLayout
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
@@ -77,8 +77,7 @@ def bring_up(nodes: int) -> BringUp:
             cpu = sum(backend.machines[node].cgroup.cpu_seconds() for node in launched.nodes)
             calls = [entry for entry in aws.journal()[before:] if (entry.role or "").startswith("workers")]
             taken: dict[str, list[float]] = defaultdict(list)
-            for _, line in Cursor(cluster.data, RunLayout(launched.run).events).lines():
-                event = NODE_EVENT.validate_json(line)
+            for event in node_events(Cursor(cluster.data, RunLayout(launched.run).events)):
                 if isinstance(event, TaskEvent):
                     taken[f"{event.ansible_role}: {event.task}"].append(event.seconds)
         finally:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -169,6 +170,10 @@ class Limits(Contract):
     )
 
 
+# What a run may change while it goes on.
+SIZES_AND_DEADLINES: Mapping[str, Any] = {"limits": True, "groups": {"__all__": {"nodes", "ends"}}}
+
+
 class Manifest(Contract):
     """All that a node or the launch must know of the cluster."""
 
@@ -201,5 +206,5 @@ class Manifest(Contract):
 
     def digest(self) -> str:
         """SHA-256 of all but sizes and deadlines: a run of the same digest can become what this manifest says."""
-        told = self.model_dump(mode="json", exclude={"limits": True, "groups": {"__all__": {"nodes", "ends"}}})
+        told = self.model_dump(mode="json", exclude=SIZES_AND_DEADLINES)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

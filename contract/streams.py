@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from contract.events import NODE_EVENT, NodeEvent
 from contract.layout import RunLayout
 from contract.metrics import MetricLine
 from contract.objects import Bucket
@@ -28,6 +29,12 @@ class Cursor:
             for line in content.splitlines():
                 if line.strip():
                     yield key, line
+
+
+def node_events(cursor: Cursor) -> Iterator[NodeEvent]:
+    """What nodes told since the last call. Raises ValidationError for a line that is no event."""
+    for _, line in cursor.lines():
+        yield NODE_EVENT.validate_json(line)
 
 
 def metric_lines(store: Bucket, run: str) -> list[MetricLine]:

@@ -14,13 +14,13 @@ import time
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
-from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, ServiceEvent, VerificationEvent
+from contract.events import ActivityEvent, AgentEvent, ServiceEvent, VerificationEvent
 from contract.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from contract.manifest import Manifest
 from contract.metrics import Results
 from contract.objects import Bucket
 from contract.run import Check, Control, LostAttempt, Outcome, RunRecord
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from fleet.checks import Checks
 from fleet.events import events_writer
 from fleet.groups import Groups
@@ -55,8 +55,7 @@ class Supervision:
 
     def step(self) -> Outcome | None:
         """One look at everything; the outcome when the run is over."""
-        for _, line in self._events.lines():
-            event = NODE_EVENT.validate_json(line)
+        for event in node_events(self._events):
             if isinstance(event, AgentEvent):
                 self.fleet.hear(event)
             elif isinstance(event, ActivityEvent):

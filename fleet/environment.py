@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent.parent
@@ -49,30 +51,31 @@ def identity(requirements: Path) -> str:
     return hashlib.sha256(requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()).hexdigest()
 
 
-def made_from(folder: Path, requirements: Path) -> bool:
-    """Whether `folder` is a whole environment made from this very list."""
-    mark = folder / MARK
-    return mark.exists() and mark.read_text() == identity(requirements)
+def make(folder: Path, requirements: Path, install: Callable[[], None]) -> bool:
+    """Have `install` make the environment, once for each list of requirements; whether it was made.
 
-
-def make(folder: Path, requirements: Path, index: str | None) -> None:
-    """Make the environment once for each list of requirements; a cut one is made again.
-
-    Raises Fatal with the last words of what failed.
+    A cut one, or one of another list, is made again. Raises Fatal with the last words of what failed.
     """
-    if made_from(folder, requirements):
-        return
+    mark = folder / MARK
+    if mark.exists() and mark.read_text() == identity(requirements):
+        return False
+    if folder.exists():
+        shutil.rmtree(folder)
+    install()
+    mark.write_text(identity(requirements))
+    return True
+
+
+def install_for_play(folder: Path, requirements: Path, index: str | None) -> None:
+    """By what the image has: pip."""
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
         # Debian's and Ubuntu's cloud images come without it.
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3", "-qy"]
         run([*apt, "update"])
         run([*apt, "install", "--no-install-recommends", "python3-venv"])
-    if folder.exists():
-        shutil.rmtree(folder)
     run([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
     run([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
-    (folder / MARK).write_text(identity(requirements))
 
 
 def run(command: list[str]) -> None:
@@ -99,8 +102,9 @@ def python_for_play() -> Path:
     named = Path(node["venv"] or "/nonexistent") / "bin/python"
     if usable(named):
         return named
-    make(BASE / "venv", BUNDLE / "fleet/requirements.txt", node["package_index"])
-    return BASE / "venv/bin/python"
+    folder, requirements = BASE / "venv", BUNDLE / "fleet/requirements.txt"
+    make(folder, requirements, partial(install_for_play, folder, requirements, node["package_index"]))
+    return folder / "bin/python"
 
 
 if __name__ == "__main__":

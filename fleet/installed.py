@@ -5,15 +5,13 @@ show: an allocation on each, since without Fabric Manager they are counted and n
 """
 
 import hashlib
-import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-BUNDLE = Path(__file__).resolve().parent.parent
-BASE = Path(os.environ.get("TRAINYARD_ROOT", "/")) / "opt/trainyard"
-REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
+from fleet.bootstrap import BASE
+from fleet.job_environment import REQUIREMENTS
+
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", re.M)
 
 

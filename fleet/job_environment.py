@@ -5,35 +5,29 @@ it resolves nothing anew, takes what is wanted side by side, and compiles byte c
 more than twice as long in every worker.
 """
 
-import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from fleet.bootstrap import Fatal
-from fleet.environment import BUNDLE, MARK, identity, index_options, made_from, run
+from fleet.environment import BUNDLE, index_options, make, run
 
 REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
 
 
-def build(folder: Path, index: str | None, python: str = sys.executable, requirements: Path = REQUIREMENTS) -> bool:
-    """Make `folder` unless it is there and whole; whether it was made. Raises Fatal with uv's last words."""
-    if made_from(folder, requirements):
-        return False
-    if folder.exists():
-        shutil.rmtree(folder)
+def install(folder: Path, requirements: Path, index: str | None) -> None:
+    """Raises Fatal with uv's last words."""
     uv = [sys.executable, "-m", "uv", "--no-progress"]
-    run([*uv, "venv", "--python", python, str(folder)])
+    run([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
     lists = ["-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")]
     run([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
-    (folder / MARK).write_text(identity(requirements))
-    return True
 
 
 def main() -> int:
     folder, index = Path(sys.argv[1]), sys.argv[2]
     try:
-        made = build(folder, index or None)
+        made = make(folder, REQUIREMENTS, partial(install, folder, REQUIREMENTS, index or None))
     except Fatal as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,13 +7,12 @@ play is run again. A bundle that can't be had, or is not what the manifest says,
 import subprocess
 import sys
 import time
-from typing import Any
 
 from pydantic import ValidationError
 
 from contract.events import PlayEvent
 from contract.layout import split_s3_uri
-from contract.manifest import Manifest
+from contract.manifest import SIZES_AND_DEADLINES, Manifest
 from contract.objects import Bucket
 from fleet import bootstrap
 from fleet.events import events_writer
@@ -25,7 +24,7 @@ REFUSED = BASE / "refused"  # the manifest that was told last as unusable: once 
 
 def concerns_nodes(before: Manifest, after: Manifest) -> bool:
     """Whether the play would do anything else: sizes, deadlines and jobs are the run's own."""
-    without: Any = {"job": True, "limits": True, "groups": {"__all__": {"nodes", "ends"}}}
+    without = {**SIZES_AND_DEADLINES, "job": True}
     return before.model_dump(exclude=without) != after.model_dump(exclude=without)
 
 
@@ -35,24 +34,19 @@ def take(text: bytes, node: Node) -> bool:
     Raises Fatal or ValidationError where it, or its bundle, can't be used.
     """
     # One of a newer tree may have keys that this code does not know: its own bundle is asked, not this one.
-    before, told = manifest_at_boot(), _readable(text)
-    bundle = bootstrap.bundle_of(text)
-    if bundle["sha256"] == before.bundle.sha256 and told is None:
-        Manifest.model_validate_json(text)  # of the same tree: it says what is wrong
+    before, bundle = manifest_at_boot(), bootstrap.bundle_of(text)
+    try:
+        changed = concerns_nodes(before, Manifest.model_validate_json(text))
+    except ValidationError:
+        if bundle["sha256"] == before.bundle.sha256:
+            raise
+        changed = True
     folder = bootstrap.fetch_bundle(bundle, node.region)
-    changed = told is None or concerns_nodes(before, told)
     (BASE / "manifest.json").write_bytes(text)
     if changed:
         (BASE / "node.json").write_text(node.model_copy(update={"bundle": str(folder)}).model_dump_json())
         bootstrap.switch_to(folder)
     return changed
-
-
-def _readable(text: bytes) -> Manifest | None:
-    try:
-        return Manifest.model_validate_json(text)
-    except ValidationError:
-        return None
 
 
 def tell(node: Node, manifest: Manifest, reason: str) -> None:

@@ -4,13 +4,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 
-from contract.events import NODE_EVENT, TaskEvent
+from contract.events import TaskEvent
 from contract.layout import HEAD_EVENTS, RunLayout
 from contract.metrics import MetricLine
 from contract.objects import Bucket
 from contract.report import NotRehearsed
 from contract.run import Outcome
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 
 POLL_SECONDS = 1.0
 NODES_GONE_SECONDS = 120.0
@@ -72,7 +72,6 @@ def _task_events(data: Bucket, staging: Bucket, run: str | None) -> Iterator[Tas
     if run is not None:
         streams.append(Cursor(data, RunLayout(run).events))
     for stream in streams:
-        for _, line in stream.lines():
-            event = NODE_EVENT.validate_json(line)
+        for event in node_events(stream):
             if isinstance(event, TaskEvent):
                 yield event

@@ -1,14 +1,14 @@
 """What the page tells beside the report: when each phase and node was where, each step's loss, what was made."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from contract.events import NODE_EVENT, AgentEvent, NodeEvent, PlayEvent, ServiceEvent
+from contract.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
 from contract.layout import CURRENT_RUN, HEAD_EVENTS, RunLayout
 from contract.metrics import MetricLine
 from contract.objects import Bucket
 from contract.run import RunRecord
-from contract.streams import Cursor, metric_lines
+from contract.streams import Cursor, metric_lines, node_events
 from rehearsal.adapter.graph import Deployment, Resource
 from rehearsal.aws.truth import InstanceTruth
 
@@ -74,18 +74,12 @@ def tell(
     data, staging = buckets.get("data-bucket"), buckets.get("staging-bucket")
     record = staging.find(CURRENT_RUN) if staging else None
     run = RunRecord.model_validate_json(record).run if record else None
-    events = list(node_events(staging, HEAD_EVENTS))
-    if run is not None:
-        events += node_events(data, RunLayout(run).events)
+    events = list(node_events(Cursor(staging, HEAD_EVENTS))) if staging else []
+    if run is not None and data is not None:
+        events += node_events(Cursor(data, RunLayout(run).events))
     story.nodes = node_lines(events, instances, now)
     if trainer and run is not None and data is not None:
         story.metrics = metric_lines(data, run)
-
-
-def node_events(store: Bucket | None, stream: str) -> Iterator[NodeEvent]:
-    """All events of a stream; none where there is no bucket."""
-    for _, line in Cursor(store, stream).lines() if store else ():
-        yield NODE_EVENT.validate_json(line)
 
 
 def node_lines(events: Iterable[NodeEvent], instances: Iterable[InstanceTruth], now: float) -> list[NodeLine]:

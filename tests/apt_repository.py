@@ -1,25 +1,18 @@
-"""A repository of Debian packages for booted machines: made, signed and served by the test that needs it.
-
-What machines reach of it they reach through a socket inside the switch's namespace. It can go away for a while.
-"""
+"""A repository of Debian packages for booted machines: made, signed and served by the test that needs it."""
 
 import hashlib
 import shutil
-import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-from rehearsal.hypervisor.nspawn.network import GATEWAY, Network, listening
+from rehearsal.hypervisor.nspawn.network import Network
 from tests.machines import Booted
+from tests.served import Served
 
 ARCHITECTURE = "amd64"
 KEY = "key.asc"
@@ -70,7 +63,7 @@ class Package:
         return deb
 
 
-class Repository:
+class Repository(Served):
     """Packages under `folder`, signed with a key of its own, over HTTP.
 
     `suite`: none for a flat repository, whose index lies beside its packages (NVIDIA's are so); else the name under
@@ -78,8 +71,8 @@ class Repository:
     """
 
     def __init__(self, folder: Path, network: Network, suite: str | None = None) -> None:
-        self.folder, self.suite, self._network = folder, suite, network
-        self._served: _Server | None = None
+        super().__init__(folder, network)
+        self.suite = suite
         self._packages: dict[str, Package] = {}
         # gpg's agent listens in its home, and the path of a socket is short.
         self._home = Path(tempfile.mkdtemp(prefix="gpg-"))
@@ -89,12 +82,7 @@ class Repository:
         self.fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
         (self.folder / KEY).write_text(self._gpg("--armor", "--export"))
         self._index()
-        self.port = 0
         self.back()
-
-    @property
-    def url(self) -> str:
-        return f"http://{GATEWAY}:{self.port}"
 
     @property
     def key_url(self) -> str:
@@ -123,36 +111,8 @@ class Repository:
         """Beside a file, its detached signature: FILE.sig."""
         self._gpg("--yes", "--detach-sign", str(file))
 
-    def asked(self) -> list[str]:
-        """Paths that were asked for so far, in their order."""
-        assert self._served is not None, "it is away"
-        return list(self._served.asked)
-
-    def drop(self, count: int) -> None:
-        """Close the next connections without an answer."""
-        assert self._served is not None, "it is away"
-        self._served.to_drop = count
-
-    def dropped(self) -> bool:
-        """Whether it has closed as many as it was told to."""
-        assert self._served is not None, "it is away"
-        return self._served.to_drop == 0
-
-    def away(self) -> None:
-        """From now on connections are refused."""
-        if self._served is not None:
-            self._served.end()
-        self._served = None
-
-    def back(self) -> None:
-        """Serve, again at the same address."""
-        assert self._served is None, "it is there"
-        listener = listening(self._network.hub, GATEWAY, self.port)
-        self.port = listener.getsockname()[1]
-        self._served = _Server(self.folder, listener)
-
     def close(self) -> None:
-        self.away()
+        super().close()
         subprocess.run(["gpgconf", "--homedir", str(self._home), "--kill", "all"], check=True, capture_output=True)
         # The agent, as it ends, removes its own sockets.
         shutil.rmtree(self._home, ignore_errors=True)
@@ -190,48 +150,6 @@ def repository(folder: Path, network: Network, suite: str | None = None) -> Iter
         yield made
     finally:
         made.close()
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    server: "_Server"
-
-    def do_GET(self) -> None:
-        if self.server.drops():
-            self.close_connection = True
-            return
-        self.server.asked.append(self.path)
-        del self.headers["If-Modified-Since"]  # an index made twice in one second is not the same
-        super().do_GET()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, folder: Path, listener: socket.socket) -> None:
-        where = listener.getsockname()
-        super().__init__(where, partial(_Handler, directory=str(folder)), bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-        self.asked: list[str] = []
-        self.to_drop = 0
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self._thread.start()
-
-    def drops(self) -> bool:
-        with self._lock:
-            if not self.to_drop:
-                return False
-            self.to_drop -= 1
-            return True
-
-    def end(self) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
 
 
 def _write(file: Path, text: str) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import boto3
 
 from contract import tags
-from contract.events import NODE_EVENT, AgentEvent, PlayEvent, TaskEvent
+from contract.events import AgentEvent, PlayEvent, TaskEvent
 from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, bundle_key
 from contract.manifest import Archive, Manifest
 from contract.objects import Bucket, client
 from contract.run import RunRecord
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from infra.archive import Packed
 from infra.bundle import pack_bundle
 from infra.userdata import user_data
@@ -91,7 +91,7 @@ class Cloud:
 
     def events(self, instance: str) -> list[Any]:
         """All that a node has told so far, in the order of its streams."""
-        found = [NODE_EVENT.validate_json(line) for _, line in Cursor(self.data, RunLayout(RUN).events).lines()]
+        found = node_events(Cursor(self.data, RunLayout(RUN).events))
         return sorted((event for event in found if event.instance == instance), key=lambda event: event.time)
 
     def plays(self, instance: str) -> list[PlayEvent]:

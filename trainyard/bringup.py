@@ -8,7 +8,6 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract.events import (
-    NODE_EVENT,
     AgentEvent,
     PlayEvent,
     ServiceEvent,
@@ -19,7 +18,7 @@ from contract.events import (
 from contract.layout import HEAD_EVENTS, RunLayout, chunk_attempt
 from contract.objects import client
 from contract.run import Outcome
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from trainyard.cluster import Cluster
 from trainyard.errors import BringUpError, DeadlineError
 from trainyard.progress import Display
@@ -76,8 +75,7 @@ def wait_for_head(cluster: Cluster, show: Display, deadline: Deadline) -> None:
     plays = Plays()
 
     def ready() -> bool:
-        for _, line in cursor.lines():
-            event = NODE_EVENT.validate_json(line)
+        for event in node_events(cursor):
             tell(show, event)
             if isinstance(event, ServiceEvent):
                 services.setdefault(event.boot, set()).add(event.service)
@@ -141,8 +139,7 @@ class Nodes:
 
     def _look(self) -> Outcome | None:
         """Hear what came; the run's outcome, where it is over. Raises BringUpError for a node that will not come."""
-        events = [NODE_EVENT.validate_json(line) for _, line in self._cursor.lines()]
-        for event in sorted(events, key=lambda one: one.time):
+        for event in sorted(node_events(self._cursor), key=lambda one: one.time):
             self._hear(event)
             if self._plays.failed(event.instance, event.boot):
                 raise BringUpError(f"node {event.instance} could not be configured: {self._plays.message}")

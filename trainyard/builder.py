@@ -10,11 +10,11 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract import tags
-from contract.events import NODE_EVENT, PlayEvent
+from contract.events import PlayEvent
 from contract.layout import BAKE_EVENTS
 from contract.manifest import WorkerGroup
 from contract.objects import client
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from trainyard import bringup
 from trainyard.bringup import Deadline, Plays, console_of, tell
 from trainyard.cluster import Cluster
@@ -144,8 +144,7 @@ class Builder:
         def clean() -> bool:
             nonlocal heard
             done = False
-            for _, line in cursor.lines():
-                event = NODE_EVENT.validate_json(line)
+            for event in node_events(cursor):
                 heard = True
                 tell(self._show, event)
                 plays.hear(event)

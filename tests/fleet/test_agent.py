@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from contract.events import NODE_EVENT, ActivityEvent, AgentEvent, NodeEvent, VerificationEvent
+from contract.events import ActivityEvent, AgentEvent, NodeEvent, VerificationEvent
 from contract.layout import RunLayout
 from contract.run import Check, Control
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from fleet import activity
 from fleet import agent as agent_module
 from fleet import attempt as attempt_module
@@ -78,7 +78,7 @@ class OnNode:
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
     def events(self) -> list[NodeEvent]:
-        return [NODE_EVENT.validate_json(line) for _, line in Cursor(self.cluster.data, self.layout.events).lines()]
+        return list(node_events(Cursor(self.cluster.data, self.layout.events)))
 
     def told(self) -> list[str]:
         return [f"{one.state} {one.attempt}" for one in self.events() if isinstance(one, AgentEvent)]

@@ -149,7 +149,7 @@ EXAMPLES: dict[str, list[Example]] = {
             reserved(EndDate=later(61)),
             {"capacity": {"reservation": {"id": RESERVATION, "at_its_end": "refuse"}}},
             "job.time_limit_minutes",
-            f"= 60.0: the instances of {RESERVATION} end in 51 minutes, at ",
+            f"= 60.0: the instances of {RESERVATION} end in ",  # 51 minutes, less what the tests have run by then
         ),
         Example(
             reserved(EndDate=later(39)),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from contract.events import NODE_EVENT, TaskEvent
+from contract.events import TaskEvent
 from contract.layout import BAKE_EVENTS
 from contract.objects import client
-from contract.streams import Cursor
+from contract.streams import Cursor, node_events
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.nodes import REGION, Cloud, cloud
@@ -72,7 +72,7 @@ def test_the_operator_sees_the_builder_configure_itself(baked: Baked) -> None:
 
 
 def test_what_is_baked_is_skipped(baked: Baked) -> None:
-    told = [NODE_EVENT.validate_json(line) for _, line in Cursor(baked.place.staging, BAKE_EVENTS).lines()]
+    told = node_events(Cursor(baked.place.staging, BAKE_EVENTS))
     tasks = [event for event in told if isinstance(event, TaskEvent) and event.status == "changed"]
     done = {f"{event.ansible_role}: {event.task}" for event in tasks}
     assert "base: Write limits, kernel settings, and what apt shall bear" in done

@@ -12,7 +12,7 @@ from contract.report import BackendName, NotRehearsed, Scaled
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 from rehearsal.hypervisor.nspawn.image import base_root
-from rehearsal.hypervisor.nspawn.machine import Hardware, Machine, end, inhabitants
+from rehearsal.hypervisor.nspawn.machine import Hardware, Machine, empty
 from rehearsal.hypervisor.nspawn.network import NAMES, Network, ip
 
 LOG_LINES = 40
@@ -123,9 +123,7 @@ def sweep(folder: Path) -> int:
     hub, ended = Network(mark_of(folder)).hub, 0
     names = sorted(path.name for path in NAMES.glob(f"{hub}*")) if NAMES.exists() else []
     for name in names:
-        while pids := inhabitants(name):
-            ended += len(pids)
-            end(pids)
+        ended += empty(name)
         Cgroup(name).remove()
         ip(f"netns del {name}")
     return ended

@@ -130,12 +130,7 @@ class Machine:
         were it killed first, the machine would live on.
         """
         self._ending.set()
-        deadline = time.monotonic() + KILL_SECONDS
-        while pids := inhabitants(self.hardware.namespace):
-            end(pids)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {pids} of the machine {self.hardware.name} outlive SIGKILL")
-            time.sleep(0.02)
+        empty(self.hardware.namespace)
         if self._process is not None:
             try:
                 self._process.wait(KILL_SECONDS)
@@ -196,6 +191,18 @@ def inhabitants(namespace: str) -> list[int]:
     """Processes in a network namespace."""
     done = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
     return [int(pid) for pid in done.stdout.split()]
+
+
+def empty(namespace: str) -> int:
+    """End all that runs in a network namespace; how many processes that were. Raises TimeoutError for what outlives."""
+    deadline, ended = time.monotonic() + KILL_SECONDS, set[int]()
+    while pids := inhabitants(namespace):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {pids} of the machine {namespace} outlive SIGKILL")
+        end(pids)
+        ended.update(pids)
+        time.sleep(0.02)
+    return len(ended)
 
 
 def end(pids: Sequence[int]) -> None:

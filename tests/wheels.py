@@ -1,0 +1,37 @@
+"""Wheels made by the test that needs them, laid out as a PEP 503 index: <folder>/simple/<name>/."""
+
+import base64
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A package of one module. `text`: the module's."""
+
+    name: str
+    version: str = "1.0"
+    text: str = ""
+
+    def build(self, folder: Path) -> Path:
+        """Its file, below the folder."""
+        about = f"{self.name}-{self.version}.dist-info"
+        files = {
+            f"{self.name}/__init__.py": self.text,
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {self.name}\nVersion: {self.version}\n",
+            f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        record = "".join(f"{path},sha256={_hash(text)},{len(text.encode())}\n" for path, text in files.items())
+        files[f"{about}/RECORD"] = f"{record}{about}/RECORD,,\n"
+        wheel = folder / "simple" / self.name / f"{self.name}-{self.version}-py3-none-any.whl"
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for path, text in files.items():
+                archive.writestr(path, text)
+        return wheel
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
