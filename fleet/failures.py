@@ -38,7 +38,7 @@ def failures_in(report: str, logs: Path, noticed: float) -> tuple[RankFailure, .
         tail = _RANK.sub("", _tail(folders[local] / "stderr.log")) if local in folders else ""
         lines = [line for line in tail.splitlines() if line.strip()]
         if exitcode >= 0:
-            message = _last_words(lines) or f"exit code {exitcode}"
+            message = _placed(_last_words(lines), tail) or f"exit code {exitcode}"
         else:
             message = (exitcode in _CRASHES and _uncaught(lines)) or f"ended by signal {-exitcode}"
         found[rank] = RankFailure(
@@ -69,6 +69,14 @@ def _last_words(lines: list[str]) -> str:
                 continue
             return line[:400]
     return ""
+
+
+def _placed(message: str, tail: str) -> str:
+    """Of code that can't be read, the words alone say nothing: with its file and line."""
+    if not re.match(r"(Syntax|Indentation|Tab)Error\b", message):
+        return message
+    places = re.findall(r'^\s*File "([^"]+)", line (\d+)', tail, re.MULTILINE)
+    return f"{message} ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else message
 
 
 def _tail(file: Path) -> str:

@@ -53,5 +53,17 @@ def test_an_exception_that_aborts_the_interpreter_is_told_as_itself(tmp_path: Pa
     assert found.message == "ValueError: no good"
 
 
+def test_code_that_can_not_be_read_is_told_with_its_place(tmp_path: Path) -> None:
+    lines = [
+        '  File "/opt/job/train.py", line 3',
+        "    def broken(",
+        "              ^",
+        "SyntaxError: '(' was never closed",
+    ]
+    rank_stderr(tmp_path, 1, "".join(f"[rank3]: {line}\n" for line in lines))
+    (found,) = failures_in(REPORT, tmp_path, 0.0)
+    assert found.message == "SyntaxError: '(' was never closed (train.py, line 3)"
+
+
 def test_no_report_is_no_failure(tmp_path: Path) -> None:
     assert failures_in("the rendezvous store is gone", tmp_path, 0.0) == ()

@@ -56,6 +56,7 @@ class Running:
 
     launch_settings: ClassVar[dict[str, Any]] = {"verify_minutes": 0}
     workers_wanted: ClassVar[int] = 1
+    words: ClassVar[tuple[str, ...]] = ()  # of the command, beside its stack
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Running:
             (self.folder / name).unlink(missing_ok=True)
         with self._told.open("w") as told, self._out.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"],
+                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", *self.words],
                 cwd=tree,
                 env=clean_environment() | self.account | {"TMPDIR": str(self.temporary)},
                 stdout=out,
