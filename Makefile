@@ -10,6 +10,7 @@ NODES ?=
 FAULT ?=
 ENGINE ?= mocks
 BACKEND ?= process
+BAKE ?=
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' fleet/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,8 +34,8 @@ $(STAMP): $(REQUIREMENTS)
 	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
 	@touch $@
 
-rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's, FAULT= faults, ENGINE=pulumi, BACKEND=nspawn
-	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
+rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's, FAULT= faults, ENGINE=pulumi, BACKEND=nspawn, BAKE=1
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(BAKE),--bake) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
 
 test: $(STAMP) ## Every test, on two cores at most
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2

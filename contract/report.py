@@ -55,6 +55,7 @@ class Report(Contract):
     resources_created: int = Field(ge=0, description="The program's own aws resources that were made.")
     resources_deleted: int = Field(ge=0, description="Of these, how many destroy deleted.")
     retained: tuple[str, ...] = Field(description="Resources that destroy keeps on purpose.")
+    images: tuple[str, ...] = Field((), description="Baked images of the stack, with their snapshots: they stay.")
     leaked: tuple[LostResource, ...] = Field(description="What stayed in the account and should not have.")
     billed: tuple[Billed, ...] = Field(description="Instances launched in this rehearsal, by instance type.")
     faults: tuple[str, ...] = Field(description="Faults injected on purpose, as --fault takes them.")

@@ -20,7 +20,7 @@ from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.engine.choice import ENGINES, usable_engine
 from rehearsal.faults import FORMS, faults_of
-from rehearsal.ground import ROOT, Options, account_folder, sweep_accounts, whole_nodes
+from rehearsal.ground import ROOT, Options, account_folder, bakeable, sweep_accounts, whole_nodes
 from rehearsal.hypervisor.choice import BACKENDS, usable_backend
 from rehearsal.locks import address_block
 from rehearsal.page import write_page
@@ -53,6 +53,7 @@ def run(
     backend: Annotated[
         str, typer.Option("--backend", metavar="BACKEND", help=f"How nodes are booted: {', '.join(BACKENDS)}.")
     ] = "process",
+    bake: Annotated[bool, typer.Option("--bake", help="Bake the workers' image too, before destroy.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
 ) -> None:
     """Provision, configure, train, bring home, destroy: one stack, start to end."""
@@ -62,7 +63,8 @@ def run(
             nodes=whole_nodes(nodes),
             faults=faults_of(fault or []),
             engine=usable_engine(engine),
-            backend=usable_backend(backend),
+            backend=(usable := usable_backend(backend)),
+            bake=bakeable(bake, usable),
         )
         with Show() as display:
             report, story = rehearse(options, display, interrupts)

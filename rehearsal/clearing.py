@@ -68,9 +68,9 @@ class Clearing:
         # A retained object goes all the same with a bucket that does not stay: ids begin with the bucket's name.
         there = {name for one in self.scene.aws.dump() for name in one.names}
         kept = [one for one in gone.retained if {one.id, one.id.split("/")[0]} & there]
-        baked = audit.baked_images(self.scene.aws.region, self.scene.options.stack)
-        self.scene.found.retained = (*(f"{one.type} {one.id}" for one in kept), *(f"baked {name}" for name in baked))
-        self._kept = {*(one.id for one in kept), *baked}
+        self.scene.found.retained = tuple(f"{one.type} {one.id}" for one in kept)
+        self.scene.found.images = tuple(audit.baked_images(self.scene.aws.region, self.scene.options.stack))
+        self._kept = {*(one.id for one in kept), *self.scene.found.images}
         own = [one for one in (*gone.deleted, *gone.retained) if one.type.startswith("aws:")]
         self.scene.found.deleted = len(own) - len(kept)
         try:

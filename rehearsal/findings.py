@@ -17,6 +17,7 @@ class Findings:
     created: int = 0
     deleted: int = 0
     retained: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
     leaked: tuple[LostResource, ...] = ()
     billed: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Findings:
             resources_created=self.created,
             resources_deleted=self.deleted,
             retained=self.retained,
+            images=self.images,
             leaked=self.leaked,
             billed=self.billed,
             faults=self.faults,

@@ -29,6 +29,7 @@ from rehearsal.show import Show
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
+BAKED = "baked.yaml"  # a copy of the stack's file, with the image that was baked
 _STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # Pulumi's own rule
 _STACK_FILE = re.compile(r"(?:^|/)Pulumi\.(.+)\.ya?ml$")
 
@@ -43,6 +44,14 @@ def whole_nodes(given: str | None) -> int | None:
     raise InputError([Problem(key="--nodes", value=given, why=why, fix=fix)])
 
 
+def bakeable(asked: bool, backend: BackendName) -> bool:
+    """What `--bake` asks for. Raises InputError where a node has no disk to make an image of."""
+    if asked and backend != "nspawn":
+        why, fix = "a node as a process has no disk that could become an image", "Add --backend nspawn"
+        raise InputError([Problem(key="--bake", value=backend, why=why, fix=fix)])
+    return asked
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a user asks of a rehearsal."""
@@ -52,6 +61,7 @@ class Options:
     faults: tuple[Fault, ...] = ()
     engine: EngineName = "mocks"
     backend: BackendName = "process"
+    bake: bool = False
     root: Path = ROOT
 
     @property
@@ -143,7 +153,8 @@ def prepare_folder(folder: Path, show: Show, cut: str) -> None:
 
 def empty(folder: Path) -> None:
     """Remove what a rehearsal leaves."""
-    for name in ("aws", "pulumi", "results", "logs.txt", "node-logs.txt", "report.json", "report.html", "reserve"):
+    reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED)
+    for name in ("aws", "pulumi", "results", "reserve", *reports):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

@@ -28,6 +28,8 @@ def show(report: Report, console: Console) -> None:
     made = f"{report.resources_created} made, {report.resources_deleted} deleted, {len(report.retained)} retained"
     facts.add_row("AWS resources", made)
     facts.add_row("retained", retained_in_words(report.retained))
+    if report.images:
+        facts.add_row("baked images", " ".join(report.images))
     facts.add_row("leaked", "\n".join(f"{one.service} {one.kind} {one.id}" for one in report.leaked) or "none")
     facts.add_row("billed", billed_in_words(report.billed))
     if report.faults:

@@ -1,6 +1,7 @@
 """The way of a rehearsal from nothing to results at home: the program, the nodes, the job."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,11 +15,13 @@ from rehearsal import audit
 from rehearsal.adapter.graph import Deployment
 from rehearsal.engine.base import Engine
 from rehearsal.follow import NODES_GONE_SECONDS, follow, until
+from rehearsal.ground import BAKED, find_stack
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.scene import Scene
 
 OUTCOME_SECONDS = 1800.0
 RESULTS_SECONDS = 300
+BAKE_SECONDS = 600
 
 
 class Road:
@@ -102,14 +105,25 @@ class Road:
         )
         return fetched
 
-    def operate(self, command: str, *words: str) -> str:
+    def bake(self) -> None:
+        """The workers' image, by the operator's own command, on a copy of the stack's file."""
+        self.scene.clock.enter("bake")
+        options = self.scene.options
+        file = options.folder / BAKED
+        shutil.copy(find_stack(options.stack, options.root / "stacks"), file)
+        minutes = BAKE_SECONDS // 60
+        words = ["--file", str(file), "--minutes", str(minutes), "--json"]
+        baked = json.loads(self.operate("bake", *words, seconds=BAKE_SECONDS))
+        self.scene.show.line("bake", f"{baked['image']}, on {baked['source']}; {file.name} names it")
+
+    def operate(self, command: str, *words: str, seconds: int = RESULTS_SECONDS) -> str:
         """Run `trainyard` as the operator does; its stdout. Raises RuntimeError with its message when it fails."""
         done = subprocess.run(
             [sys.executable, "-m", "trainyard", command, "--stack", self.scene.options.stack, *words],
             cwd=self.scene.options.root,
             capture_output=True,
             text=True,
-            timeout=RESULTS_SECONDS,
+            timeout=seconds,
             check=False,
         )
         if done.returncode:

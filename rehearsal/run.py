@@ -106,6 +106,8 @@ def travel(scene: Scene, engine: Engine, backend: Backend) -> None:
                 road.bring_up(engine)
                 road.train(hypervisor)
                 road.bring_home()
+                if scene.options.bake:
+                    road.bake()
         except KeyboardInterrupt:
             scene.show.line("failed", INTERRUPTED)
         except UpFailed as error:

@@ -195,6 +195,7 @@ WORDS: dict[str, tuple[list[str], str, str]] = {
     ),
     "no nodes": (["--nodes", "0"], "--nodes = '0': not a whole number from 1 to 1024", "Write one, or leave it out"),
     "nodes in words": (["--nodes", "x"], "--nodes = 'x': not a whole number from 1 to 1024", "Write one, or leave it"),
+    "a bake of processes": (["--bake"], "--bake = 'process': a node as a process has no disk", "Add --backend nspawn"),
     "too many nodes": (
         ["--nodes", "4096"],
         "--nodes = '4096': not a whole number from 1 to 1024",

@@ -29,7 +29,7 @@ def rehearse(tree: Path, stack: str, *words: str) -> Ended:
 
 @pytest.fixture(scope="module")
 def local(tree: Path) -> Ended:
-    return rehearse(tree, "local")
+    return rehearse(tree, "local", "--bake")
 
 
 def test_it_is_well(local: Ended) -> None:
@@ -39,6 +39,12 @@ def test_it_is_well(local: Ended) -> None:
 
 def test_nothing_of_a_stack_without_gpus_is_left_out(local: Ended) -> None:
     assert local.report["not_rehearsed"] == []
+
+
+def test_its_image_is_baked_and_stays(local: Ended, tree: Path) -> None:
+    image, snapshot = local.report["images"]
+    assert snapshot.startswith("snap-")
+    assert f"image: {image}" in (tree / "build/rehearsal/local/baked.yaml").read_text()
 
 
 def test_nothing_of_its_machines_stays(local: Ended, tree: Path) -> None:

@@ -234,9 +234,16 @@ def test_errors_come_first() -> None:
 
 
 def test_all_that_the_report_names_is_on_the_page() -> None:
-    report, story = a_report(), a_story()
+    report, story = a_report(images=("ami-0000", "snap-0000")), a_story()
     told = render(report, story)
-    names = [*report.checkpoints, str(report.results_uri), str(report.run), "EC2 instances", "the kernel"]
+    names = [
+        *report.checkpoints,
+        *report.images,
+        str(report.results_uri),
+        str(report.run),
+        "EC2 instances",
+        "the kernel",
+    ]
     assert [name for name in names if name not in told] == []
     assert python_name(story.resources[0].type) in told
 
