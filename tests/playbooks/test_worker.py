@@ -8,6 +8,8 @@ from tests.nodes import ROOT, Cloud
 from tests.polling import eventually
 
 pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("nodes_of_its_own")]
+# What another limit of open files changes.
+OF_LIMITS = ["base: Write limits, kernel settings, and what apt shall bear", "base: Have the settings in force"]
 
 
 def test_its_agent_is_ready(place: Cloud, node: str) -> None:
@@ -28,7 +30,7 @@ def test_a_second_play_changes_nothing(place: Cloud, node: str) -> None:
 def test_one_changed_variable_changes_its_own_role_alone(place: Cloud, node: str) -> None:
     place.publish(variables={"base_nofile": 65536})
     assert place.again(node).status == "ok"
-    assert place.changed(node) == ["base: Write limits, kernel settings, and what apt shall bear"]
+    assert place.changed(node) == OF_LIMITS
     place.publish(variables={})
     assert place.again(node).status == "ok"
 
@@ -39,7 +41,7 @@ def test_a_changed_manifest_reaches_it_by_the_timer(place: Cloud, node: str) -> 
     place.again(node)
     place.publish(variables={"refresh_seconds": 1, "base_nofile": 65536})
     assert place.play(node, before + 2).status == "ok"
-    assert place.changed(node) == ["base: Write limits, kernel settings, and what apt shall bear"]
+    assert place.changed(node) == OF_LIMITS
 
 
 def test_a_broken_bundle_leaves_it_as_it_is_and_is_told(place: Cloud, node: str) -> None:
