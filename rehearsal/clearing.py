@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from contract.objects import Bucket
 from contract.report import Scaled
@@ -14,6 +15,7 @@ from rehearsal.follow import NODES_GONE_SECONDS, FollowError, skipped_roles, unt
 from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.hypervisor import Hypervisor, mine
 from rehearsal.interrupts import INTERRUPTED
+from rehearsal.scaling import why_left_out
 from rehearsal.scene import Scene
 from rehearsal.story import tell
 
@@ -109,7 +111,8 @@ class Clearing:
         buckets = [deployment.exports.get(name) for name in ("data_bucket", "staging_bucket")]
         if all(buckets):
             data, staging = (Bucket(str(name), self.scene.aws.region) for name in buckets)
-            self.scene.found.not_rehearsed += skipped_roles(data, staging, self.scene.found.run)
+            why = partial(why_left_out, backend=self.backend.name)
+            self.scene.found.not_rehearsed += skipped_roles(data, staging, self.scene.found.run, why)
 
     def note_story(self, deployment: Deployment) -> None:
         """While its buckets are there."""

@@ -56,14 +56,17 @@ def until(what: str, done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.2)
 
 
-def skipped_roles(data: Bucket, staging: Bucket, run: str | None) -> list[NotRehearsed]:
-    """Roles that nodes left out only because their system stays as it is, as their plays said."""
+def skipped_roles(
+    data: Bucket, staging: Bucket, run: str | None, why: Callable[[str], str | None]
+) -> list[NotRehearsed]:
+    """Roles that nodes left out, as their plays said, for the reasons that `why` knows."""
     found: dict[str, NotRehearsed] = {}
     for event in _task_events(data, staging, run):
         if event.task == LEFT_OUT and event.status == "ok":
             for name in json.loads(event.message):
                 what = f"role {name} on a {event.role}"
-                found.setdefault(what, NotRehearsed(what=what, why="a node here has no system of its own to change"))
+                if (reason := why(name)) is not None:
+                    found.setdefault(what, NotRehearsed(what=what, why=reason))
     return list(found.values())
 
 

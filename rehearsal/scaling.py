@@ -2,20 +2,34 @@
 
 import copy
 import sys
-from typing import Any, get_args
+from typing import Any
 
 from contract.catalog import catalog
-from contract.manifest import SystemRole
 from contract.report import BackendName, Scaled
 from contract.training import TrainerConfig
 from rehearsal.given import in_this_account
 
 BRING_UP_MINUTES = 10.0
+# Roles that a booted node leaves out, and what they configure that is not here.
+NOT_HERE = {
+    "nvidia_driver": "no GPU is here",
+    "cuda": "no GPU is here, and NVIDIA's packages are not reached",
+    "efa": "no EFA device is here",
+    "nvme": "no instance store is here: a container has no disk of its own",
+    "lustre": "no FSx for Lustre is here, and the kernel has no client for it",
+}
 GPU_PROCESSES = 2
 # In place of the model of a GPU stack: a minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}
 SMALL_STEPS = {"steps": 20, "micro_batch_size": 2, "checkpoint_every": 10, "eval_every": 20, "eval_batches": 1}
 _SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}
+
+
+def why_left_out(role: str, backend: BackendName) -> str | None:
+    """Why nodes of this back-end can't have a role; None where the stack itself leaves it out, on AWS too."""
+    if backend == "process":
+        return "a node here has no system of its own to change"
+    return NOT_HERE.get(role)
 
 
 class Scaling:
@@ -55,8 +69,7 @@ def scale(
             why="a node here is a folder",
         )
     else:
-        # Each of them drives hardware or a service that is not here; left out, and told by the play that leaves it out.
-        node["leave_out"] = list(get_args(SystemRole))
+        node["leave_out"] = sorted({*NOT_HERE, *node.get("leave_out", ())})  # told by the play that leaves them out
     scaling.put(
         node,
         "venv",
@@ -74,11 +87,26 @@ def scale(
         by=f"{BRING_UP_MINUTES:g} minutes",
         why="nothing is installed",
     )
+    _without_registry(scaling)
     _of_this_account(scaling)
     if nodes is not None:
         _whole_batches(scaling)
     _without_gpus(scaling)
     return settings, scaling.changes
+
+
+def _without_registry(scaling: Scaling) -> None:
+    """A job of an image runs without it."""
+    job = scaling.settings["job"]
+    if image := job.get("container"):
+        scaling.put(
+            job,
+            "container",
+            None,
+            what=f"the job's container {image}, and the role that provides it",
+            by="the Python environment of the rehearsal",
+            why="nodes here reach no registry, nor packages of Docker",
+        )
 
 
 def _of_this_account(scaling: Scaling) -> None:

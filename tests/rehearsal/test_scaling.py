@@ -1,15 +1,17 @@
 """What a rehearsal changes of a stack, it says; what it need not change, it leaves."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from contract.base import CONFIG_KEY
+from contract.manifest import SystemRole
 from contract.reading import read_settings
+from contract.report import BackendName
 from contract.settings import StackSettings
-from rehearsal.scaling import scale
+from rehearsal.scaling import NOT_HERE, scale, why_left_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,3 +74,24 @@ def test_a_batch_that_the_gpus_of_other_nodes_do_not_share_is_told() -> None:
     """The preset takes its place here; on AWS the stack file must change."""
     _, changes = scaled("a100-cluster", 3)
     assert "a batch of 512 sequences" in changes
+
+
+@pytest.mark.parametrize("backend", ["process", "nspawn"])
+def test_a_job_of_a_container_runs_without_one_and_that_is_told(backend: BackendName) -> None:
+    raw = settings_of("own-job")
+    raw["job"]["container"] = "nvcr.io/nvidia/pytorch:26.10-py3"
+    read_settings(raw, ROOT, "x")
+    settings, changes = scale(raw, None, backend)
+    assert read_settings(settings, ROOT, "x").job.container is None
+    [told] = [change for change in changes if "nvcr.io" in change.what]
+    assert told.why == "nodes here reach no registry, nor packages of Docker"
+
+
+def test_a_booted_node_leaves_out_what_its_hardware_is_not_here_for_and_what_the_stack_leaves_out() -> None:
+    raw = settings_of("a100-cluster")
+    raw["node"] = {**raw.get("node", {}), "leave_out": ["container"]}
+    settings, _ = scale(raw, None, "nspawn")
+    assert set(read_settings(settings, ROOT, "x").node.leave_out) == {*NOT_HERE, "container"}
+    assert NOT_HERE.keys() <= set(get_args(SystemRole))
+    assert why_left_out("efa", "nspawn") == "no EFA device is here"
+    assert why_left_out("container", "nspawn") is None  # it is not left out because of this machine
