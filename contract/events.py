@@ -33,7 +33,9 @@ class PlayEvent(_Event):
     """A play began or ended on this node."""
 
     kind: Literal["play"] = "play"
-    status: Literal["started", "ok", "failed", "rebooting"] = Field(description="What the play came to.")
+    status: Literal["started", "ok", "failed", "rebooting", "deferred"] = Field(
+        description="What the play came to. `deferred`: it waits for a reboot, for which a job is not ended."
+    )
     seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
     changed: int = Field(0, ge=0, description="Tasks that changed something.")
     message: str = Field("", description="Why it failed, or why the node reboots.")

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))  # a node that is a folder has its own root
 BASE = ROOT / "opt/trainyard"
+CURRENT = BASE / "current"  # what services run from
 METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
 # The head boots while Pulumi still makes what the manifest depends on: FSx alone takes some ten minutes.
 DEADLINE_SECONDS = 40 * 60
@@ -167,12 +168,12 @@ def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
     return folder
 
 
-def switch_to(folder: Path) -> None:
-    """What services run from: `current`. Those that run keep what they have loaded."""
-    link = BASE / "next"
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder)
-    link.replace(BASE / "current")
+def switch(link: Path, folder: Path) -> None:
+    """Have a link lead to `folder`. What runs keeps what it has loaded."""
+    made = link.with_name("next")
+    made.unlink(missing_ok=True)
+    made.symlink_to(folder)
+    made.replace(link)
 
 
 def report(reason: str) -> None:
@@ -240,7 +241,7 @@ def main() -> None:
     (BASE / "manifest.json").write_bytes(text)
     node["bundle"] = str(folder)
     (BASE / "node.json").write_text(json.dumps(node))
-    switch_to(folder)
+    switch(CURRENT, folder)
     say(f"{options.role} {node['instance']}, boot {node['boot']}, bundle {bundle['sha256'][:12]}")
     os.chdir(folder)
     os.execv(sys.executable, [sys.executable, str(folder / "fleet/environment.py")])  # noqa: S606

@@ -1,7 +1,8 @@
 """Second program of a node: the Python environment of play and services, then the play itself.
 
 Standard library only: it runs under the image's own Python, from the bundle. An environment that the stack names
-(`node.venv`, a baked image's) is used when it has what the play needs, else one is made from the bundle's pinned lists.
+(`node.venv`, a baked image's) is used when it has what the play needs, else one is made from the bundle's pinned lists:
+a folder for each state of the lists, so that what runs keeps its own while a newer one is made.
 """
 
 import hashlib
@@ -12,18 +13,20 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(BUNDLE))  # it is started as a file, before any package of the bundle is known
 
 from fleet import wheelhouse  # noqa: E402
-from fleet.bootstrap import BASE, Fatal, report  # noqa: E402
+from fleet.bootstrap import BASE, Fatal, report, switch  # noqa: E402
 
 OLDEST = (3, 11)
-MARK = "made-from"  # written last: what it was made from
+ENVIRONMENTS, PLAY_VENV, JOB_VENV = BASE / "venvs", BASE / "venv", BASE / "job-venv"
+MARK = "made"  # written last
 NEEDED = ("ansible", "ansible_runner", "boto3", "jsonschema", "pydantic", "uv")
+INTERRUPTED = Path("/var/lib/dpkg/updates")
 TOLD_LINES = 12
 
 
@@ -46,24 +49,31 @@ def index_options(index: str | None) -> list[str]:
     return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
 
 
-def identity(requirements: Path) -> str:
-    """What an environment is made from, as the mark in it says."""
-    return hashlib.sha256(requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()).hexdigest()
+def make(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:
+    """The environment of this very list, and whether `install` had to make it, in the folder that it is given.
 
-
-def make(folder: Path, requirements: Path, install: Callable[[], None]) -> bool:
-    """Have `install` make the environment, once for each list of requirements; whether it was made.
-
-    A cut one, or one of another list, is made again. Raises Fatal with the last words of what failed.
+    One that was cut is made again. Raises Fatal with the last words of what failed.
     """
-    mark = folder / MARK
-    if mark.exists() and mark.read_text() == identity(requirements):
-        return False
+    pinned = requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()
+    folder = ENVIRONMENTS / hashlib.sha256(pinned).hexdigest()[:16]
+    if (folder / MARK).exists():
+        return folder, False
     if folder.exists():
         shutil.rmtree(folder)
-    install()
-    mark.write_text(identity(requirements))
-    return True
+    install(folder)
+    (folder / MARK).touch()
+    return folder, True
+
+
+def prune() -> None:
+    """Remove environments to which no link leads and of which nothing runs any more: torch's takes gigabytes."""
+    kept, loaded = {link.resolve() for link in (PLAY_VENV, JOB_VENV)}, ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended meanwhile
+            loaded += maps.read_text()
+    for folder in set(ENVIRONMENTS.iterdir()) - kept:
+        if f"{folder}/" not in loaded:
+            shutil.rmtree(folder)
 
 
 def install_for_play(folder: Path, requirements: Path, index: str | None) -> None:
@@ -71,6 +81,8 @@ def install_for_play(folder: Path, requirements: Path, index: str | None) -> Non
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
         # Debian's and Ubuntu's cloud images come without it.
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3", "-qy"]
+        if any(INTERRUPTED.iterdir()):  # by a power cut: apt does nothing before it is mended
+            run(["dpkg", "--configure", "-a"])
         run([*apt, "update"])
         run([*apt, "install", "--no-install-recommends", "python3-venv"])
     run([sys.executable, "-m", "venv", str(folder)])
@@ -102,8 +114,9 @@ def python_for_play() -> Path:
     named = Path(node["venv"] or "/nonexistent") / "bin/python"
     if usable(named):
         return named
-    folder, requirements = BASE / "venv", BUNDLE / "fleet/requirements.txt"
-    make(folder, requirements, partial(install_for_play, folder, requirements, node["package_index"]))
+    requirements = BUNDLE / "fleet/requirements.txt"
+    folder, _ = make(requirements, lambda made: install_for_play(made, requirements, node["package_index"]))
+    switch(PLAY_VENV, folder)
     return folder / "bin/python"
 
 

@@ -5,6 +5,7 @@ show: an allocation on each, since without Fabric Manager they are counted and n
 """
 
 import hashlib
+import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -40,7 +41,7 @@ def problems(gpus: int) -> list[str]:
     requirements = REQUIREMENTS.read_text()
     if found := differing(requirements):
         return found
-    identity = hashlib.sha256(f"{sys.prefix} {requirements}".encode()).hexdigest()
+    identity = hashlib.sha256(f"{os.path.realpath(sys.prefix)} {requirements}".encode()).hexdigest()
     mark = BASE / "imported" / identity
     if mark.exists() and not gpus:
         return []

@@ -1,16 +1,16 @@
-"""Makes the job's Python environment from the bundle's pinned list: `python -m fleet.job_environment FOLDER INDEX`.
+"""Makes the job's Python environment from the bundle's pinned list: `python -m fleet.job_environment INDEX`.
 
-Run by the role `pytorch`. Prints `made` when it made one, `kept` when the one there is from the same list. uv makes it:
+Run by the role `pytorch`. Prints `made` when it made one, `kept` when the one there is from the same list; JOB_VENV
+leads to it from the next attempt on. uv makes it:
 it resolves nothing anew, takes what is wanted side by side, and compiles byte code, without which `import torch` takes
 more than twice as long in every worker.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
-from fleet.bootstrap import Fatal
-from fleet.environment import BUNDLE, index_options, make, run
+from fleet.bootstrap import Fatal, switch
+from fleet.environment import BUNDLE, JOB_VENV, index_options, make, prune, run
 
 REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
 
@@ -25,12 +25,13 @@ def install(folder: Path, requirements: Path, index: str | None) -> None:
 
 
 def main() -> int:
-    folder, index = Path(sys.argv[1]), sys.argv[2]
     try:
-        made = make(folder, REQUIREMENTS, partial(install, folder, REQUIREMENTS, index or None))
+        folder, made = make(REQUIREMENTS, lambda made: install(made, REQUIREMENTS, sys.argv[1] or None))
     except Fatal as error:
         print(error, file=sys.stderr)
         return 1
+    switch(JOB_VENV, folder)
+    prune()
     print("made" if made else "kept")
     return 0
 

@@ -31,6 +31,11 @@ def asked_to_reboot() -> str:
     return REBOOT.read_text().strip() if REBOOT.exists() else ""
 
 
+def job_may_run() -> bool:
+    """Whether the job's agent runs: this play is not the one that configures the node, but of a changed manifest."""
+    return subprocess.run(["systemctl", "is-active", "--quiet", "trainyard-job.service"], check=False).returncode == 0
+
+
 def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
     """One ansible-runner event as ours; None for those that say nothing of a task's end."""
     data = event.get("event_data", {})
@@ -97,11 +102,12 @@ def main() -> int:
         reason = asked_to_reboot() if good else ""
         if reason and int(node.boot) > MOST_REBOOTS:
             good, failed = False, f"a role asks for a reboot at boot {int(node.boot)} still: {reason}"
+        deferred = bool(good and reason and job_may_run())
         if good and reason:
-            ended("rebooting", reason)
+            ended("deferred" if deferred else "rebooting", reason)
         else:
             ended("ok" if good else "failed", "" if good else failed or f"ansible-runner ended with {code}")
-    if good and reason:
+    if good and reason and not deferred:
         print(f"play {playbook}: reboots, {reason}", flush=True)
         subprocess.run(["systemctl", "reboot"], check=True)
         return 0

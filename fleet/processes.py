@@ -14,16 +14,17 @@ from contract.manifest import Manifest
 from contract.objects import Bucket
 from contract.run import RunRecord
 from fleet.chunks import ChunkWriter, Tail
+from fleet.environment import JOB_VENV
 from fleet.failures import failures_in, rank_logs
-from fleet.node import BASE, Node
+from fleet.node import Node
 
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
 STOP_SECONDS = 40.0
 
 
 def job_python(manifest: Manifest) -> Path:
-    """The interpreter that has torch."""
-    return (Path(manifest.node.venv) if manifest.node.venv else BASE / "job-venv") / "bin/python"
+    """The interpreter that has torch. What it runs stays in one environment, also when a newer one is made."""
+    return (Path(manifest.node.venv) if manifest.node.venv else JOB_VENV.resolve()) / "bin/python"
 
 
 class Torchrun:

@@ -45,7 +45,7 @@ def take(text: bytes, node: Node) -> bool:
     (BASE / "manifest.json").write_bytes(text)
     if changed:
         (BASE / "node.json").write_text(node.model_copy(update={"bundle": str(folder)}).model_dump_json())
-        bootstrap.switch_to(folder)
+        bootstrap.switch(bootstrap.CURRENT, folder)
     return changed
 
 

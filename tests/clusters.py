@@ -19,6 +19,7 @@ from infra.userdata import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.manifests import MANIFEST
+from trainyard.bringup import OUTAGE_SECONDS
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 _numbers = count(1)
@@ -78,9 +79,10 @@ class Cluster:
             )
             self._say(self.staging, HEAD_EVENTS, "i-head", event)
 
-    def head_fails(self, message: str, head: str = "i-head") -> None:
-        event = PlayEvent.model_validate({**stamp(head, "head"), "status": "failed", "message": message})
-        self._say(self.staging, HEAD_EVENTS, head, event)
+    def head_fails_for_good(self, message: str, head: str = "i-head") -> None:
+        for after in (0.0, OUTAGE_SECONDS):
+            event = PlayEvent.model_validate({**stamp(head, "head", after), "status": "failed", "message": message})
+            self._say(self.staging, HEAD_EVENTS, head, event)
 
     def agent(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
         event = AgentEvent.model_validate(
@@ -95,9 +97,15 @@ class Cluster:
         )
         self.say(run, node, event)
 
-    def play(self, run: str, node: str, status: str, message: str = "") -> None:
-        event = PlayEvent.model_validate({**stamp(node, "worker"), "status": status, "message": message})
+    def play(self, run: str, node: str, status: str, message: str = "", after: float = 0.0) -> None:
+        """`after`: seconds from now, as the node's clock says it."""
+        event = PlayEvent.model_validate({**stamp(node, "worker", after), "status": status, "message": message})
         self.say(run, node, event)
+
+    def play_fails_for_good(self, run: str, node: str, message: str) -> None:
+        """A unit starts a failed play again: for longer than anything is away for a moment."""
+        for after in (0.0, OUTAGE_SECONDS):
+            self.play(run, node, "failed", message, after)
 
     def checked(self, run: str, node: str, check: int, **told: Any) -> None:
         """What a node's agent tells of a check; nothing given: it came through."""
@@ -137,8 +145,8 @@ class Cluster:
         return [name for part in answer["Instances"] for name in part["InstanceIds"]]
 
 
-def stamp(node: str, role: str) -> dict[str, Any]:
-    return {"time": time.time(), "instance": node, "role": role, "boot": "0001"}
+def stamp(node: str, role: str, after: float = 0.0) -> dict[str, Any]:
+    return {"time": time.time() + after, "instance": node, "role": role, "boot": "0001"}
 
 
 def ubuntu(region: str) -> str:

@@ -24,8 +24,8 @@ from trainyard.errors import BringUpError, DeadlineError
 from trainyard.progress import Display
 
 POLL_SECONDS = 1.0
-# A play that failed is started again by its unit: an index or a mirror may have been away for a moment.
-HOPELESS_PLAYS = 2
+# A play that failed is started again by its unit: an index or a mirror may be away for a minute.
+OUTAGE_SECONDS = 90.0
 SILENT, SILENT_SECONDS, CONSOLE_LINES = "no sign yet", 15 * 60.0, 20
 
 
@@ -44,26 +44,28 @@ class Deadline:
 
 
 class Plays:
-    """Which nodes' plays have failed. A unit starts a failed play again, so one failure is not the end."""
+    """Which nodes' plays have failed. A unit starts a failed play again, so a failure is not the end at once."""
 
     def __init__(self) -> None:
         self.boots: set[str] = set()
         self.message = ""
-        self._count: dict[tuple[str, str], int] = {}
+        self._failing: dict[tuple[str, str], tuple[float, float]] = {}  # times of the first and the last failure
 
     def hear(self, event: Any) -> None:
         if not isinstance(event, PlayEvent):
             return
         self.boots.add(event.boot)
         if event.status == "failed":
-            self._count[event.instance, event.boot] = self._count.get((event.instance, event.boot), 0) + 1
+            first, _ = self._failing.get((event.instance, event.boot), (event.time, 0.0))
+            self._failing[event.instance, event.boot] = first, event.time
             self.message = event.message
         elif event.status == "ok":
-            self._count[event.instance, event.boot] = 0
+            self._failing.pop((event.instance, event.boot), None)
 
     def failed(self, instance: str, boot: str) -> bool:
-        """Whether the play of this boot failed as often as makes it hopeless."""
-        return self._count.get((instance, boot), 0) >= HOPELESS_PLAYS
+        """Whether the play of this boot fails again and again for longer than anything is away for a moment."""
+        first, last = self._failing.get((instance, boot), (0.0, 0.0))
+        return last - first >= OUTAGE_SECONDS
 
 
 def wait_for_head(cluster: Cluster, show: Display, deadline: Deadline) -> None:
@@ -200,6 +202,9 @@ def tell(show: Display, event: Any) -> str:
             show.line(node, text)
         case PlayEvent(status="rebooting"):
             text = f"rebooting: {event.message}"
+            show.line(node, text)
+        case PlayEvent(status="deferred"):
+            text = f"waits for a reboot that would end the job: {event.message}"
             show.line(node, text)
         case PlayEvent(status="failed", message=message) if not event.seconds:
             text = f"failed before its play: {message}"

@@ -69,14 +69,15 @@ def torch_drives_the_gpu(settings: StackSettings, root: Path) -> Iterator[Proble
         )
 
 
-def image_brings_the_driver(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def the_driver_is_brought(settings: StackSettings, root: Path) -> Iterator[Problem]:
     plain = settings.worker_image in ("ubuntu-24.04", "debian-12")
-    if settings.worker_type.gpu and settings.node.accelerators and plain:
+    installed = settings.node.system == "configure" and "nvidia_driver" not in settings.node.leave_out
+    if settings.worker_type.gpu and settings.node.accelerators and plain and not installed:
         yield Problem(
             key=f"{CONFIG_KEY}.image",
             value=settings.image,
             why=f"has no NVIDIA driver, nodes install none, and the job uses the GPUs of {settings.instance_type}",
-            fix="Choose deep-learning, an image of your own, or set node.accelerators to false",
+            fix="Choose deep-learning or an image of your own, or let nodes install it (node.system, node.leave_out)",
         )
 
 
@@ -107,7 +108,10 @@ RULES = (
     Rule(type_is_sold_so, ("capacity", "instance_type")),
     Rule(head_bears_no_gpu, ("head_instance_type",)),
     Rule(torch_drives_the_gpu, ("instance_type", "node.accelerators")),
-    Rule(image_brings_the_driver, ("image", "instance_type", "node.accelerators")),
+    Rule(
+        the_driver_is_brought,
+        ("image", "instance_type", "node.accelerators", "node.leave_out", "node.system"),
+    ),
     Rule(image_suits_the_type, ("image", "instance_type")),
     Rule(root_volume_holds_the_image, ("root_volume_gib", "image", "instance_type")),
 )

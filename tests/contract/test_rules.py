@@ -56,13 +56,16 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"instance_type": name}, "instance_type", f"= '{name}': its V100 GPUs are supported up to CUDA 12.9")
         for name in ("p3.2xlarge", "p3dn.24xlarge")
     ],
-    "image_brings_the_driver": [
+    "the_driver_is_brought": [
         Example(
-            {"image": image, "instance_type": "g5.xlarge"},
+            {"image": image, "instance_type": "g5.xlarge", **left_to_it},
             "image",
             f"= '{image}': has no NVIDIA driver, nodes install none, and the job uses the GPUs of g5.xlarge",
         )
-        for image in ("ubuntu-24.04", "debian-12")
+        for image, left_to_it in (
+            ("ubuntu-24.04", {"node.system": "as-is"}),
+            ("debian-12", {"node.leave_out": ["nvidia_driver"]}),
+        )
     ],
     "image_suits_the_type": [
         Example({"image": "deep-learning"}, "image", "= 'deep-learning': its driver finds no GPU on c7i.xlarge"),

@@ -1,5 +1,7 @@
 """What a node's play is given."""
 
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -80,3 +82,25 @@ def test_a_folder_is_not_baked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     play.require_bakeable(node_of("worker", "workers"))
     with pytest.raises(RuntimeError, match="can't be baked"):
         play.require_bakeable(node_of("builder", "workers"))
+
+
+def test_a_job_that_may_run_is_not_ended_by_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[list[str]] = []
+
+    def systemctl(command: list[str], **_: Any) -> SimpleNamespace:
+        said.append(command)
+        return SimpleNamespace(returncode=0)  # the agent is active
+
+    told: list[str] = []
+    writer = SimpleNamespace(tell=lambda event: told.append(event.status), flush=lambda: None)
+    wanted = tmp_path / "reboot-required"
+    wanted.write_text("a new driver")
+    monkeypatch.setattr(play, "REBOOT", wanted)
+    monkeypatch.setattr(play, "this_node", lambda: node_of("worker", "workers"))
+    monkeypatch.setattr(play, "manifest_at_boot", lambda: MANIFEST)
+    monkeypatch.setattr(play, "events_writer", lambda *_: nullcontext(writer))
+    monkeypatch.setattr(play, "run_playbook", lambda *_: 0)
+    monkeypatch.setattr(subprocess, "run", systemctl)
+    assert play.main() == 0
+    assert told == ["started", "deferred"]
+    assert ["systemctl", "reboot"] not in said

@@ -22,6 +22,7 @@ from tests.conftest import REGION
 from tests.trainyard.conftest import Meanwhile, Recorder
 from trainyard import bake, builder, images
 from trainyard.bake import Asked, BakeResult
+from trainyard.bringup import OUTAGE_SECONDS
 from trainyard.cluster import Cluster
 from trainyard.errors import BringUpError, LaunchError
 
@@ -71,7 +72,8 @@ def says(cluster: clusters.Cluster, *statuses: str) -> Callable[[], bool]:
     def act() -> bool:
         for one in builders(cluster, "running"):
             for number, status in enumerate(statuses):
-                stamp = {**clusters.stamp(one["InstanceId"], "builder"), "status": status, "message": "no disk"}
+                after = number * OUTAGE_SECONDS
+                stamp = {**clusters.stamp(one["InstanceId"], "builder", after), "status": status, "message": "no disk"}
                 prefix = chunk_prefix(BAKE_EVENTS, one["InstanceId"], "0001", "play")
                 cluster.staging.write(
                     chunk_key(prefix, number), PlayEvent.model_validate(stamp).model_dump_json().encode()
@@ -199,7 +201,7 @@ def nothing_is_left(cluster: clusters.Cluster, file: Path) -> None:
     assert file.read_text() == STACK_FILE
 
 
-def test_a_play_that_fails_twice_ends_the_bake(cluster: clusters.Cluster, file: Path, meanwhile: Meanwhile) -> None:
+def test_a_play_that_fails_for_good_ends_the_bake(cluster: clusters.Cluster, file: Path, meanwhile: Meanwhile) -> None:
     meanwhile(says(cluster, "failed", "failed"))
     with pytest.raises(BringUpError, match=r"the builder i-\w+ could not be configured: no disk"):
         baked(cluster, file)

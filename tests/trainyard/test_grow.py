@@ -102,8 +102,7 @@ def test_a_new_node_that_fails_leaves_the_old_ones(growing: Growing, meanwhile: 
 
     def act() -> bool:
         for node in growing.new():
-            for _ in range(2):
-                growing.cluster.play(growing.record.run, node, "failed", "efa: no such device")
+            growing.cluster.play_fails_for_good(growing.record.run, node, "efa: no such device")
             return True
         return False
 

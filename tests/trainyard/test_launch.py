@@ -15,7 +15,7 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.conftest import Meanwhile, Recorder
 from trainyard import bringup
-from trainyard.bringup import Deadline, Nodes
+from trainyard.bringup import OUTAGE_SECONDS, Deadline, Nodes
 from trainyard.cluster import Cluster
 from trainyard.errors import BringUpError, LaunchError
 from trainyard.launch import Launch
@@ -162,8 +162,7 @@ def test_a_node_that_fails_gives_its_own_message(cluster: clusters.Cluster, node
     cluster.head_is_ready()
 
     def act(run: str, members: list[str]) -> None:
-        for _ in range(2):  # the unit starts a failed play again once
-            cluster.play(run, members[0], "failed", "pytorch: Ask torch: no such file")
+        cluster.play_fails_for_good(run, members[0], "pytorch: Ask torch: no such file")
 
     nodes(act)
     made, _ = launch(cluster)
@@ -176,8 +175,7 @@ def test_a_node_that_fails_gives_its_own_message(cluster: clusters.Cluster, node
 
 
 def test_a_head_that_fails_ends_the_launch_before_any_node(cluster: clusters.Cluster) -> None:
-    for _ in range(2):
-        cluster.head_fails("preflight: the manifest is bad")
+    cluster.head_fails_for_good("preflight: the manifest is bad")
     made, _ = launch(cluster)
     with pytest.raises(LaunchError, match="the head i-head could not be configured: preflight: the manifest is bad"):
         made.go()
@@ -253,13 +251,14 @@ def test_the_trainer_has_started_with_its_first_metric_line(account: EmulatedAws
     nodes.wait_for_job(1)
 
 
-def test_a_play_that_failed_once_and_then_went_well_is_well(cluster: clusters.Cluster, nodes: Any) -> None:
+def test_a_play_that_failed_for_a_minute_and_then_went_well_is_well(cluster: clusters.Cluster, nodes: Any) -> None:
     cluster.head_is_ready()
 
     def act(run: str, members: list[str]) -> None:
         for node in members:
             cluster.play(run, node, "failed", "a mirror was away")
-            cluster.play(run, node, "ok")
+            cluster.play(run, node, "failed", "a mirror was away", OUTAGE_SECONDS - 1)
+            cluster.play(run, node, "ok", "", OUTAGE_SECONDS)
             cluster.agent(run, node, "workers_up", 1)
 
     nodes(act)
@@ -268,8 +267,7 @@ def test_a_play_that_failed_once_and_then_went_well_is_well(cluster: clusters.Cl
 
 
 def test_words_of_an_earlier_head_do_not_count(cluster: clusters.Cluster, nodes: Any) -> None:
-    for _ in range(2):
-        cluster.head_fails("bad", head="i-earlier")
+    cluster.head_fails_for_good("bad", head="i-earlier")
     made, _ = launch(cluster)
     made.deadline.at = time.time() + 1
     with pytest.raises(LaunchError, match="the head's rendezvous store and controller did not come"):

@@ -15,7 +15,7 @@ OWN = (
     *(f"{BASE}/{name}" for name in ("node.json", "boot.json", "manifest.json", "fetched.json", "play/artifacts")),
     "/etc/systemd/system/trainyard-node.service",
 )
-KEPT = tuple(f"{BASE}/{name}" for name in ("bundle/0/play.py", "venv/made-from", "job-venv/made-from", "imported/0"))
+KEPT = tuple(f"{BASE}/{name}" for name in ("bundle/0/play.py", "venvs/0/made", "job-venv", "venv", "imported/0"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.machines import ROOT, Booted, Play, booted
+from tests.polling import eventually
 from tests.served import Served
 from tests.wheels import Wheel
 
@@ -64,9 +65,26 @@ def test_another_list_and_a_cut_environment_are_made_anew(node: Node) -> None:
     assert node.run().code == 0
     version = f"{VENV}/bin/python -c 'from importlib.metadata import version; print(version(\"torch\"))'"
     assert node.sh(version).strip() == "2.16.0"
-    node.sh(f"rm {VENV}/made-from {VENV}/bin/python")
+    node.sh(f"rm {VENV}/made {VENV}/bin/python")
     again = node.run()
     assert (again.code, len(again.changed)) == (0, 1)
+
+
+def test_an_environment_stays_as_long_as_something_runs_from_it(node: Node) -> None:
+    assert node.run().code == 0
+    folder = node.sh(f"readlink {VENV}").strip()
+    # What it has loaded is known by the files that are mapped: torch's libraries, here one that stands in.
+    node.sh(f"cp /usr/lib/x86_64-linux-gnu/libm.so.6 {folder}/lib/")
+    load = f"import ctypes, time; ctypes.CDLL('{folder}/lib/libm.so.6'); time.sleep(600)"
+    node.sh(f'systemd-run -q --unit job {folder}/bin/python -c "{load}"')
+    eventually(lambda: bool(node.sh("grep -l venvs /proc/[0-9]*/maps || true")), "the library in use")
+    node.wants(LIST.replace("2.15.0", "2.16.0"))
+    assert node.run().code == 0
+    assert node.sh(f"readlink {VENV}").strip() != folder
+    assert node.sh(f"ls {folder}/made")
+    node.sh("systemctl stop job")
+    assert node.run().code == 0
+    assert node.machine.machine.run("test", "-e", folder).returncode != 0
 
 
 def test_what_the_index_has_not_is_named(node: Node) -> None:
@@ -74,12 +92,12 @@ def test_what_the_index_has_not_is_named(node: Node) -> None:
     failed = node.run()
     assert failed.code != 0
     assert "absent" in failed.failure
-    assert node.sh(f"find {VENV} -name made-from") == ""
+    assert node.sh("find /opt/trainyard/venvs -name made") == ""
 
 
 def test_an_environment_of_the_image_is_kept_and_checked(node: Node) -> None:
     assert node.run().code == 0
-    node.sh(f"cp -a {VENV} /opt/own")
+    node.sh(f"cp -a {VENV}/ /opt/own")
     asked = len(node.index.asked())
     kept = node.run(pytorch_venv="/opt/own")
     assert (kept.code, kept.changed, len(node.index.asked())) == (0, (), asked)

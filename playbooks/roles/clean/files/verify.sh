@@ -19,7 +19,7 @@ done
 for path in "$base"/* "$base"/.[!.]*; do
   [ -e "$path" ] || [ -L "$path" ] || continue
   case ${path#"$base"/} in
-    bundle|bin|venv|job-venv|imported|bootstrap.py|scratch|__pycache__) ;;
+    bundle|bin|venvs|venv|job-venv|imported|bootstrap.py|scratch|__pycache__) ;;
     *) complain "$path is nothing that an image shall have" ;;
   esac
 done
