@@ -5,7 +5,6 @@ is looked at here is their order, what each is given of the manifest, and that r
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,18 +19,16 @@ from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn import backend, cgroups
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.nodes import ROOT, Cloud
+from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT, STORE, efa_installer
 from tests.playbooks.roles.nvidia import UBUNTU, distribution, ubuntu_driver
 from tests.playbooks.roles.test_container import IMAGE, docker
 from tests.playbooks.roles.test_container import toolkit as container_toolkit
+from tests.playbooks.roles.test_cuda import cudnn
 from tests.playbooks.roles.test_cuda import toolkit as cuda_toolkit
-from tests.playbooks.roles.test_efa import packed as packed_efa
-from tests.playbooks.roles.test_lustre import CLIENT as LUSTRE_CLIENT
-from tests.playbooks.roles.test_nvme import STORE, A, B
 from tests.polling import eventually
 
 pytestmark = pytest.mark.booted
 
-KERNEL = os.uname().release
 EFA_VERSION = "1.50.0"
 FSX = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/data/fsx")
 GPUS = Gpus(model="A100", driver="open", nvswitch=True, clocks=(1215, 1410))
@@ -58,7 +55,7 @@ IMAGES = {
     "/etc/gpus": "NVIDIA A100-SXM4-40GB\n" * 8,
     "/etc/efa-devices": "4\n",
     "/etc/efa-used": "",  # an older driver, which only a reboot unloads
-    "/etc/store.json": json.dumps({"disks": {A: None, B: None}}),
+    "/etc/store.json": json.dumps({"disks": {"/dev/nvme1n1": None, "/dev/nvme2n1": None}}),
     "/usr/local/sbin/store": STORE,
     "/usr/local/sbin/nproc": "#!/bin/sh\necho 96\n",
     "/etc/stand-ins.sh": BOOT,
@@ -90,9 +87,10 @@ class Sources:
         own.add(*distribution(KERNEL), docker("docker.io"), Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"}))
         own.add(Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
         nvidia.add(*ubuntu_driver(of_defaults("nvidia_driver", "nvidia_driver_version")), *cuda_toolkit("13.2", "2"))
+        nvidia.add(*cudnn("9.26.0.51"))
         toolkit.add(*container_toolkit(of_defaults("container", "container_toolkit_version")))
         aws.add(*LUSTRE_CLIENT)
-        aws.sign(packed_efa(aws.folder, EFA_VERSION))
+        aws.sign(efa_installer(aws.folder, EFA_VERSION))
         key = "/usr/share/keyrings/distribution.asc"
         self.files = {
             key: Path(own.folder / "key.asc").read_text(),
@@ -139,7 +137,7 @@ def whole(place: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         place.manifest = with_hardware(place.manifest)
         place.publish(variables=sources.variables, accelerators=False)
         name = place.launch()
-        eventually(lambda: any(one.status in ("ok", "failed") for one in place.plays(name)), "the last play", 240)
+        eventually(lambda: any(one.status in ("ok", "failed") for one in place.plays(name)), "the last play", 420)
         yield name
 
 

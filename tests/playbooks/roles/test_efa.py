@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,37 +12,10 @@ import pytest
 
 from tests.apt_repository import NO_SOURCES, Repository, repository
 from tests.machines import ROOT, Booted, Play, booted
+from tests.playbooks.roles.amazon import efa_installer
 
 FILES = ROOT / "playbooks/roles/efa/files"
 FOLDER = "/opt/amazon"
-# What AWS's does as far as the role builds on it, and of a plugin a library of this machine's under the plugin's name.
-INSTALLER = """\
-#!/bin/sh
-set -eu
-. ./env.sh
-echo "$@" >> /var/log/ran
-test "$DEBIAN_FRONTEND" = noninteractive
-mkdir -p /opt/amazon/efa/bin /opt/amazon/ofi-nccl/lib
-cp fi_info /opt/amazon/efa/bin/
-cp /usr/lib/x86_64-linux-gnu/liburcu-common.so.8 /opt/amazon/ofi-nccl/lib/libnccl-net.so
-sed -i 's/liburcu-common.so.8/libnccl-net-ofi.so\\x00/' /opt/amazon/ofi-nccl/lib/libnccl-net.so
-printf '# EFA installer version: %s\\n# Debug packages installed: no\\n# Packages installed:\\nefa_3\\n' \\
-  "$EFA_INSTALLER_VERSION" > /opt/amazon/efa_installed_packages
-[ -e /etc/efa-used ] && echo '- Please reboot to complete the installation.'
-echo '- Please logout/login to complete the installation.'
-"""
-# As many devices as the first line of /etc/efa-devices says, each under two fabrics, as libfabric 2 lists them; the
-# next time as many as the second line says.
-FI_INFO = """\
-#!/bin/sh
-count=$(head -n 1 /etc/efa-devices)
-sed -i '1{$!d}' /etc/efa-devices
-for number in $(seq "$count"); do
-  for fabric in efa efa-direct; do
-    printf 'provider: efa\\n    fabric: %s\\n    domain: rdmap%ss0-rdm\\n    type: FI_EP_RDM\\n' "$fabric" "$number"
-  done
-done
-"""
 
 
 def verify() -> ModuleType:
@@ -89,8 +61,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
 @pytest.fixture(scope="module")
 def download(node: Booted, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
     with repository(tmp_path_factory.mktemp("download"), node.network) as made:
-        made.sign(packed(made.folder, "1.50.0"))
-        made.sign(packed(made.folder, "1.37.0"))
+        made.sign(efa_installer(made.folder, "1.50.0"))
+        made.sign(efa_installer(made.folder, "1.37.0"))
         yield made
 
 
@@ -103,20 +75,6 @@ def bare(request: pytest.FixtureRequest) -> None:
             f"rm -rf {FOLDER} /var/log/ran /var/cache/trainyard /etc/ld.so.conf.d/60-trainyard*; ldconfig;"
             "rm -rf /etc/efa-used /run/trainyard; echo 4 > /etc/efa-devices"
         )
-
-
-def packed(folder: Path, version: str) -> Path:
-    """The installer's archive, in a folder that is served."""
-    tree = folder / version / "aws-efa-installer"
-    tree.mkdir(parents=True)
-    for name, text in [("efa_installer.sh", INSTALLER), ("fi_info", FI_INFO)]:
-        (tree / name).write_text(text)
-        (tree / name).chmod(0o755)
-    (tree / "env.sh").write_text(f"EFA_INSTALLER_VERSION={version}\n")
-    made = folder / f"aws-efa-installer-{version}.tar.gz"
-    with tarfile.open(made, "w:gz") as archive:
-        archive.add(tree, "aws-efa-installer")
-    return made
 
 
 def variables(download: Repository, version: str = "1.50.0") -> dict[str, Any]:

@@ -12,12 +12,12 @@ import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import ROOT, Booted, booted
+from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT
 from tests.polling import eventually
 
 FILES = ROOT / "playbooks/roles/lustre/files"
 MOUNT_POINT = "/fsx-data"
 UNIT = "fsx\\x2ddata"  # as systemd escapes it
-KERNEL = os.uname().release
 UBUNTU = """\
 NAME="Ubuntu"
 VERSION_ID="24.04"
@@ -28,28 +28,6 @@ ID=ubuntu
 ID_LIKE=debian
 PRETTY_NAME="Ubuntu 24.04.2 LTS"
 """
-# Away as long as /etc/fsx-away has lines: each try takes one.
-MOUNT = """\
-#!/bin/sh
-echo "$@" >> /var/log/mounts
-if [ -s /etc/fsx-away ]; then
-  sed -i 1d /etc/fsx-away
-  echo "mount.lustre: mount $1 at $2 failed: Connection timed out" >&2
-  exit 110
-fi
-exec mount -t tmpfs -o "size=4m$(cat /etc/fsx-options 2>/dev/null)" "$1" "$2"
-"""
-CLIENT = (
-    Package(
-        name=f"lustre-client-modules-{KERNEL}",
-        depends=["lustre-client-utils"],
-        scripts={"postinst": "#!/bin/sh\ncat /etc/modprobe.d/60-trainyard-lustre.conf > /var/log/loaded || true\n"},
-    ),
-    Package(
-        name="lustre-client-utils",
-        files={"/sbin/mount.lustre": MOUNT, "/usr/sbin/lctl": '#!/bin/sh\necho "$@" >> /var/log/lctl\n'},
-    ),
-)
 
 
 def loaded(name: str) -> ModuleType:
@@ -146,7 +124,7 @@ def machine(node: Booted) -> Iterator[Booted]:
 @pytest.fixture(scope="module")
 def source(node: Booted, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
     with repository(tmp_path_factory.mktemp("source"), node.network, "noble") as made:
-        made.add(*CLIENT)
+        made.add(*LUSTRE_CLIENT)
         yield made
 
 

@@ -16,6 +16,7 @@ import pytest
 from rehearsal.hypervisor.nspawn.image import base_root
 from tests.apt_repository import NO_SOURCES, Package, repository
 from tests.machines import ROOT, Booted, Play, booted
+from tests.playbooks.roles.amazon import STORE
 from tests.polling import eventually
 
 SCRIPT = ROOT / "playbooks/roles/nvme/files/scratch.py"
@@ -231,51 +232,8 @@ def test_a_formatting_that_was_killed_is_done_again(bench: Bench) -> None:
     assert told.splitlines()[-1] == "good", told
 
 
-# On a booted machine, which has no disks: these stand in for what tells of them and changes them.
+# On a booted machine, which has no disks: STORE stands in for what tells of them and changes them.
 
-STORE = """\
-#!/usr/bin/python3
-import json, os, sys
-NAME, WORDS, FILE = os.path.basename(sys.argv[0]), sys.argv[1:], "/etc/store.json"
-state = json.load(open(FILE))  # disks: path -> signature or null; array: its signature or null, absent without one
-SIZE = 8 << 20
-
-def keep():
-    json.dump(state, open(FILE, "w"))
-    print(NAME, *WORDS, file=open("/var/log/store", "a"))
-
-def mounted(path):
-    lines = [line.split() for line in open("/proc/mounts")]
-    return [line[1] for line in lines if line[0] == path.replace("/", ":")] or [None]
-
-if NAME == "lsblk":
-    devices = []
-    for path in state["disks"]:
-        item = {"name": path, "type": "disk", "model": "Amazon EC2 NVMe Instance Storage", "size": SIZE,
-                "mountpoints": mounted(path)}
-        if "array" in state:
-            item["children"] = [{"name": "/dev/md127", "type": "raid0", "model": None, "size": 2 * SIZE,
-                                 "mountpoints": mounted("/dev/md127")}]
-        devices.append(item)
-    print(json.dumps({"blockdevices": devices}))
-elif NAME == "wipefs":
-    seen = state.get("array") if WORDS[-1] == "/dev/md127" else state["disks"][WORDS[-1]]
-    print(json.dumps({"signatures": [dict(zip(("type", "label"), seen))] if seen else []}))
-elif NAME == "mdadm":
-    if "--create" in WORDS:
-        for path in state["disks"]:
-            state["disks"][path] = ["linux_raid_member", "trainyard"]
-    state["array"] = state.get("kept") if "--assemble" in WORDS else None
-    keep()
-elif NAME == "mkfs.xfs":
-    state["array"] = ["xfs", "trainyard"]
-    keep()
-elif NAME == "mount":
-    if WORDS[:2] == ["-t", "xfs"]:
-        device, where = WORDS[-2:]
-        WORDS = ["-t", "tmpfs", "-o", f"noatime,size={2 * SIZE}", device.replace("/", ":"), where]
-    os.execv("/usr/bin/mount", ["mount", *WORDS])
-"""
 IMAGES = """\
 [Service]
 Type=oneshot
