@@ -16,7 +16,6 @@ from tests.playbooks.roles.nvidia import (
     distribution,
     ubuntu_driver,
 )
-from tests.polling import eventually
 
 pytestmark = pytest.mark.booted
 
@@ -54,12 +53,7 @@ class Node:
         return self.sh(f"dpkg-query -W -f '${{Version}}' {package}")
 
     def reboot(self) -> None:
-        boots = self.machine.machine.boots
-        self.machine.machine.run("systemctl", "reboot")
-        eventually(
-            lambda: self.machine.machine.boots > boots and self.machine.machine.state() in {"running", "degraded"},
-            "the machine's second boot",
-        )
+        self.machine.reboot()
 
 
 @contextmanager
