@@ -35,6 +35,7 @@ from rehearsal.ground import environment
 from rehearsal.hypervisor.choice import usable_backend
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.nspawn.backend import NspawnBackend
+from rehearsal.hypervisor.nspawn.needs import lacking_for
 from rehearsal.scaling import scale
 from trainyard.cluster import Cluster
 from trainyard.launch import Launch
@@ -102,6 +103,7 @@ def measure(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
         "calls_per_node": {str(nodes): round(one.calls / nodes, 1) for nodes, one in found.items()},
         "calls_per_node_second": {str(nodes): round(rate, 2) for nodes, rate in rates.items()},
         "slowest_tasks": last.tasks,
+        # Over what the processors allow: eight nodes share them.
         "ratio": round(last.wall / max(first.wall, last.cpu / processors), 3),
         "ratio_calls": round(rates[sizes[-1]] / rates[sizes[0]], 3),
     }
@@ -114,6 +116,8 @@ def main(
     """Seconds from running instances to a started job, for each number of booted nodes."""
     try:
         usable_backend("nspawn")
+        if lacking := lacking_for(max(sizes or SIZES) + 1):
+            raise InputError(lacking)
     except InputError as error:
         print(f"bringup: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -11,7 +11,6 @@ from contract.prices import per_hour, prices
 from contract.quotas import quota_of
 from contract.settings import StackSettings
 from contract.settings.capacity import GroupPlan
-from contract.settings.network import NODE_SERVICES, SESSION_SERVICES
 
 _SCRATCH_THROUGHPUT = 200  # MB/s per TiB, which its price stands under
 _OWN_KEYS = 1
@@ -75,7 +74,7 @@ def bill(settings: StackSettings) -> list[Item]:
         price = throughputs[settings.fsx.throughput or _SCRATCH_THROUGHPUT]
         items.append(Item(what="FSx for Lustre, GiB", count=settings.fsx.capacity_gib, usd_per_hour=per_hour(price)))
     if settings.network.existing is None:
-        endpoints = len(SESSION_SERVICES if settings.network.nat else NODE_SERVICES)
+        endpoints = len(settings.endpoint_services)
         items.append(Item(what="interface endpoints", count=endpoints, usd_per_hour=listed.interface_endpoint_hour))
         if settings.network.nat:
             way_out = listed.nat_gateway_hour + listed.public_ipv4_hour

@@ -91,7 +91,7 @@ class Attempt(Torchrun):
             assert run.job.command is not None
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
         command = torchrun_command(
-            python=job_python(manifest) if run.job.container is None else Path("python"),
+            python=job_python(manifest, run.job.container),
             head=manifest.head,
             rendezvous=f"{run.run}-{self.number}",
             processes=run.processes_per_node,
@@ -100,8 +100,6 @@ class Attempt(Torchrun):
             job=job,
             logs=self._logs,
         )
-        if run.job.container is not None:
-            command = [str(BASE / "bin/in-container"), run.job.container, *command]
         variables = job_variables(
             manifest=manifest,
             group=group,
@@ -113,7 +111,7 @@ class Attempt(Torchrun):
             cache=scratch() / "cache",
             network=network,
         )
-        self.start(command, folder, variables | secrets(run.job.secrets, node.region))
+        self.start(command, folder, variables | secrets(run.job.secrets, node.region), run.job.container)
 
     def workers_up(self) -> bool:
         """torchrun makes a rank's logs when it starts that rank, and starts them together."""

@@ -1,5 +1,7 @@
 """One check on this node: torchrun runs `fleet.verification`, and what that left on the disk becomes the node's word.
 
+It runs where the job will, in its container too: an image has torch, NCCL and an OFI plugin of its own.
+
 A node is blamed only for what is its own: a peer that did not come is the peer's fault, and what no node could end
 together is nobody's alone.
 """
@@ -49,7 +51,7 @@ class CheckRun(Torchrun):
         given = ["--folder", str(folder), "--instance", node.instance, "--check", name]
         given += ["--store", f"{head.address}:{head.rendezvous_port}", "--seconds", f"{self._seconds:g}"]
         command = torchrun_command(
-            python=job_python(manifest),
+            python=job_python(manifest, run.job.container),
             head=head,
             rendezvous=name,
             processes=self._each,
@@ -65,9 +67,10 @@ class CheckRun(Torchrun):
             "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
             "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p",
         }
-        variables = network_variables(manifest, group, node.address) | dict(run.job.environment) | own
+        image = run.job.container
+        variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment) | own
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # the job's own choice: a node is all of its GPUs
-        self.start(command, Path(node.bundle), variables)
+        self.start(command, Path(node.bundle), variables, image)
 
     def over(self) -> bool:
         """Whether there is nothing to wait for. torchrun itself would wait for its peers on other nodes."""

@@ -50,6 +50,7 @@ def judge(
     """`told`: what nodes reported. `overdue`: the minutes within which all should have; none where the check was cut
     before. `known`: what nodes outside this check measured in an earlier one that passed."""
     groups = {group.name: group for group in manifest.groups}
+    where = manifest.job.container or "the image"
     found: dict[str, list[Fault]] = {}
     for node in nodes:
         event = told.get(node)
@@ -58,7 +59,9 @@ def judge(
             found[node] = [silent] if overdue is not None else []
         else:
             group = groups[event.group]
-            own = _hardware(event.measured, group, processes) if group.gpus and manifest.node.accelerators else ()
+            own = (
+                _hardware(event.measured, group, processes, where) if group.gpus and manifest.node.accelerators else ()
+            )
             found[node] = [*own, *event.faults]
     faults = list(_versions(nodes, told, known, found))
     if not any(found.values()) and set(nodes) <= told.keys():
@@ -67,8 +70,11 @@ def judge(
     return Judgement(tuple(one.model_copy(update={"faults": tuple(found[one.node])}) for one in checked), tuple(faults))
 
 
-def _hardware(seen: Measured, group: WorkerGroup, processes: int) -> Iterator[Fault]:
-    """A GPU node against its type. What it did not come to measure is not held against it here."""
+def _hardware(seen: Measured, group: WorkerGroup, processes: int, where: str) -> Iterator[Fault]:
+    """A GPU node against its type. What it did not come to measure is not held against it here.
+
+    `where`: what NCCL and its plugin are in.
+    """
     hardware, kind = group.hardware, group.instance_type
     if seen.driver is not None and seen.gpus != group.gpus:
         yield Fault(kind="gpus", text=f"{seen.gpus} usable GPUs, {kind} has {group.gpus}")
@@ -77,7 +83,7 @@ def _hardware(seen: Measured, group: WorkerGroup, processes: int) -> Iterator[Fa
             if not is_model(name, hardware.gpus.model):
                 yield Fault(kind="gpus", text=f"a GPU is {name!r}, {kind} has {hardware.gpus.model}")
     if group.efa_interfaces:
-        yield from _plugin(seen, group)
+        yield from _plugin(seen, group, where)
     if hardware.matmul_tflops and seen.matmul_tflops is not None and seen.matmul_tflops < hardware.matmul_tflops:
         text = f"the slowest GPU multiplies matrices at {seen.matmul_tflops:g} TFLOP/s, the floor is"
         yield Fault(kind="matmul", text=f"{text} {hardware.matmul_tflops:g}")
@@ -87,13 +93,13 @@ def _hardware(seen: Measured, group: WorkerGroup, processes: int) -> Iterator[Fa
         yield Fault(kind="nvlink", text=text)
 
 
-def _plugin(seen: Measured, group: WorkerGroup) -> Iterator[Fault]:
+def _plugin(seen: Measured, group: WorkerGroup, where: str) -> Iterator[Fault]:
     """EFA in use, by all of its devices."""
     if seen.nvlink_gbs is None and seen.network_gbs is None and seen.network is None:
         return  # NCCL was not needed, or not come to
     if seen.provider is None:
         what = f"NCCL uses {seen.network or 'a network that it does not name'} and not the OFI plugin"
-        yield Fault(kind="network", text=f"{what}: a fall-back to TCP (is /opt/amazon/ofi-nccl in the image?)")
+        yield Fault(kind="network", text=f"{what}: a fall-back to TCP (is /opt/amazon/ofi-nccl in {where}?)")
     elif seen.provider != "efa":
         text = f"the OFI plugin chose libfabric's provider {seen.provider}, not efa: a fall-back to TCP"
         yield Fault(kind="network", text=text)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from contract.events import RankFailure
@@ -16,14 +16,19 @@ from contract.run import RunRecord
 from fleet.chunks import ChunkWriter, Tail
 from fleet.environment import JOB_VENV
 from fleet.failures import failures_in, rank_logs
-from fleet.node import Node
+from fleet.node import BASE, Node
 
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
 STOP_SECONDS = 40.0
+# As playbooks/roles/container's in-container names it: one at a time on a node.
+CONTAINER = "trainyard-job"
 
 
-def job_python(manifest: Manifest) -> Path:
-    """The interpreter that has torch. What it runs stays in one environment, also when a newer one is made."""
+def job_python(manifest: Manifest, image: str | None) -> Path:
+    """The interpreter that has torch, an image's own where the job runs in one. What it runs stays in one environment,
+    also when a newer one is made."""
+    if image is not None:
+        return Path("python")
     return (Path(manifest.node.venv) if manifest.node.venv else JOB_VENV.resolve()) / "bin/python"
 
 
@@ -32,6 +37,7 @@ class Torchrun:
     there."""
 
     _process: "subprocess.Popen[bytes]"
+    _image: str | None = None
 
     def __init__(
         self,
@@ -57,8 +63,11 @@ class Torchrun:
             prefix = chunk_prefix(into, node.instance, node.boot, self._source(name))
             self._tails[name] = Tail(file, self._stack.enter_context(ChunkWriter(self._data, prefix)))
 
-    def start(self, command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
-        """The variables come on top of the agent's own."""
+    def start(self, command: list[str], folder: Path, variables: Mapping[str, str], image: str | None) -> None:
+        """The variables come on top of the agent's own. With an `image` it runs in a container of that."""
+        self._image = image
+        if image is not None:
+            command = [str(BASE / "bin/in-container"), image, *command]
         with (self._folder / "torchrun.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
@@ -95,6 +104,7 @@ class Torchrun:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+                self._end_container()
 
     def kill(self) -> None:
         """End it and all below it at once: of workers that have nothing to save, and may not heed SIGTERM."""
@@ -106,6 +116,14 @@ class Torchrun:
                 continue
         self._process.kill()
         self._process.wait()
+        self._end_container()
+
+    def _end_container(self) -> None:
+        """A docker client that is killed leaves its container, and that the node's GPUs."""
+        if self._image is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):  # the next start does it again, and fails aloud
+                command = ["docker", "rm", "--force", CONTAINER]
+                subprocess.run(command, capture_output=True, timeout=STOP_SECONDS, check=False)
 
     def close(self) -> None:
         """Ship what is left; after this all that was said is in S3."""

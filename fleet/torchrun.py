@@ -10,6 +10,9 @@ from contract.manifest import Head, Manifest, WorkerGroup
 from contract.run import RunRecord
 
 JOIN_SECONDS = 300.0
+# aws-ofi-nccl up to 1.11 calls itself so, and newer ones do where NCCL_NET says so (nvidia_plugin_name_fixup in its
+# src/nccl_ofi_interface_nvidia.cpp).
+ANY_OFI_PLUGIN = "AWS Libfabric"
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # Keep-alive slack of 5 s x 3: tighter values expire on loaded cores and set off endless rounds of rendezvous.
 _RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout={join}"
@@ -73,8 +76,8 @@ def interface_of(address: str) -> str:
     raise OSError(f"no network interface holds {address}")
 
 
-def network_variables(manifest: Manifest, group: WorkerGroup, address: str) -> dict[str, str]:
-    """What gloo and NCCL need to meet."""
+def network_variables(manifest: Manifest, group: WorkerGroup, address: str, image: str | None) -> dict[str, str]:
+    """What gloo and NCCL need to meet, on the node or in a container of an image."""
     found = {
         "AWS_REGION": manifest.region,
         "AWS_DEFAULT_REGION": manifest.region,
@@ -86,10 +89,15 @@ def network_variables(manifest: Manifest, group: WorkerGroup, address: str) -> d
     accelerated = manifest.node.accelerators
     if group.gpus and accelerated:
         found["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
-    if group.efa_interfaces and accelerated:
+    # An image has its own plugin, by a name that it knows: before 1.15 it is libnccl-net.so and no other.
+    if on_efa(manifest, group) and image is None:
         # Where that plugin does not load, NCCL still falls back to TCP in silence: the check before the job sees it.
         found["NCCL_NET_PLUGIN"] = "ofi"
     return found
+
+
+def on_efa(manifest: Manifest, group: WorkerGroup) -> bool:
+    return bool(group.efa_interfaces and manifest.node.accelerators)
 
 
 def job_variables(
@@ -105,7 +113,7 @@ def job_variables(
     network: str | None = None,
 ) -> dict[str, str]:
     """Variables of the job beside the node's own. `network`: what NCCL calls the one that the nodes were verified
-    on; from then on any other one is an error."""
+    on; none where no check has told. On EFA any other one is an error, and so is none."""
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
     found = {
@@ -117,10 +125,10 @@ def job_variables(
         "METRICS_DIR": str(metrics),
         "CHECKPOINT_REQUEST": str(request),
         "TRAINYARD_CACHE": str(cache),
-        **network_variables(manifest, group, address),
+        **network_variables(manifest, group, address, run.job.container),
     }
-    if network is not None and "NCCL_NET_PLUGIN" in found:
-        found["NCCL_NET"] = network
+    if on_efa(manifest, group):
+        found["NCCL_NET"] = network or ANY_OFI_PLUGIN
     if manifest.fsx:
         found["FSX_PATH"] = manifest.fsx.mount_point
     if run.job.resume:

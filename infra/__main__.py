@@ -87,6 +87,7 @@ def main(root: Path) -> None:
             key_arn=key.arn,
             secrets=list(job.secrets.values()),
             wheels=settings.node.wheels_in_s3,
+            image=settings.ecr_image,
         ),
     )
     network = lay_network(scope, settings, zone_is_ours(settings, facts), key.service_arn)

@@ -183,6 +183,21 @@ def key_admits_auto_scaling(settings: StackSettings, facts: Facts) -> Iterator[P
         )
 
 
+def image_can_be_reached(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+    """An endpoint leads to the registries of its own region, whosever they are."""
+    job, found, node = settings.job, settings.ecr_image, settings.node
+    pulls = job.container is not None and node.system == "configure" and "container" not in node.leave_out
+    closed = not (facts.subnet.way_out or facts.subnet.public) if facts.subnet else not settings.network.nat
+    if pulls and closed and (found is None or found.region != facts.region):
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.container",
+            value=job.container,
+            why=f"is not in ECR of {facts.region}, and nodes without a way out reach no other registry",
+            fix="Copy it into an ECR repository there, or set node.leave_out: [container] with an image of the "
+            "workers that holds Docker and it",
+        )
+
+
 def boundary_is_of_the_account(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
     """IAM user guide, "Permissions boundaries for IAM entities": a managed policy, AWS's or the account's own."""
     boundary = settings.identity.permissions_boundary
@@ -210,6 +225,7 @@ CHECKS: tuple[Check, ...] = (
     data_is_in_the_region,
     key_can_be_used,
     key_admits_auto_scaling,
+    image_can_be_reached,
     boundary_is_of_the_account,
 )
 

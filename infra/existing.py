@@ -1,11 +1,12 @@
 """A VPC and subnet that somebody else keeps: looked at, never changed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 import pulumi_aws as aws
 
-from contract.settings.network import NODE_SERVICES, ExistingNetwork
+from contract.settings.network import ExistingNetwork
 from infra.absent import absent
 
 
@@ -15,8 +16,7 @@ class SubnetFacts:
 
     `way_out`: NAT or another hop; `public`: straight to an internet gateway.
 
-    `services`: those of NODE_SERVICES that have an endpoint in the VPC; `s3_endpoint`: in the subnet's
-    own routes.
+    `services`: those that nodes call and that have an endpoint in the VPC; `s3_endpoint`: in the subnet's own routes.
     """
 
     id: str
@@ -32,8 +32,8 @@ class SubnetFacts:
     services: frozenset[str]
 
 
-def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
-    """Raises InputError where VPC or subnet is not there."""
+def look_up_subnet(given: ExistingNetwork, region: str, services: Sequence[str]) -> SubnetFacts:
+    """`services`: what nodes call. Raises InputError where VPC or subnet is not there."""
     try:
         vpc = aws.ec2.get_vpc(id=given.vpc_id)
     except Exception as error:
@@ -57,7 +57,7 @@ def look_up_subnet(given: ExistingNetwork, region: str) -> SubnetFacts:
         way_out=bool(default) and not public,
         public=public,
         s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
-        services=frozenset(name for name in NODE_SERVICES if _has_private(subnet.vpc_id, region, name)),
+        services=frozenset(name for name in services if _has_private(subnet.vpc_id, region, name)),
     )
 
 

@@ -93,7 +93,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
         filters=[{"name": "instance-type", "values": settings.instance_types}],
     )
     available = aws.get_availability_zones(state="available").names  # Local Zones among them, which lack EFA and FSx
-    named, existing = settings.capacity.reservation_id, settings.network.existing
+    named, existing, services = settings.capacity.reservation_id, settings.network.existing, settings.node_services
     bucket, named_key = settings.storage.bucket, settings.storage.kms_key
     key = named_key if named_key and region_of(named_key) == region else None
     missing: list[Problem] = []
@@ -106,7 +106,7 @@ def look_up_facts(settings: StackSettings) -> Facts:
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
         reservation=_given(lambda: look_up_reservation(*named), missing) if named else None,
-        subnet=_given(lambda: look_up_subnet(existing, region), missing) if existing else None,
+        subnet=_given(lambda: look_up_subnet(existing, region, services), missing) if existing else None,
         bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
         key_state=_given(lambda: look_up_key(key), missing) if key else None,
         key_policy=look_up_key_policy(key) if key else None,

@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from contract import layout, tags
+from contract.ecr import EcrImage
 from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
 
@@ -18,7 +19,7 @@ Statement = dict[str, Any]
 class IdentityArgs:
     """`key_arn`: the KMS key of the data bucket. `secrets`: names of the SSM parameters that the job reads.
 
-    `wheels`: prefix in S3 (s3://bucket/prefix/) that nodes install Python packages from.
+    `wheels`: prefix in S3 (s3://bucket/prefix/) that nodes install Python packages from. `image`: the job's, in ECR.
     """
 
     scope: Scope
@@ -27,6 +28,7 @@ class IdentityArgs:
     key_arn: pulumi.Input[str]
     secrets: Sequence[str]
     wheels: str | None
+    image: EcrImage | None
 
 
 class Identity(pulumi.ComponentResource):
@@ -136,6 +138,21 @@ def _wheels(args: IdentityArgs) -> list[Statement]:
     ]
 
 
+def _image(args: IdentityArgs) -> list[Statement]:
+    """A pull of the job's image. A registry of another account must admit this one, as AWS's own do.
+
+    ECR user guide, "AWS managed policies": what AmazonEC2ContainerRegistryPullOnly allows, for one repository.
+    """
+    if args.image is None:
+        return []
+    image = args.image
+    repository = f"arn:{args.scope.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
+    return [
+        _unscoped("RegistryToken", "ecr:GetAuthorizationToken"),
+        _allow("JobImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], [repository]),
+    ]
+
+
 def _head(args: IdentityArgs) -> list[Statement]:
     """The controller's rights: lease, end and members' health of its own stack's groups, the runs' records, its own
     events."""
@@ -177,6 +194,7 @@ def _workers(args: IdentityArgs) -> list[Statement]:
             _below(args.data_bucket_arn, "runs/*"),
         ),
         *_wheels(args),
+        *_image(args),
     ]
     if args.secrets:
         scope = args.scope

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pulumi
 
 from contract.settings import StackSettings
-from contract.settings.network import NODE_SERVICES, SESSION_SERVICES
 from infra.endpoints import Endpoints, EndpointsArgs
 from infra.flow_logs import FlowLogs, FlowLogsArgs
 from infra.scope import Scope
@@ -39,7 +38,7 @@ def lay_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: 
             subnet_id=vpc.private_subnet_id,
             route_table_ids=[vpc.private_routes_id],
             security_group_ids=security.endpoint_groups,
-            services=SESSION_SERVICES if asked.nat else NODE_SERVICES,
+            services=settings.endpoint_services,
         ),
         pulumi.ResourceOptions(depends_on=[security]),
     )

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contract.base import CONFIG_KEY, Problem
 from contract.rules.network import BRING_SOFTWARE, DOCKER, addresses_needed, fetches_software
 from contract.settings import StackSettings
-from contract.settings.network import NODE_SERVICES
 from infra.existing import SubnetFacts
 from infra.facts import Facts
 
@@ -47,7 +46,7 @@ def subnet_reaches_aws(settings: StackSettings, facts: Facts) -> Iterator[Proble
     found = facts.subnet
     if found is None:
         return
-    missing = [name for name in NODE_SERVICES if name not in found.services]
+    missing = [name for name in settings.node_services if name not in found.services]
     if found.public:
         yield _of_subnet(
             found,

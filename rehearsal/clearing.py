@@ -20,7 +20,7 @@ from rehearsal.scene import Scene
 from rehearsal.story import tell
 
 AT_ONCE = "an account that answers at once"
-_DELAYS = {"capacity", "invisible", "throttle"}  # faults that are what AWS itself may do
+_DELAYS = {"capacity", "invisible", "outage", "throttle"}  # faults that are what AWS itself may do
 
 
 def emulated(faults: Iterable[str]) -> list[Scaled]:

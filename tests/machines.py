@@ -75,6 +75,14 @@ class Booted:
                 changed.append(task)
         return Play(done.returncode, tuple(changed), done.stdout + done.stderr)
 
+    def reboot(self) -> None:
+        boots = self.machine.boots
+        self.machine.run("systemctl", "reboot")
+        eventually(
+            lambda: self.machine.boots > boots and self.machine.state() in {"running", "degraded"},
+            "the machine's second boot",
+        )
+
     def put(self, path: str, text: str) -> None:
         """Write a file in the running machine."""
         self.machine.write(path, text)

@@ -39,8 +39,8 @@ class JobSettings(Contract):
     )
     container: ContainerImage | None = Field(
         None,
-        description="Container image that the user's own job runs in, with the node's network, GPUs and EFA; none: the "
-        "node's Python environment.",
+        description="Container image that the user's own job runs in, with the node's network, GPUs and EFA; its "
+        "python has torch, and the nodes' role pulls it from ECR. None: the node's Python environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,

@@ -6,13 +6,14 @@ from pydantic import Field, field_validator
 
 from contract.base import Contract
 from contract.catalog import InstanceType, catalog
+from contract.ecr import ECR_SERVICES, EcrImage, ecr_image
 from contract.manifest import NodeSystem
 from contract.numbers import Whole
 from contract.settings.capacity import CapacitySettings, GroupPlan, OnDemand
 from contract.settings.guardrails import GuardrailSettings, IdentitySettings
 from contract.settings.job import JobSettings, LaunchSettings
 from contract.settings.names import ImageName, TagKey, TagValue
-from contract.settings.network import NetworkSettings
+from contract.settings.network import NODE_SERVICES, SESSION_SERVICES, NetworkSettings
 from contract.settings.storage import FsxSettings, StorageSettings
 
 MOST_NODES = 1024
@@ -71,6 +72,21 @@ class StackSettings(Contract):
     @property
     def efa(self) -> bool:
         return self.worker_type.efa_interfaces > 0 if self.network.efa is None else self.network.efa
+
+    @property
+    def ecr_image(self) -> EcrImage | None:
+        """The job's image, where it lies in ECR."""
+        return ecr_image(self.job.container)
+
+    @property
+    def node_services(self) -> tuple[str, ...]:
+        """Services of AWS that nodes call, beside S3."""
+        return (*NODE_SERVICES, *(ECR_SERVICES if self.ecr_image else ()))
+
+    @property
+    def endpoint_services(self) -> tuple[str, ...]:
+        """Those that have an interface endpoint in a network of the stack's own."""
+        return SESSION_SERVICES if self.network.nat else self.node_services
 
     @property
     def placement_group(self) -> bool:

@@ -7,6 +7,10 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         "the controller sees which nodes are in its groups",
         f"{_REFERENCE}list_amazonec2autoscaling.html",
     ),
+    "ecr:GetAuthorizationToken": (
+        "Docker on a node logs in to the registry of the job's image: the token is for all of them",
+        f"{_REFERENCE}list_amazonelasticcontainerregistry.html",
+    ),
     "ssm:UpdateInstanceInformation": (
         "Session Manager's agent says that it is there",
         f"{_REFERENCE}list_awssystemsmanager.html",

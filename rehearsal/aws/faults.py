@@ -34,6 +34,14 @@ class Throttle(Contract):
     times: int = Field(ge=1, description="Calls that are refused.")
 
 
+class Outage(Contract):
+    """The next calls of an operation fail inside AWS: HTTP 500."""
+
+    kind: Literal["outage"] = "outage"
+    operation: Operation
+    times: int = Field(ge=1, description="Calls that fail.")
+
+
 class Invisible(Contract):
     """EC2's eventual consistency: an instance is missing from DescribeInstances, then shown without its address."""
 
@@ -71,7 +79,7 @@ class SpotInterruption(Contract):
     instance_type: str | None = Field(default=None, description="The type that it holds for; none: any.")
 
 
-Fault = Capacity | Throttle | Invisible | Deny | Quota | SpotInterruption
+Fault = Capacity | Throttle | Outage | Invisible | Deny | Quota | SpotInterruption
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
 _BOTOCORE_NAMES = {
@@ -83,7 +91,7 @@ _BOTOCORE_NAMES = {
 
 def check_operation(fault: Fault) -> None:
     """Refuse a fault of an operation that AWS does not have. Raises ValueError."""
-    if isinstance(fault, (Deny, Throttle)):
+    if isinstance(fault, (Deny, Throttle, Outage)):
         service, _, operation = fault.operation.partition(":")
         try:
             known = botocore.session.get_session().get_service_model(_BOTOCORE_NAMES.get(service, service))

@@ -16,6 +16,7 @@ from rehearsal.aws.faults import (
     Deny,
     Fault,
     Invisible,
+    Outage,
     Quota,
     SpotInterruption,
     Throttle,
@@ -96,9 +97,9 @@ class Injected:
         for each in self._on:
             if isinstance(each.fault, Deny) and each.fault.operation == name:
                 raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
-            if isinstance(each.fault, Throttle) and each.fault.operation == name and each.left > 0:
+            if isinstance(each.fault, (Throttle, Outage)) and each.fault.operation == name and each.left > 0:
                 each.left -= 1
-                raise _throttled(call, in_json)
+                raise (_throttled if isinstance(each.fault, Throttle) else _broken)(call, in_json)
 
     def room(self, instance_type: str, count: int) -> int:
         """How many of `count` instances of this type can be launched."""
@@ -158,7 +159,7 @@ def _running() -> Iterator[Any]:
 
 
 def _times(fault: Fault) -> int:
-    if isinstance(fault, Throttle):
+    if isinstance(fault, (Throttle, Outage)):
         return fault.times
     return fault.count if isinstance(fault, SpotInterruption) else 0
 
@@ -190,3 +191,8 @@ def _throttled(call: Call, in_json: bool) -> Refusal:
     if call.service == "s3":
         return Refusal("503 Slow Down", "SlowDown", "Please reduce your request rate.")
     return Refusal("400 Bad Request", "ThrottlingException" if in_json else "Throttling", "Rate exceeded")
+
+
+def _broken(call: Call, in_json: bool) -> Refusal:
+    code = "InternalServerError" if in_json and call.service != "s3" else "InternalError"
+    return Refusal("500 Internal Server Error", code, "We encountered an internal error. Please try again.")

@@ -101,6 +101,12 @@ def test_each_fault_of_a_node_is_seen_and_told(changes: dict[str, Any], kind: st
     assert text in found.blamed["i-2"][0].text
 
 
+def test_the_image_that_lacks_the_plugin_is_named() -> None:
+    contained = P4D.model_copy(update={"job": P4D.job.model_copy(update={"container": "me/mine:1"})})
+    found = judged(event("i-2", network="Socket", provider=None), manifest=contained)
+    assert "is /opt/amazon/ofi-nccl in me/mine:1?" in found.blamed["i-2"][0].text
+
+
 def test_a_node_that_said_nothing_is_blamed_when_its_time_is_over() -> None:
     told = {node: event(node) for node in NODES[:2]}
     late = judge(NODES, told, P4D, 8, {}, 3.0)

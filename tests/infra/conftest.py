@@ -18,6 +18,16 @@ STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob
 INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
 
 
+# AWS's own deep-learning containers lie in a registry of this account.
+ECR_IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9"
+
+
+def with_container(image: str) -> dict[str, Any]:
+    """A job that runs in it."""
+    own = {"name": "a", "dataset": "d", "source": "examples/own-job", "command": ["train.py"]}
+    return {**own, "container": image}
+
+
 def stack_config(stack: str) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
     return loaded

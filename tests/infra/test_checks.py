@@ -16,7 +16,7 @@ from rehearsal.adapter.errors import Refused
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static import StaticAccount
 from rehearsal.adapter.static_ec2 import RESERVATION, SUBNET, VPC, StaticEc2, StaticNetwork, StaticSubnet, reservation
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ECR_IMAGE, ROOT, stack_config, with_container
 
 NAMED = {"reservation": {"id": RESERVATION}}
 THERE = {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}
@@ -24,6 +24,7 @@ OTHER_VPC = "vpc-0fedcba9876543210"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
 S3 = frozenset({"com.amazonaws.us-east-1.s3"})
 SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages")}
+INDEX = {"package_index": "https://index.example.com/simple"}
 STANDARD, P, SPOT_G = "L-1216C47A", "L-417A185B", "L-3819A6DF"
 
 
@@ -219,6 +220,12 @@ EXAMPLES: dict[str, list[Example]] = {
             "has no default route, and its VPC no endpoint for autoscaling. Add a NAT gateway, or interface endpoints",
         ),
         Example(
+            network(routes={}, endpoints=S3 | SESSION | {"com.amazonaws.us-east-1.autoscaling"}),
+            {"network": THERE, "node": INDEX, "job": with_container(ECR_IMAGE)},
+            "network.existing.subnet_id",
+            "has no default route, and its VPC no endpoint for ecr.api, ecr.dkr. Add a NAT gateway, or interface",
+        ),
+        Example(
             network(endpoints=frozenset()),
             {"network": THERE},
             "network.existing.subnet_id",
@@ -279,6 +286,20 @@ EXAMPLES: dict[str, list[Example]] = {
             "storage.kms_key",
             "its policy does not name AWSServiceRoleForAutoScaling, so no node with a root volume under it would start",
         )
+    ],
+    "image_can_be_reached": [
+        Example(
+            {},
+            {"network": {"nat": False}, "node": INDEX, "job": with_container(ECR_IMAGE.replace("us-east", "us-west"))},
+            "job.container",
+            "is not in ECR of us-east-1, and nodes without a way out reach no other registry. Copy it into an ECR",
+        ),
+        Example(
+            network(routes={}, endpoints=S3 | SESSION | {"com.amazonaws.us-east-1.autoscaling"}),
+            {"network": THERE, "node": INDEX, "job": with_container("nvcr.io/nvidia/pytorch:26.10-py3")},
+            "job.container",
+            "= 'nvcr.io/nvidia/pytorch:26.10-py3': is not in ECR of us-east-1",
+        ),
     ],
     "key_can_be_used": [
         Example(

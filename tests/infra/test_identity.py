@@ -8,6 +8,7 @@ import pytest
 
 from infra.policy.unscoped import UNSCOPED
 from rehearsal.adapter.graph import Deployment
+from tests.infra.conftest import ECR_IMAGE, with_container
 
 ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
 
@@ -40,8 +41,9 @@ def test_every_resource_is_the_stacks_own_or_stands_in_the_table(shipped: Deploy
                 assert not resource.startswith(("arn:aws:s3:::*", "arn:aws:kms:us-east-1:123456789012:*")), resource
 
 
-def test_table_gives_a_reason_and_awss_page_for_each(shipped: Deployment) -> None:
-    used = {action for _, one in all_statements(shipped) if one["Resource"] == ["*"] for action in one["Action"]}
+def test_table_gives_a_reason_and_awss_page_for_each(changed: Callable[..., Deployment]) -> None:
+    run = changed(job=with_container(ECR_IMAGE))
+    used = {action for _, one in all_statements(run) if one["Resource"] == ["*"] for action in one["Action"]}
     assert used == UNSCOPED.keys()
     assert all(reason and page.startswith("https://docs.aws.amazon.com/") for reason, page in UNSCOPED.values())
 
@@ -99,6 +101,20 @@ def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callabl
     run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
     statement = next(one for one in policy_of(run, "workers") if "ssm:GetParameter" in one["Action"])
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
+
+
+def test_workers_pull_the_jobs_image_and_no_other(changed: Callable[..., Deployment], local: Deployment) -> None:
+    run = changed(job=with_container(ECR_IMAGE))
+    pulls = {tuple(one["Action"]): one["Resource"] for one in policy_of(run, "workers") if "ecr:" in str(one["Action"])}
+    assert pulls == {
+        ("ecr:GetAuthorizationToken",): ["*"],
+        ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"): [
+            "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
+        ],
+    }
+    elsewhere = changed(job=with_container("nvcr.io/nvidia/pytorch:26.10-py3"))
+    for policy in (policy_of(run, "head"), policy_of(local, "workers"), policy_of(elsewhere, "workers")):
+        assert "ecr:" not in str(policy)
 
 
 def test_every_node_leaves_through_the_hook(shipped: Deployment) -> None:

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation
 from rehearsal.adapter.static_ec2 import SUBNET as SUBNET_ID
-from tests.infra.conftest import head_of
+from tests.infra.conftest import ECR_IMAGE, head_of, with_container
 
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
@@ -137,6 +137,16 @@ def test_without_nat_nothing_leaves_and_every_service_that_nodes_call_has_an_end
     assert [one.name for one in run.of_type(SUBNET)] == ["private"]
     names = {one.inputs["serviceName"].rpartition(".")[2] for one in run.of_type(ENDPOINT)}
     assert names == {"s3", "ssm", "ssmmessages", "autoscaling"}
+
+
+def test_without_nat_an_image_comes_through_endpoints_of_its_registry(changed: Callable[..., Deployment]) -> None:
+    def services(nat: bool) -> set[str]:
+        node = {"package_index": "https://index.example.com/simple"}
+        run = changed(network={"nat": nat}, node=node, job=with_container(ECR_IMAGE))
+        return {one.inputs["serviceName"].removeprefix("com.amazonaws.us-east-1.") for one in run.of_type(ENDPOINT)}
+
+    assert services(nat=False) == {"s3", "ssm", "ssmmessages", "autoscaling", "ecr.api", "ecr.dkr"}
+    assert services(nat=True) == {"s3", "ssm", "ssmmessages"}
 
 
 def test_network_that_is_there_is_used_and_not_changed(changed: Callable[..., Deployment]) -> None:

@@ -1,13 +1,14 @@
 """What may go wrong while a node configures itself: a retry that succeeds, or one clear message for the launch."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from contract.events import PlayEvent
-from rehearsal.aws.faults import Throttle
+from rehearsal.aws.faults import Outage, Throttle
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor import hypervisor
 from rehearsal.hypervisor.metadata import MetadataServer
@@ -35,14 +36,15 @@ def test_a_bundle_with_a_bad_checksum_is_told_and_a_good_one_taken(place: Cloud)
     ends_well(place, name)
 
 
-def test_a_throttled_s3_is_asked_again(place: Cloud, own_account: EmulatedAws) -> None:
-    throttle = Throttle(operation="s3:GetObject", times=5)
-    own_account.inject(throttle)
+def test_an_s3_that_fails_and_throttles_is_asked_again(place: Cloud, own_account: EmulatedAws) -> None:
+    read, write = "s3:GetObject", "s3:PutObject"
+    faults = [fault(operation=each, times=3) for fault in (Throttle, Outage) for each in (read, write)]
+    own_account.inject(*faults)
     before = len(own_account.journal())
     ends_well(place, place.launch())
-    own_account.end_faults([throttle])
-    refused = [one for one in own_account.journal()[before:] if one.operation == "GetObject" and one.status == 503]
-    assert len(refused) == throttle.times
+    own_account.end_faults(faults)
+    met = Counter((one.operation, one.status) for one in own_account.journal()[before:] if one.status >= 500)
+    assert met == {(operation, status): 3 for operation in ("GetObject", "PutObject") for status in (500, 503)}
 
 
 def test_a_metadata_service_that_is_slow_to_start_is_waited_for(place: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from contract.base import InputError
 from contract.reading import read_settings
-from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Throttle
+from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Outage, Throttle
 from rehearsal.faults import check_faults, faults_of, spec_of
 
 FAULTS: dict[str, Fault] = {
     "capacity,limit=2": Capacity(limit=2),
     "capacity,limit=2,instance_type=t3.medium": Capacity(limit=2, instance_type="t3.medium"),
     "throttle,operation=ec2:CreateVpc,times=2": Throttle(operation="ec2:CreateVpc", times=2),
+    "outage,operation=s3:GetObject,times=3": Outage(operation="s3:GetObject", times=3),
     "invisible,seconds=5.0": Invisible(seconds=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
 }

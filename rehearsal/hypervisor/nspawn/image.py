@@ -19,7 +19,8 @@ PYTHON = (3, 11)  # bookworm's: a virtual environment that is shared with nodes 
 MIRROR = "http://deb.debian.org/debian"
 MIRROR_VARIABLE = "TRAINYARD_DEBIAN_MIRROR"
 _MINIMAL = ("ca-certificates", "dbus", "iproute2", "procps", "systemd", "systemd-sysv")
-# What a cloud image of Debian or Ubuntu has and the plays build on; debootstrap itself can't resolve cloud-init.
+# What a cloud image has and the plays build on; debootstrap itself can't resolve cloud-init. Debian's need not have gpg
+# nor mdadm: roles install them where they are not there, and nodes of a rehearsal have no mirror.
 _LATER = ("chrony", "cloud-init", "gpg", "mdadm", "python3-apt", "python3-venv", "sudo", "udev", "xfsprogs")
 _MODULE = Path(__file__).parent / "datasource"
 _MODULE_PLACE = "usr/lib/python3/dist-packages/trainyard_rehearsal"

@@ -42,21 +42,35 @@ for source in /usr/src/nvidia-*; do
   echo "version=${source#/usr/src/nvidia-}" > "/lib/modules/$3/updates/dkms/nvidia.ko"
 done
 """
-# /etc/gpus: the name of each GPU, one a line.
+# /etc/gpus: the name of each GPU, one a line. From 590 on it knows no application clocks and locks clocks; the memory's
+# it does not where there is /etc/gpus-own-memory-clock.
 _SMI = """#!/bin/sh
 library=@VERSION@
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null) || { echo "couldn't communicate with the NVIDIA driver"; exit 9; }
 [ "$loaded" = "$library" ] || { echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18; }
 mkdir -p /run/gpu
 each() { while read -r name; do echo "$1" | sed "s/NAME/$name/"; done < /etc/gpus; }
+none="Requested functionality has been deprecated"
+case $* in
+  *clocks.applications*|"-ac "*)
+    if [ "${library%%.*}" -ge 590 ]; then
+      case $* in -ac*) echo "$none"; exit 3;; *) each "[$none], [$none]"; exit;; esac
+    fi;;
+esac
 case $* in
   *persistence_mode*) each "$(cat /run/gpu/persistence 2>/dev/null || echo Disabled)";;
   *clocks.applications*) each "$(cat /run/gpu/clocks 2>/dev/null || echo '1593, 1095')";;
+  *clocks.mem,clocks.gr*)
+    each "$(cat /run/gpu/memory 2>/dev/null || echo 1593), $(cat /run/gpu/graphics 2>/dev/null || echo 345)";;
   *query-gpu=name*) each NAME;;
   *driver_version*) each "$loaded";;
   "-pm 1") echo Enabled > /run/gpu/persistence;;
   "-ac 9999,9999") echo "Specified clock combination is not supported"; exit 3;;
   "-ac "*) echo "$2" | sed 's/,/, /' > /run/gpu/clocks;;
+  "-lmc "*)
+    [ ! -e /etc/gpus-own-memory-clock ] || { echo "Setting locked memory clocks is not supported"; exit 3; }
+    echo "${2%,*}" > /run/gpu/memory;;
+  "-lgc "*) echo "${2%,*}" > /run/gpu/graphics;;
   "-q")
     each "    Fabric
         State                             : $(cat /run/gpu/fabric 2>/dev/null || echo In Progress)"

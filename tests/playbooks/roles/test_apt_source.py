@@ -64,9 +64,70 @@ def test_an_outage_is_borne(node: Booted, source: Repository) -> None:
     assert source.dropped()
 
 
+def has(node: Booted, source: Repository, listed: str, name: str = "image.list") -> None:
+    """Bring the source, as an image does: with a key of another name. `listed`: its file, with URL, WHERE and KEY."""
+    key = "/usr/share/keyrings/image.asc"
+    node.put(key, (source.folder / "key.asc").read_text())
+    text = listed.replace("URL", source.url).replace("WHERE", source.where).replace("KEY", key)
+    node.put(f"/etc/apt/sources.list.d/{name}", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("image.list", "deb [signed-by=KEY] URL ./\n"),
+        ("image.sources", "Types: deb\nURIs: URL/\nSuites: /\nSigned-By: KEY\n"),
+    ],
+)
 @pytest.mark.parametrize("source", [None], indirect=True)
-def test_a_source_that_the_image_brings_is_left_as_it_is(node: Booted, source: Repository) -> None:
-    source.be_source_of(node, "image")
+def test_a_source_that_the_image_brings_is_left_as_it_is(
+    node: Booted, source: Repository, name: str, listed: str
+) -> None:
+    has(node, source, listed, name)
+    node.sh("apt-get update -q")
     told = node.role("apt_source", **variables(source))
     assert (told.code, told.changed) == (0, ()), told.told
+    assert node.sh("ls /etc/apt/sources.list.d") == f"{name}\n"
+
+
+@pytest.mark.parametrize("source", [None], indirect=True)
+def test_it_is_known_by_what_apt_makes_of_it(node: Booted, source: Repository) -> None:
+    """NVIDIA's own list of the container toolkit says $(ARCH), and many images hold no index."""
+    (source.folder / "amd64").symlink_to(".")
+    has(node, source, "deb [signed-by=KEY] URL/$(ARCH) WHERE\n")
+    mine = variables(source, apt_source_url=f"{source.url}/amd64")
+    assert node.role("apt_source", **mine).code == 0
     assert node.sh("ls /etc/apt/sources.list.d") == "image.list\n"
+    node.sh("apt-get install -qy tool; tool")
+    assert node.role("apt_source", **mine).changed == ()
+
+
+@pytest.mark.parametrize("source", [None], indirect=True)
+def test_one_that_an_image_brings_later_takes_its_place(node: Booted, source: Repository) -> None:
+    """Two with two keys are a state in which apt does nothing at all."""
+    assert node.role("apt_source", **variables(source)).code == 0
+    has(node, source, "deb [signed-by=KEY] URL WHERE\n")
+    assert "Conflicting values" in node.machine.run("apt-get", "update").stderr
+    told = node.role("apt_source", **variables(source))
+    assert told.code == 0, told.told
+    assert node.sh("ls /etc/apt/sources.list.d") == "image.list\n"
+
+
+@pytest.mark.parametrize("source", ["stable"], indirect=True)
+def test_another_suite_at_the_same_address_is_another_source(node: Booted, source: Repository) -> None:
+    has(node, source, "deb [signed-by=KEY] URL edge main\n")
+    assert node.role("apt_source", **variables(source)).code == 0
+    assert "trainyard-tools.list" in node.sh("ls /etc/apt/sources.list.d")
+
+
+@pytest.mark.parametrize("source", [None], indirect=True)
+def test_gpg_comes_where_the_image_has_none(
+    node: Booted, source: Repository, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    node.sh("cp /usr/bin/gpg /root/gpg; dpkg --purge --force-depends gpg; ! command -v gpg")
+    with repository(tmp_path_factory.mktemp("distribution"), node.network) as own:
+        own.add(Package(name="gpg", version="9-1", files={"/usr/bin/gpg": '#!/bin/sh\nexec /root/gpg "$@"\n'}))
+        own.be_source_of(node, "distribution")
+        told = node.role("apt_source", **variables(source))
+        assert (told.code, len(told.changed)) == (0, 2), told.told
+        node.sh("apt-get install -qy tool")

@@ -19,28 +19,37 @@ if "--help" in sys.argv:
 names = [word.split("=", 1)[1] for word in sys.argv if word.startswith("--config-file=")]
 file = pathlib.Path(names[0] if names else "/etc/docker/daemon.json")
 settings = json.loads(file.read_text()) if file.exists() else {}
-if unknown := set(settings) - {"bridge", "iptables", "ip6tables", "live-restore", "runtimes", "data-root", "mtu"}:
+known = {"bridge", "iptables", "ip6tables", "live-restore", "runtimes", "data-root", "mtu", "features"}
+if unknown := set(settings) - known:
     sys.exit(f"the following directives don't match any configuration option: {', '.join(sorted(unknown))}")
 if "--validate" not in sys.argv:
+    data = pathlib.Path(settings.get("data-root", "/var/lib/docker"), "volumes")
+    data.mkdir(parents=True, exist_ok=True)
+    store = (data / "metadata.db").open("w")
     pathlib.Path("/run/docker-daemon").write_text(json.dumps(settings))
     while True:
         time.sleep(60)
 """
-# It writes down what it is asked; images that are there are lines of /run/images.
+# It writes down what it is asked; images that are there are lines of a file below data-root. Their layers lie with
+# containerd, as a fresh Docker 29 has it, unless the daemon's settings say otherwise. Containers of them have Python.
 DOCKER = """#!/usr/bin/python3
-import json, pathlib, sys
-images, asked = pathlib.Path("/run/images"), pathlib.Path("/run/asked")
+import json, pathlib, subprocess, sys
+asked = pathlib.Path("/run/asked")
 with asked.open("a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 daemon = pathlib.Path("/run/docker-daemon")
 settings = json.loads(daemon.read_text()) if daemon.exists() else sys.exit("Cannot connect to the Docker daemon")
 runtimes, folder = ["runc", *settings.get("runtimes", {})], settings.get("data-root", "/var/lib/docker")
+images = pathlib.Path(folder, "images")
 have = images.read_text().split() if images.exists() else []
 match sys.argv[1:]:
     case ["info", "--format", "{{json .}}"]:
         print(json.dumps({"Runtimes": dict.fromkeys(runtimes), "DockerRootDir": folder}))
     case ["info", *_]:
         print(folder, *runtimes, "")
+    case ["image", "inspect", "--format", _, image]:
+        own = settings.get("features", {}).get("containerd-snapshotter") is False
+        print(f"{folder}/overlay2/1/diff" if own else "")
     case ["image", "inspect", image]:
         sys.exit(image not in have)
     case ["pull", "--quiet", image]:
@@ -48,12 +57,25 @@ match sys.argv[1:]:
         if fails.exists():
             fails.unlink()
             sys.exit("toomanyrequests")
+        images.parent.mkdir(parents=True, exist_ok=True)
         images.write_text(" ".join([*have, image]))
-    case ["run", *_]:
+        pathlib.Path(folder, "overlay2/1/diff").mkdir(parents=True, exist_ok=True)
+    case ["run", *words]:
+        for source in (word.split("source=")[1].split(",")[0] for word in words if word.startswith("--mount=")):
+            if not pathlib.Path(source).exists():
+                print("invalid mount config for type bind: bind source path does not exist:", source, file=sys.stderr)
+                sys.exit(125)
+        if "python" in words and not pathlib.Path("/run/no-python").exists():
+            sys.exit(subprocess.run(["/usr/bin/python3", *words[words.index("python") + 1 :]]).returncode)
         sys.exit(7)
 """
 UNIT = "[Service]\nExecStart=/usr/bin/dockerd\nExecStartPost=/bin/sleep 0.3\n[Install]\nWantedBy=multi-user.target\n"
 IMAGE = "nvcr.io/nvidia/pytorch:26.10-py3"
+SCRATCH = "/opt/trainyard/scratch"
+ON_SCRATCH = {"container_image": IMAGE, "container_data": f"{SCRATCH}/docker"}
+MOUNT = f"mount -t tmpfs tmpfs {SCRATCH}"
+GPU = "mknod /dev/nvidia0 c 1 3"
+VERIFY = f"{ROOT}/playbooks/roles/container/files/verify.sh"
 
 
 def docker(name: str) -> Package:
@@ -158,18 +180,52 @@ def test_a_run_that_was_killed_before_docker_started_anew_is_taken_up(node: Node
 
 
 def test_images_lie_where_the_stack_says_and_the_jobs_own_is_pulled(node: Node) -> None:
-    node.sh("touch /run/fails")  # the registry refuses the first time
-    variables = {"container_image": IMAGE, "container_data": "/opt/trainyard/nvme/docker"}
-    told = node.run(**variables)
+    node.sh(f"touch /run/fails; {GPU}")  # the registry refuses the first time
+    told = node.run(**ON_SCRATCH)
     assert told.code == 0, told.told
-    assert node.daemon()["data-root"] == "/opt/trainyard/nvme/docker"
-    assert node.sh("cat /run/images") == IMAGE
-    assert node.run(**variables).changed == ()
+    assert node.daemon()["data-root"] == f"{SCRATCH}/docker"
+    assert node.daemon()["features"] == {"containerd-snapshotter": False}
+    assert node.sh(f"cat {SCRATCH}/docker/images") == IMAGE
+    assert node.run(**ON_SCRATCH).changed == ()
+
+
+def test_docker_waits_at_every_boot_for_the_disk_of_its_images(node: Node) -> None:
+    node.sh(f"{GPU}; mkdir -p {SCRATCH}; {MOUNT}")
+    assert node.run(**ON_SCRATCH).code == 0
+    node.machine.reboot()
+    assert node.sh(f"systemctl is-enabled docker; ls {SCRATCH}") == "enabled\n"
+    assert node.sh("systemctl is-active docker || true") == "inactive\n"
+    node.sh(f"{GPU}; {MOUNT}")
+    told = node.run(**ON_SCRATCH)
+    assert told.code == 0, told.told
+    node.sh(f"systemctl is-active docker; ls {SCRATCH}/docker/volumes")
+
+
+def test_docker_that_was_there_before_the_disk_is_started_anew_on_it(node: Node) -> None:
+    node.sh(GPU)
+    assert node.run(**ON_SCRATCH).code == 0
+    node.sh(f"{MOUNT}; mkdir {SCRATCH}/docker")
+    done = node.machine.machine.run("sh", VERIFY, "gpus", "1.17.8", f"{SCRATCH}/docker", "", "/opt/trainyard/bin")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"Docker was started before {SCRATCH}/docker was mounted, and writes to the folder below\n",
+    )
+    told = node.run(**ON_SCRATCH)
+    assert told.code == 0, told.told
+    node.sh(f"ls {SCRATCH}/docker/volumes")
+    assert node.run(**ON_SCRATCH).changed == ()
+
+
+def test_a_builder_leaves_the_image_to_the_nodes_disks(node: Node) -> None:
+    told = node.run(container_image=IMAGE, container_pull=False)
+    assert told.code == 0, told.told
+    node.sh("! test -e /var/lib/docker/images")
 
 
 def test_an_image_of_ecr_is_pulled_as_the_nodes_role(node: Node) -> None:
     registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
-    assert node.run(container_image=f"{registry}/pytorch-training:2.9", container_gpus=False).code == 0
+    told = node.run(container_image=f"{registry}/pytorch-training:2.9", container_gpus=False)
+    assert told.code == 0, told.told
     assert json.loads(node.sh("cat /root/.docker/config.json")) == {"credHelpers": {registry: "ecr-login"}}
     node.sh("! dpkg-query -W nvidia-container-toolkit")
     assert "runtimes" not in node.daemon()
@@ -215,12 +271,11 @@ def test_docker_that_does_not_start_is_said(node: Node) -> None:
 
 def test_the_verification_sees_what_changed_since(node: Node) -> None:
     assert node.run().code == 0
-    script = f"{ROOT}/playbooks/roles/container/files/verify.sh"
     good = ("gpus", "1.17.8", "", "", "/opt/trainyard/bin")
 
     def told(*arguments: str, spoil: str = "true") -> tuple[int, str]:
         node.sh(spoil)
-        done = node.machine.machine.run("sh", script, *arguments)
+        done = node.machine.machine.run("sh", VERIFY, *arguments)
         return done.returncode, done.stderr
 
     assert told(*good) == (0, "")
@@ -229,8 +284,18 @@ def test_the_verification_sees_what_changed_since(node: Node) -> None:
     assert elsewhere == (
         1,
         "Docker keeps its images in /var/lib/docker, not in /nvme\n"
-        f"the image {IMAGE} is not there\nthere is no /opt/in-container\n",
+        f"there is no /opt/in-container\nthe image {IMAGE} is not there\n",
     )
+    with_image = ("gpus", "1.17.8", "", IMAGE, "/opt/trainyard/bin")
+    blind = told(*with_image, spoil=f"echo {IMAGE} > /var/lib/docker/images")
+    assert blind == (1, f"no container of {IMAGE} runs Python as the job will: it sees no GPU\n")
+    assert told(*with_image, spoil=GPU) == (0, "")
+    folder = told(*with_image, spoil="rmdir /etc/trainyard")
+    assert folder[1].endswith("bind source path does not exist: /etc/trainyard\n")
+    node.sh("mkdir /etc/trainyard")
+    with_data = ("gpus", "1.17.8", "/var/lib/docker", *with_image[3:])
+    elsewhere = told(*with_data)
+    assert elsewhere == (1, f"the image {IMAGE} lies in containerd, not in /var/lib/docker\n")
     gone = told(*good, spoil="rm /usr/bin/nvidia-container-runtime")
     assert gone == (1, "there is no nvidia-container-runtime\n")
     assert "and not NVIDIA's" in told(*good, spoil="echo '{}' > /run/docker-daemon")[1]

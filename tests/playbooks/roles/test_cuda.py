@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import ROOT, Booted, Play, booted
@@ -17,15 +18,32 @@ CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
 ENVIRONMENT = "/etc/trainyard/environment.d/20-cuda.conf"
 
 
-def toolkit(release: str, patch: str) -> list[Package]:
-    """The packages of a release that the role asks for; `nvcc` says what the real one says."""
+DEFAULTS = yaml.safe_load((ROOT / "playbooks/roles/cuda/defaults/main.yml").read_text())
+VARS = yaml.safe_load((ROOT / "playbooks/roles/cuda/vars/main.yml").read_text())
+VERSIONS = dict(package.split("=") for package in DEFAULTS["cuda_packages"])
+
+
+def toolkit(release: str, patch: str = "") -> list[Package]:
+    """The packages of a release that the role asks for; `nvcc` says what the real one says.
+
+    `patch`: what every version ends in: `~1` makes it an older one, `.9` a newer one.
+    """
     suffix, home = release.replace(".", "-"), f"/usr/local/cuda-{release}"
     told = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
-    files = {f"{home}/bin/nvcc": told, f"{home}/include/cuda_runtime.h": ""}
-    nvcc = Package(name=f"cuda-nvcc-{suffix}", version=f"{release}.86-1", files=files)
-    build = Package(name=f"cuda-minimal-build-{suffix}", version=f"{release}.{patch}-1", depends=[nvcc.name])
-    names = ("cuda-nvrtc-dev", "libcublas-dev", "libcusolver-dev", "libcusparse-dev")
-    return [nvcc, build, *(Package(name=f"{name}-{suffix}") for name in names)]
+    files = {"cuda-nvcc": {f"{home}/bin/nvcc": told}, "cuda-cudart-dev": {f"{home}/include/cuda_runtime.h": ""}}
+    depends = {"cuda-minimal-build": ["cuda-nvcc", "cuda-cudart-dev"], "libcublas-dev": ["libcublas"]}
+    versions = {**VERSIONS, "libcublas": VERSIONS["libcublas-dev"]}
+    return [
+        Package(
+            name=f"{name}-{suffix}",
+            version=version.replace("-1", f"{patch}-1"),
+            depends=[
+                f"{other}-{suffix} (>= {versions[other].split('-')[0]}{patch})" for other in depends.get(name, ())
+            ],
+            files=files.get(name, {}),
+        )
+        for name, version in versions.items()
+    ]
 
 
 def cudnn(version: str) -> list[Package]:
@@ -64,7 +82,7 @@ def machine(folders: pytest.TempPathFactory, system: str = "Debian") -> Iterator
         compiler = Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"})
         own.add(compiler, Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
         own.be_source_of(node, "distribution")
-        nvidia.add(*toolkit("13.2", "2"), *toolkit("13.2", "3"), *toolkit("13.0", "3"))
+        nvidia.add(*toolkit("13.2"), *toolkit("13.2", "~1"), *toolkit("13.2", ".9"), *toolkit("13.0"))
         nvidia.add(*cudnn("9.26.0.51"), *cudnn("9.30.0.1"))
         yield Node(node, nvidia)
 
@@ -82,12 +100,16 @@ def test_the_compiler_is_pinned_held_and_known_to_the_job(
     with machine(tmp_path_factory, system) as node:
         first = node.run()
         assert first.code == 0, first.told
-        assert node.sh("dpkg-query -W -f '${Version}' cuda-minimal-build-13-2") == "13.2.2-1"
+        told = node.sh("dpkg-query -W -f '${Package} ${Version}\\n' '*-13-2'").splitlines()
+        assert dict(line.split() for line in told) == {
+            **{f"{name}-13-2": version for name, version in VERSIONS.items()},
+            "libcublas-13-2": VERSIONS["libcublas-dev"],  # which the role does not name
+        }
         assert {"cuda-minimal-build-13-2", "cuda-nvcc-13-2"} <= set(node.sh("apt-mark showhold").split())
         assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
         assert node.sh(f"cat {ENVIRONMENT}") == f"CUDA_HOME={HOME}\nCUDACXX={HOME}/bin/nvcc\n"
         assert "release 13.2" in node.sh(". /etc/profile.d/trainyard-cuda.sh; nvcc --version")
-        node.sh("! dpkg-query -W libcudnn9-cuda-13")  # torch brings its own
+        assert node.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == f"{VARS['cuda_cudnn_pinned']}-1"
         again = node.run()
         assert (again.code, again.changed) == (0, ()), again.told
 
@@ -103,7 +125,12 @@ def test_a_toolkit_that_an_image_brings_is_kept_and_chosen_among_several(node: N
     kept = node.run()
     assert kept.code == 0, kept.told
     assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
-    node.sh("! dpkg-query -W cuda-nvcc-13-2; dpkg-query -W g++ python3-dev")
+    node.sh("! dpkg-query -W cuda-nvcc-13-2 libcudnn9-cuda-13; dpkg-query -W g++ python3-dev")
+    node.nvidia.back()
+    assert node.run(cuda_cudnn="9.30.0.1").code == 0
+    assert node.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == "9.30.0.1-1"
+    node.sh("! dpkg-query -W cuda-nvcc-13-2")
+    assert node.run(cuda_cudnn="9.30.0.1").changed == ()
 
 
 def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) -> None:
@@ -111,6 +138,17 @@ def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) ->
     node.sh("apt-get purge -qy --allow-change-held-packages libcusparse-dev-13-2")
     assert node.run().code == 0
     node.sh("dpkg-query -W libcusparse-dev-13-2")
+
+
+@pytest.mark.parametrize(("patch", "then"), [("~1", ""), (".9", ".9")])
+def test_an_images_package_is_replaced_where_it_is_older(node: Node, patch: str, then: str) -> None:
+    node.nvidia.be_source_of(node.machine, "image")
+    names = [f"{package.name}={package.version}" for package in toolkit("13.2", patch)]
+    node.sh(f"apt-get install -qy {' '.join(names)}")
+    first = node.run()
+    assert first.code == 0, first.told
+    assert node.sh("dpkg-query -W -f '${Version}' cuda-nvcc-13-2") == f"13.2.86{then}-1"
+    assert node.run().changed == ()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from tests.playbooks.roles.nvidia import (
     distribution,
     ubuntu_driver,
 )
-from tests.polling import eventually
 
 pytestmark = pytest.mark.booted
 
@@ -54,12 +53,7 @@ class Node:
         return self.sh(f"dpkg-query -W -f '${{Version}}' {package}")
 
     def reboot(self) -> None:
-        boots = self.machine.machine.boots
-        self.machine.machine.run("systemctl", "reboot")
-        eventually(
-            lambda: self.machine.machine.boots > boots and self.machine.machine.state() in {"running", "degraded"},
-            "the machine's second boot",
-        )
+        self.machine.reboot()
 
 
 @contextmanager
@@ -122,6 +116,26 @@ def test_a_driver_that_is_new_enough_is_kept(node: Node, driver: str) -> None:
     assert told.code == 0, told.told
     assert node.version("nvidia-driver-cuda") == f"{driver}-1"
     assert "nvidia-driver-cuda" in node.sh("apt-mark showhold")
+
+
+def test_a_version_that_is_asked_for_takes_the_place_of_a_newer_one(node: Node) -> None:
+    node.has(NEWER)
+    asked = node.run(nvidia_driver_version=PINNED)
+    assert asked.code == 0, asked.told
+    assert node.version("nvidia-driver-cuda") == f"{PINNED}-1"
+    assert f"the kernel has driver {NEWER} loaded, and {PINNED} is installed" in node.sh(f"cat {REBOOT}")
+
+
+def test_a_version_that_is_asked_for_and_can_not_be_had_is_named(node: Node) -> None:
+    node.has(NEWER)
+    told = node.run(nvidia_driver_version=OLD)
+    assert (told.code, f"nvidia_driver_version = {OLD}, and torch's CUDA needs" in told.failure) == (2, True), told.told
+    node.machine.put("/usr/bin/nvidia-uninstall", "")
+    node.sh("chmod +x /usr/bin/nvidia-uninstall")
+    told = node.run(nvidia_driver_version=PINNED)
+    assert told.code == 2
+    assert f"driver is {NEWER}, and the stack asks for {PINNED} (nvidia_driver_version)" in told.failure
+    assert node.version("nvidia-driver-cuda") == f"{NEWER}-1"
 
 
 def test_fabric_manager_comes_at_the_version_of_the_driver_that_is_kept(node: Node) -> None:
@@ -215,6 +229,26 @@ def test_clocks_that_the_gpus_refuse_are_named(node: Node) -> None:
     told = node.run(nvidia_driver_clocks="9999,9999")
     assert told.code == 2
     assert "nvidia-smi refuses the application clocks 9999,9999" in told.failure
+
+
+def test_clocks_are_locked_where_the_driver_has_no_application_clocks(node: Node) -> None:
+    node.has(NEWER)
+    first = node.run(nvidia_driver_clocks="1215,1410")
+    assert first.code == 0, first.told
+    assert node.sh("cat /run/gpu/memory /run/gpu/graphics") == "1215\n1410\n"
+    assert "note: " not in first.told
+    again = node.run(nvidia_driver_clocks="1215,1410")
+    assert (again.code, again.changed) == (0, ()), again.told
+
+
+def test_clocks_that_a_newer_driver_does_not_lock_are_noted_and_stop_no_node(node: Node) -> None:
+    node.has(NEWER)
+    node.machine.put("/etc/gpus-own-memory-clock", "")
+    assert node.run(nvidia_driver_clocks="1215,1410").code == 0
+    told = node.run(nvidia_driver_clocks="1215,1410")
+    assert (told.code, told.changed) == (0, ()), told.told
+    assert "nvidia-smi -lmc 1215,1215 is refused: Setting locked memory clocks is not supported" in told.told
+    assert f"note: clocks are 1593,1410 MHz now (memory,graphics), not 1215,1410. Driver {NEWER} has no" in told.told
 
 
 def test_a_gpu_that_is_missing_fails_the_role(node: Node) -> None:

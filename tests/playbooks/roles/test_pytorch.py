@@ -1,6 +1,7 @@
 """The role `pytorch` on a booted machine: uv and an index are real, what is installed stands in for torch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.machines import ROOT, Booted, Play, booted
 from tests.polling import eventually
 from tests.served import Served
-from tests.wheels import Wheel
+from tests.wheels import STAND_INS
 
 pytestmark = pytest.mark.booted
 
@@ -16,7 +17,6 @@ BUNDLE = "/opt/bundle"
 VENV = "/opt/trainyard/job-venv"
 CODE = ("__init__", "bootstrap", "environment", "wheelhouse", "job_environment", "installed")
 LIST = "torch==2.15.0  # training\ns3torchconnector[dcp]==1.5.0\n"
-TORCH = "class cuda:\n    device_count = staticmethod(lambda: 0)\n"
 
 
 class Node:
@@ -39,9 +39,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     made = tmp_path_factory.mktemp("pytorch")
     code = {f"{BUNDLE}/fleet/{name}.py": (ROOT / f"fleet/{name}.py").read_text() for name in CODE}
     with booted(made / "node", {**code, f"{BUNDLE}/constraints.txt": ""}) as machine:
-        for version in ("2.15.0", "2.16.0"):
-            Wheel(name="torch", version=version, text=TORCH).build(made / "index")
-        Wheel(name="s3torchconnector", version="1.5.0").build(made / "index")
+        torch = STAND_INS[0]
+        for wheel in (*STAND_INS, replace(torch, version="2.16.0")):
+            wheel.build(made / "index")
         index = Served(made / "index", machine.network)
         index.back()
         node = Node(machine, index)

@@ -93,13 +93,14 @@ def test_what_would_replace_a_link_is_named(account: Adapter) -> None:
     assert handler.replaces <= handler.keys.keys()
 
 
-def test_an_interface_endpoint_is_gone_when_its_deletion_returns(account: Adapter) -> None:
+@pytest.mark.parametrize("service", ["ssm", "ecr.dkr"])
+def test_an_interface_endpoint_is_gone_when_its_deletion_returns(account: Adapter, service: str) -> None:
     ec2 = boto3.client("ec2")
     group = ec2.create_security_group(GroupName="endpoint", Description="x", VpcId=VPC)["GroupId"]
     inputs: dict[str, Any] = {
         "vpcId": VPC,
         "vpcEndpointType": "Interface",
-        "serviceName": "com.amazonaws.us-east-1.ssm",
+        "serviceName": f"com.amazonaws.us-east-1.{service}",
         "subnetIds": [SUBNET],
         "securityGroupIds": [group],
         "privateDnsEnabled": True,

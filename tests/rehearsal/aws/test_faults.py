@@ -13,7 +13,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Throttle
+from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Outage, Throttle
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
 from tests.rehearsal.aws.autoscaling.test_lifecycle import members, put_hook
 from tests.rehearsal.aws.conftest import Client, Network
@@ -164,6 +164,13 @@ def test_calls_are_throttled_as_often_as_asked(client: Client, inject: Any, serv
     inject(Throttle(operation=operation, times=2))
     assert [code_of(lambda: call(client)) for _ in range(2)] == [(code, status)] * 2
     call(client)
+
+
+def test_calls_fail_inside_aws_as_often_as_asked(client: Client, inject: Any) -> None:
+    inject(Outage(operation="s3:ListBuckets", times=2))
+    failed = [code_of(lambda: client("s3").list_buckets()) for _ in range(2)]
+    assert failed == [("InternalError", 500)] * 2
+    client("s3").list_buckets()
 
 
 def test_a_client_that_retries_bears_throttling(aws: EmulatedAws, inject: Any) -> None:

@@ -40,16 +40,19 @@ def run(*command: str, given: bytes | None = None) -> bytes:
     return done.stdout
 
 
-def named_elsewhere(url: str, own: Path) -> bool:
-    """Whether a source that is not ours names this URL."""
-    for file in (ETC / "sources.list", *sorted((ETC / "sources.list.d").glob("*"))):
-        if file == own or file.suffix not in {".list", ".sources"} or not file.is_file():
-            continue
-        for line in file.read_text(errors="replace").splitlines():
-            words = [] if line.lstrip().startswith("#") else line.split()
-            if any(word.rstrip("/") == url.rstrip("/") for word in words):
-                return True
-    return False
+def named_elsewhere(url: str, suite: str, own: Path) -> bool:
+    """Whether a source that is not ours is this one, by the address at which apt would ask for its index.
+
+    By no text of files: apt has several forms of them, and variables, as $(ARCH) in NVIDIA's.
+    """
+    index = f"{url.rstrip('/')}/{f'dists/{suite}/' if suite != '/' else ''}InRelease"
+    parts = ETC / "sources.list.d"
+    with tempfile.TemporaryDirectory() as others:
+        for file in parts.glob("*"):
+            if file != own:
+                Path(others, file.name).symlink_to(file)
+        asked = run("apt-get", "update", "--print-uris", f"-oDir::Etc::sourceparts={others}").decode()
+    return any(shlex.split(line)[0].replace("/./", "/") == index for line in asked.splitlines())
 
 
 def fingerprints(key: bytes) -> set[str]:
@@ -81,40 +84,59 @@ def fetched(url: str, fingerprint: str) -> bytes:
     return only(key, fingerprint)
 
 
-def indexed(file: Path) -> bool:
-    """Whether apt holds the index of the sources in this file."""
-    targets = run("apt-get", "indextargets", *alone(file), "--format", "$(FILENAME)", "Created-By: Packages")
-    return bool(targets.strip())
+def indexed(url: str, *options: str) -> bool:
+    """Whether apt holds the index of this source."""
+    told = run("apt-get", "indextargets", *options, "--format", "$(REPO_URI)", "Created-By: Packages").decode()
+    return url.rstrip("/") in {line.rstrip("./") for line in told.splitlines()}
 
 
 def alone(file: Path) -> tuple[str, ...]:
     """Options by which apt looks at the sources of this file only."""
-    return (f"-oDir::Etc::sourcelist={file}", "-oDir::Etc::sourceparts=-", "-oAPT::Get::List-Cleanup=0")
+    only_this = (f"-oDir::Etc::sourcelist={file}", "-oDir::Etc::sourceparts=-")
+    return (*only_this, "-oAPT::Get::List-Cleanup=0", "-oAPT::Update::Error-Mode=any")
+
+
+def update(url: str, *options: str) -> None:
+    command = ("apt-get", "-q", "update", *options)
+
+    def once() -> None:
+        run(*command)
+        if not indexed(url, *options):
+            raise OSError("apt has no index of it")
+
+    tried(f"can't read the source {url} ({shlex.join(command)})", once)
 
 
 def main(name: str, url: str, suite: str, components: str, key_url: str, fingerprint: str) -> None:
     keyring, own = ETC / f"keyrings/trainyard-{name}.gpg", ETC / f"sources.list.d/trainyard-{name}.list"
     fingerprint = fingerprint.replace(" ", "").upper()
-    if named_elsewhere(url, own):
-        return
-    changed = False
-    if not keyring.exists() or fingerprints(keyring.read_bytes()) != {fingerprint}:
-        key = fetched(key_url, fingerprint)
-        keyring.parent.mkdir(exist_ok=True)
-        keyring.write_bytes(key)
-        keyring.chmod(0o644)
-        changed = True
-    line = " ".join(["deb", f"[signed-by={keyring}]", url, suite, components]).strip() + "\n"
-    if not own.exists() or own.read_text() != line:
-        own.write_text(line)
-        changed = True
-    if changed or not indexed(own):
-        update = ("apt-get", "-q", "update", *alone(own), "-oAPT::Update::Error-Mode=any")
-        tried(f"can't read the source {url} ({shlex.join(update)})", lambda: run(*update))
-        changed = True
+    if named_elsewhere(url, suite, own):
+        changed = own.exists()
+        own.unlink(missing_ok=True)
+        if not indexed(url):
+            update(url)
+            changed = True
+    else:
+        changed = False
+        if not keyring.exists() or fingerprints(keyring.read_bytes()) != {fingerprint}:
+            key = fetched(key_url, fingerprint)
+            keyring.parent.mkdir(exist_ok=True)
+            keyring.write_bytes(key)
+            keyring.chmod(0o644)
+            changed = True
+        line = " ".join(["deb", f"[signed-by={keyring}]", url, suite, components]).strip() + "\n"
+        if not own.exists() or own.read_text() != line:
+            own.write_text(line)
+            changed = True
+        if changed or not indexed(url, *alone(own)):
+            update(url, *alone(own))
+            changed = True
     if changed:
         print("changed")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:
+        sys.exit(str(error))

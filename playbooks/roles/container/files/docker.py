@@ -1,12 +1,13 @@
 """Has Docker configured, held, running with that, and the job's image there. Says `changed` where it had not been so.
 
-docker.py gpus|- DATA_FOLDER|'' IMAGE|'' ECR_REGISTRY|''
+docker.py gpus|- DATA_FOLDER|'' IMAGE|'' ECR_REGISTRY|'' [FOLDER_THAT_CONTAINERS_SEE...]
 
 What an image's own daemon.json says of other things stays. A container of a job has the node's network: no bridge and
 no packet filter of Docker's are made, which collective libraries would take for ways to other nodes.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DAEMON = Path("/etc/docker/daemon.json")
+DROP_IN = Path("/etc/systemd/system/docker.service.d/trainyard.conf")
 CLIENT = Path("/root/.docker/config.json")
 PACKAGES = (
     "docker.io",
@@ -57,6 +59,8 @@ def daemon_settings(before: dict[str, Any], gpus: bool, data: str) -> dict[str, 
         own["runtimes"] = {**before.get("runtimes", {}), "nvidia": nvidia}
     if data:
         own["data-root"] = data
+        # Images would lie with containerd, which knows nothing of data-root: Docker 29 and newer, freshly installed.
+        own["features"] = {**before.get("features", {}), "containerd-snapshotter": False}
     return {**before, **own}
 
 
@@ -77,6 +81,43 @@ def written(file: Path, wanted: dict[str, Any], check: bool = False) -> bool:
     return True
 
 
+def mount_of(folder: Path) -> Path:
+    """The mount point that it is on."""
+    return next(each for each in (folder, *folder.parents) if each.is_mount())
+
+
+def bound_to(data: str) -> bool:
+    """Have Docker start only where the file system of its data is mounted; whether that had not been so.
+
+    A boot comes before the play that mounts it, and Docker would fill the folder below. No unit of systemd's mounts it,
+    so RequiresMountsFor= would wait for nothing.
+    """
+    mount = mount_of(Path(data)) if data else Path("/")
+    wanted = f"[Unit]\nConditionPathIsMountPoint={mount}\n" if mount != Path("/") else ""
+    if (DROP_IN.read_text() if DROP_IN.exists() else "") == wanted:
+        return False
+    if wanted:
+        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+        DROP_IN.write_text(wanted)
+    else:
+        DROP_IN.unlink()
+    must("systemctl", "daemon-reload")
+    return True
+
+
+def hidden(data: str) -> bool:
+    """Whether the running daemon has files open in a folder of that name which a mount has covered since."""
+    process = must("systemctl", "show", "--property=MainPID", "--value", "docker.service").strip()
+    here = Path(data).stat().st_dev
+    for file in Path(f"/proc/{process}/fd").glob("*"):
+        try:
+            if str(file.readlink()).startswith(f"{data}/") and file.stat().st_dev != here:
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
+
+
 def in_force(gpus: bool, data: str) -> bool:
     """Whether the running daemon has what the file says, also where an earlier run ended before it was started anew."""
     done = run("docker", "info", "--format", "{{json .}}")
@@ -85,7 +126,7 @@ def in_force(gpus: bool, data: str) -> bool:
         return False
     told = json.loads(done.stdout)
     runs = not gpus or "nvidia" in told.get("Runtimes", {})
-    return runs and (not data or told.get("DockerRootDir") == data)
+    return runs and (not data or (told.get("DockerRootDir") == data and not hidden(data)))
 
 
 def held() -> bool:
@@ -110,11 +151,15 @@ def pulled(image: str) -> bool:
     raise AssertionError
 
 
-def main(gpus: str, data: str, image: str, registry: str) -> None:
+def main(gpus: str, data: str, image: str, registry: str, *folders: str) -> None:
     changed = held()
-    if data:
-        Path(data).mkdir(parents=True, exist_ok=True)
-    fresh = written(DAEMON, daemon_settings(read(DAEMON), gpus == "gpus", data), check=True)
+    for folder in filter(None, (data, *folders)):  # Docker refuses to show a container what is not there
+        if not os.path.lexists(folder):
+            Path(folder).mkdir(parents=True)
+            changed = True
+    settings = daemon_settings(read(DAEMON), gpus == "gpus", data)
+    changed |= bound_to(settings.get("data-root", ""))
+    fresh = written(DAEMON, settings, check=True)
     if registry:
         client = read(CLIENT)
         client["credHelpers"] = {**client.get("credHelpers", {}), registry: "ecr-login"}

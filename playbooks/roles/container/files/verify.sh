@@ -1,6 +1,7 @@
 #!/bin/sh
 # Looks at the system itself; says each thing that is not as it should be.
 #   verify.sh gpus|- MINIMUM DATA_FOLDER|'' IMAGE|'' BIN
+# With an image, a container of it runs, as the job's will.
 set -u
 gpus=$1 minimum=$2 data=$3 image=$4 bin=$5
 wrong=0
@@ -22,6 +23,34 @@ if [ "$gpus" = gpus ]; then
     complain "NVIDIA's container toolkit is ${version:-not there}, older than $minimum"
 fi
 [ -z "$data" ] || [ "${told%% *}" = "$data" ] || complain "Docker keeps its images in ${told%% *}, not in $data"
-[ -z "$image" ] || docker image inspect "$image" >/dev/null 2>&1 || complain "the image $image is not there"
+if [ -n "$data" ]; then
+  for file in "/proc/$(systemctl show --property=MainPID --value docker.service)"/fd/*; do
+    case $(readlink "$file") in
+      "$data"/*)
+        [ "$(stat -L -c %d "$file")" = "$(stat -c %d "$data")" ] && continue
+        complain "Docker was started before $data was mounted, and writes to the folder below"
+        break
+        ;;
+    esac
+  done
+fi
 [ -x "$bin/in-container" ] || complain "there is no $bin/in-container"
+[ -n "$image" ] || exit $wrong
+if ! docker image inspect "$image" >/dev/null 2>&1; then
+  complain "the image $image is not there"
+  exit 1
+fi
+if [ -n "$data" ]; then
+  # Where the image store is containerd's, the image tells of no such folder.
+  layers=$(docker image inspect --format '{{with .GraphDriver}}{{.Data.UpperDir}}{{end}}' "$image" 2>/dev/null)
+  case $layers in
+    "$data"/*) [ -d "$layers" ] || complain "the image $image lies in $layers, which is not there" ;;
+    *) complain "the image $image lies in ${layers:-containerd}, not in $data" ;;
+  esac
+fi
+[ $wrong = 0 ] || exit 1
+see='import glob, sys; sys.exit(0 if "'$gpus'" != "gpus" or glob.glob("/dev/nvidia[0-9]*") else "it sees no GPU")'
+if ! told=$(TRAINYARD_CONTAINER=trainyard-verify timeout 300 "$bin/in-container" "$image" python -c "$see" 2>&1); then
+  complain "no container of $image runs Python as the job will: $(echo "$told" | tail -n 5)"
+fi
 exit $wrong

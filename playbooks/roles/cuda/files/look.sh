@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tells, as JSON, what toolkit of this release the machine has; changes nothing.
-#   look.sh RELEASE PACKAGE...
+# Tells, as JSON, what toolkit of this release the machine has; changes nothing. A package older than asked for is lacking.
+#   look.sh RELEASE PACKAGE[=VERSION]...
 set -u
 home=/usr/local/cuda-$1
 shift
@@ -13,7 +13,12 @@ release=$("$home/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*
 cudnn=${header:+$(number MAJOR).$(number MINOR).$(number PATCHLEVEL)}
 lacking=
 for package; do
-  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || lacking="$lacking${lacking:+, }\"$package\""
+  seen=$(dpkg-query -W -f '${db:Status-Status} ${Version}' "${package%%=*}" 2>/dev/null)
+  case $package in *=*) oldest=${package#*=} ;; *) oldest=0 ;; esac
+  case $seen in
+    "installed "*) ! dpkg --compare-versions "${seen#* }" ge "$oldest" || continue ;;
+  esac
+  lacking="$lacking${lacking:+, }\"$package\""
 done
 # NVIDIA's own installer, which deep-learning images are made with, leaves nothing that dpkg knows of.
 printf '{"release": "%s", "cudnn": "%s", "lacking": [%s], "packaged": %s, "broken": %s}\n' "$release" "$cudnn" \

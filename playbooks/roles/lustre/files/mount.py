@@ -45,6 +45,8 @@ WantedBy=multi-user.target
 TUNE_EACH = """\
 [Unit]
 Description=Settings of the Lustre client, which each mount begins without
+# Not after a try in vain: it would still run when the next one succeeds, and not be started again for that.
+Requires={unit}.mount
 After={unit}.mount
 StartLimitIntervalSec=0
 

@@ -99,9 +99,26 @@ if nvidia-smi --query-gpu=persistence_mode --format=csv,noheader | grep -qv Enab
   echo changed
 fi
 
+ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>&1 | tr -d ' '; }
+
+# Lock them where the driver knows no application clocks: NVML has dropped those, and newer drivers answer with words.
+# https://docs.nvidia.com/deploy/nvml-api/Deprecations.html
+# What is locked can't be asked for, only what the clocks are at the moment. A refusal stops no node.
+lock_clocks() {
+  before=$(ask clocks.mem,clocks.gr)
+  echo "$before" | grep -qvx "$clocks" || return 0
+  for lock in "-lmc ${clocks%,*},${clocks%,*}" "-lgc ${clocks#*,},${clocks#*,}"; do
+    # shellcheck disable=SC2086 # two words
+    told=$(nvidia-smi $lock 2>&1) || echo "note: nvidia-smi $lock is refused: $(echo "$told" | paste -sd' ' -)"
+  done
+  [ "$(ask clocks.mem,clocks.gr)" = "$before" ] || echo changed
+}
+
 if [ -n "$clocks" ]; then
-  seen=$(nvidia-smi --query-gpu=clocks.applications.memory,clocks.applications.graphics --format=csv,noheader,nounits)
-  if echo "$seen" | tr -d ' ' | grep -qvx "$clocks"; then
+  seen=$(ask clocks.applications.memory,clocks.applications.graphics)
+  if echo "$seen" | grep -Eqvx '[0-9]+,[0-9]+'; then
+    lock_clocks
+  elif echo "$seen" | grep -qvx "$clocks"; then
     told=$(nvidia-smi -ac "$clocks" 2>&1) || die "nvidia-smi refuses the application clocks $clocks (memory,graphics," \
       "MHz): $told. 'nvidia-smi -q -d SUPPORTED_CLOCKS' lists what these GPUs take."
     echo changed
