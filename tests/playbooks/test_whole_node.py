@@ -20,11 +20,8 @@ from rehearsal.hypervisor.nspawn import backend, cgroups
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.nodes import ROOT, Cloud
 from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT, STORE, efa_installer
-from tests.playbooks.roles.nvidia import UBUNTU, distribution, ubuntu_driver
-from tests.playbooks.roles.test_container import IMAGE, docker
-from tests.playbooks.roles.test_container import toolkit as container_toolkit
-from tests.playbooks.roles.test_cuda import cudnn
-from tests.playbooks.roles.test_cuda import toolkit as cuda_toolkit
+from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
+from tests.playbooks.roles.nvidia import CUDA_VARS, UBUNTU, cuda_toolkit, cudnn, distribution, ubuntu_driver
 from tests.polling import eventually
 
 pytestmark = pytest.mark.booted
@@ -69,8 +66,9 @@ IMAGES = {
 }
 
 
-def of_defaults(role: str, name: str) -> str:
-    found: str = yaml.safe_load((ROOT / f"playbooks/roles/{role}/defaults/main.yml").read_text())[name]
+def stated(role: str, file: str, name: str) -> str:
+    """A version that a role states."""
+    found: str = yaml.safe_load((ROOT / f"playbooks/roles/{role}/{file}/main.yml").read_text())[name]
     return found
 
 
@@ -86,9 +84,9 @@ class Sources:
     def __init__(self, own: Repository, nvidia: Repository, toolkit: Repository, aws: Repository) -> None:
         own.add(*distribution(KERNEL), docker("docker.io"), Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"}))
         own.add(Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
-        nvidia.add(*ubuntu_driver(of_defaults("nvidia_driver", "nvidia_driver_version")), *cuda_toolkit("13.2", "2"))
-        nvidia.add(*cudnn("9.26.0.51"))
-        toolkit.add(*container_toolkit(of_defaults("container", "container_toolkit_version")))
+        nvidia.add(*ubuntu_driver(stated("nvidia_driver", "vars", "nvidia_driver_pinned")), *cuda_toolkit("13.2"))
+        nvidia.add(*cudnn(CUDA_VARS["cuda_cudnn_pinned"]))
+        toolkit.add(*container_toolkit(stated("container", "defaults", "container_toolkit_version")))
         aws.add(*LUSTRE_CLIENT)
         aws.sign(efa_installer(aws.folder, EFA_VERSION))
         key = "/usr/share/keyrings/distribution.asc"

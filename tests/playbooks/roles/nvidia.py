@@ -4,8 +4,15 @@ The kernel's modules are the host's: here they lie in a folder of the machine's 
 `modprobe` and `dkms` act on that.
 """
 
-from tests.apt_repository import Package
+import yaml
 
+from tests.apt_repository import Package
+from tests.machines import ROOT
+
+CUDA_DEFAULTS = yaml.safe_load((ROOT / "playbooks/roles/cuda/defaults/main.yml").read_text())
+CUDA_VARS = yaml.safe_load((ROOT / "playbooks/roles/cuda/vars/main.yml").read_text())
+CUDA_VERSIONS = dict(package.split("=") for package in CUDA_DEFAULTS["cuda_packages"])
+CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
 # A folder of loaded modules that is the machine's own (containers have none), and empty after each boot.
 _MAKE_MODULES = """[Unit]
 DefaultDependencies=no
@@ -149,4 +156,38 @@ def ubuntu_driver(version: str) -> list[Package]:
         Package(name=f"nvidia-utils{suffix}", version=revised, files=smi),
         Package(name="nvidia-modprobe", version=revised),
         fabric_manager(version, "1ubuntu1"),
+    ]
+
+
+def cuda_toolkit(release: str, patch: str = "") -> list[Package]:
+    """The packages of a release that the role asks for; `nvcc` says what the real one says.
+
+    `patch`: what every version ends in: `~1` makes it an older one, `.9` a newer one.
+    """
+    suffix, home = release.replace(".", "-"), f"/usr/local/cuda-{release}"
+    told = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
+    files = {"cuda-nvcc": {f"{home}/bin/nvcc": told}, "cuda-cudart-dev": {f"{home}/include/cuda_runtime.h": ""}}
+    depends = {"cuda-minimal-build": ["cuda-nvcc", "cuda-cudart-dev"], "libcublas-dev": ["libcublas"]}
+    versions = {**CUDA_VERSIONS, "libcublas": CUDA_VERSIONS["libcublas-dev"]}
+    return [
+        Package(
+            name=f"{name}-{suffix}",
+            version=version.replace("-1", f"{patch}-1"),
+            depends=[
+                f"{other}-{suffix} (>= {versions[other].split('-')[0]}{patch})" for other in depends.get(name, ())
+            ],
+            files=files.get(name, {}),
+        )
+        for name, version in versions.items()
+    ]
+
+
+def cudnn(version: str) -> list[Package]:
+    major, minor, patch, _ = version.split(".")
+    header = f"#define CUDNN_MAJOR {major}\n#define CUDNN_MINOR {minor}\n#define CUDNN_PATCHLEVEL {patch}\n"
+    files = {CUDNN: header}
+    return [
+        Package(name="libcudnn9-cuda-13", version=f"{version}-1"),
+        Package(name="libcudnn9-headers-cuda-13", version=f"{version}-1"),
+        Package(name="libcudnn9-dev-cuda-13", version=f"{version}-1", files=files),
     ]

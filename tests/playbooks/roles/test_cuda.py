@@ -5,56 +5,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import ROOT, Booted, Play, booted
-from tests.playbooks.roles.nvidia import UBUNTU
+from tests.playbooks.roles.nvidia import CUDA_VARS, CUDA_VERSIONS, CUDNN, UBUNTU, cuda_toolkit, cudnn
 
 pytestmark = pytest.mark.booted
 
 HOME = "/usr/local/cuda-13.2"
-CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
 ENVIRONMENT = "/etc/trainyard/environment.d/20-cuda.conf"
-
-
-DEFAULTS = yaml.safe_load((ROOT / "playbooks/roles/cuda/defaults/main.yml").read_text())
-VARS = yaml.safe_load((ROOT / "playbooks/roles/cuda/vars/main.yml").read_text())
-VERSIONS = dict(package.split("=") for package in DEFAULTS["cuda_packages"])
-
-
-def toolkit(release: str, patch: str = "") -> list[Package]:
-    """The packages of a release that the role asks for; `nvcc` says what the real one says.
-
-    `patch`: what every version ends in: `~1` makes it an older one, `.9` a newer one.
-    """
-    suffix, home = release.replace(".", "-"), f"/usr/local/cuda-{release}"
-    told = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
-    files = {"cuda-nvcc": {f"{home}/bin/nvcc": told}, "cuda-cudart-dev": {f"{home}/include/cuda_runtime.h": ""}}
-    depends = {"cuda-minimal-build": ["cuda-nvcc", "cuda-cudart-dev"], "libcublas-dev": ["libcublas"]}
-    versions = {**VERSIONS, "libcublas": VERSIONS["libcublas-dev"]}
-    return [
-        Package(
-            name=f"{name}-{suffix}",
-            version=version.replace("-1", f"{patch}-1"),
-            depends=[
-                f"{other}-{suffix} (>= {versions[other].split('-')[0]}{patch})" for other in depends.get(name, ())
-            ],
-            files=files.get(name, {}),
-        )
-        for name, version in versions.items()
-    ]
-
-
-def cudnn(version: str) -> list[Package]:
-    major, minor, patch, _ = version.split(".")
-    header = f"#define CUDNN_MAJOR {major}\n#define CUDNN_MINOR {minor}\n#define CUDNN_PATCHLEVEL {patch}\n"
-    files = {CUDNN: header}
-    return [
-        Package(name="libcudnn9-cuda-13", version=f"{version}-1"),
-        Package(name="libcudnn9-headers-cuda-13", version=f"{version}-1"),
-        Package(name="libcudnn9-dev-cuda-13", version=f"{version}-1", files=files),
-    ]
 
 
 class Node:
@@ -82,7 +41,9 @@ def machine(folders: pytest.TempPathFactory, system: str = "Debian") -> Iterator
         compiler = Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"})
         own.add(compiler, Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
         own.be_source_of(node, "distribution")
-        nvidia.add(*toolkit("13.2"), *toolkit("13.2", "~1"), *toolkit("13.2", ".9"), *toolkit("13.0"))
+        nvidia.add(
+            *cuda_toolkit("13.2"), *cuda_toolkit("13.2", "~1"), *cuda_toolkit("13.2", ".9"), *cuda_toolkit("13.0")
+        )
         nvidia.add(*cudnn("9.26.0.51"), *cudnn("9.30.0.1"))
         yield Node(node, nvidia)
 
@@ -102,14 +63,14 @@ def test_the_compiler_is_pinned_held_and_known_to_the_job(
         assert first.code == 0, first.told
         told = node.sh("dpkg-query -W -f '${Package} ${Version}\\n' '*-13-2'").splitlines()
         assert dict(line.split() for line in told) == {
-            **{f"{name}-13-2": version for name, version in VERSIONS.items()},
-            "libcublas-13-2": VERSIONS["libcublas-dev"],  # which the role does not name
+            **{f"{name}-13-2": version for name, version in CUDA_VERSIONS.items()},
+            "libcublas-13-2": CUDA_VERSIONS["libcublas-dev"],  # which the role does not name
         }
         assert {"cuda-minimal-build-13-2", "cuda-nvcc-13-2"} <= set(node.sh("apt-mark showhold").split())
         assert node.sh("readlink -f /usr/local/cuda").strip() == HOME
         assert node.sh(f"cat {ENVIRONMENT}") == f"CUDA_HOME={HOME}\nCUDACXX={HOME}/bin/nvcc\n"
         assert "release 13.2" in node.sh(". /etc/profile.d/trainyard-cuda.sh; nvcc --version")
-        assert node.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == f"{VARS['cuda_cudnn_pinned']}-1"
+        assert node.sh("dpkg-query -W -f '${Version}' libcudnn9-dev-cuda-13") == f"{CUDA_VARS['cuda_cudnn_pinned']}-1"
         again = node.run()
         assert (again.code, again.changed) == (0, ()), again.told
 
@@ -143,7 +104,7 @@ def test_a_package_that_an_earlier_run_did_not_reach_is_installed(node: Node) ->
 @pytest.mark.parametrize(("patch", "then"), [("~1", ""), (".9", ".9")])
 def test_an_images_package_is_replaced_where_it_is_older(node: Node, patch: str, then: str) -> None:
     node.nvidia.be_source_of(node.machine, "image")
-    names = [f"{package.name}={package.version}" for package in toolkit("13.2", patch)]
+    names = [f"{package.name}={package.version}" for package in cuda_toolkit("13.2", patch)]
     node.sh(f"apt-get install -qy {' '.join(names)}")
     first = node.run()
     assert first.code == 0, first.told
