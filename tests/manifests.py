@@ -2,6 +2,7 @@
 
 from contract.manifest import Archive, Head, Job, Limits, Manifest, NodeSystem, WorkerGroup
 from contract.training import TrainerConfig
+from contract.verification import Measured
 
 MANIFEST = Manifest(
     project="trainyard",
@@ -40,4 +41,21 @@ MANIFEST = Manifest(
         environment={},
     ),
     limits=Limits(bring_up_minutes=5, lease_minutes=20, time_limit_minutes=60),
+)
+
+# What a node of eight A100 says of itself in a check when all is well.
+WELL = Measured(
+    gpus=8,
+    gpu_names=("NVIDIA A100-SXM4-40GB",),
+    driver="580.126.09",
+    cuda="13.2",
+    nccl="2.28.3",
+    torch="2.15.0",
+    network="Libfabric",
+    provider="efa",
+    efa_devices=4,
+    matmul_tflops=245.3,
+    nvlink_gbs=231.2,
+    network_gbs=76.4,
+    seconds=20.0,
 )

@@ -9,7 +9,7 @@ from contract.manifest import Gpus, Hardware, Manifest
 from contract.verification import Fault, Measured, Verification
 from fleet.health import Decision, Judgement, decide, is_model, judge
 from tests.clusters import stamp
-from tests.manifests import MANIFEST
+from tests.manifests import MANIFEST, WELL
 
 NODES = ("i-1", "i-2", "i-3")
 A100 = Hardware(
@@ -29,21 +29,6 @@ P4D = MANIFEST.model_copy(
             ),
         )
     }
-)
-WELL = Measured(
-    gpus=8,
-    gpu_names=("NVIDIA A100-SXM4-40GB",),
-    driver="580.126.09",
-    cuda="13.2",
-    nccl="2.28.3",
-    torch="2.15.0",
-    network="Libfabric",
-    provider="efa",
-    efa_devices=4,
-    matmul_tflops=245.0,
-    nvlink_gbs=231.0,
-    network_gbs=76.0,
-    seconds=20.0,
 )
 
 

@@ -15,10 +15,11 @@ from contract.base import InputError
 from contract.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
 from contract.lease import put_lease
 from contract.run import Outcome, RunRecord
-from contract.verification import CheckedNode, Fault, Measured, Verification
+from contract.verification import CheckedNode, Fault, Verification
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.manifests import WELL
 from trainyard import runs
 from trainyard.cluster import Cluster
 from trainyard.record import moment
@@ -212,22 +213,8 @@ def test_status_tells_deadlines_and_groups(cluster: clusters.Cluster) -> None:
 
 
 def test_status_tells_the_last_check_node_by_node(cluster: clusters.Cluster, record: RunRecord) -> None:
-    seen = Measured(
-        gpus=8,
-        gpu_names=("NVIDIA A100-SXM4-40GB",),
-        driver="580.126.09",
-        cuda="13.2",
-        nccl="2.28.3",
-        torch="2.15.0",
-        network="Libfabric",
-        provider="efa",
-        efa_devices=4,
-        matmul_tflops=245.3,
-        nvlink_gbs=231.2,
-        network_gbs=76.4,
-    )
     hung = Fault(kind="hung", text="process 1 did not end: multiply matrices")
-    nodes = (CheckedNode(node="i-1", measured=seen), CheckedNode(node="i-2", faults=(hung,)))
+    nodes = (CheckedNode(node="i-1", measured=WELL), CheckedNode(node="i-2", faults=(hung,)))
     check = Verification(number=1, ended=1.0, seconds=21.0, nodes=nodes, verdict="repeat", reason="i-2 hung")
     cluster.data.write(RunLayout(record.run).verification, check.model_dump_json().encode())
     told = status_of(found(cluster), None)
