@@ -10,6 +10,7 @@ from types import FrameType
 
 # `timeout`, make and some shells signal a process and its group: what comes within this time is one signal.
 ONE_SECONDS = 1.0
+AGAIN_SECONDS = 0.05
 INTERRUPTED = "interrupted: what was made goes now"
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -28,6 +29,8 @@ class Interrupts:
         self._first = 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
+        signal.signal(signal.SIGALRM, self._again)
+        sys.unraisablehook = self._swallowed
 
     def keep(self, last_words: str) -> None:
         """From here on things are made, which must go. `last_words` are those of an end by the second signal."""
@@ -44,6 +47,18 @@ class Interrupts:
             yield
         finally:
             self._raises = False
+
+    def _swallowed(self, told: "sys.UnraisableHookArgs") -> None:
+        """Python ignores what is raised while it clears an object away, and there a signal may come as anywhere."""
+        if self.seen and told.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(told)
+
+    def _again(self, number: int, frame: FrameType | None) -> None:
+        if self._raises:
+            raise KeyboardInterrupt
+        self._pending = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._keeps and not self.seen:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -13,12 +15,14 @@ from rehearsal.interrupts import ONE_SECONDS, Interrupts
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    hook = sys.unraisablehook
     handling = Interrupts()
     handling.keep("cut")
     yield handling
     for number, handler in earlier.items():
         signal.signal(number, handler)
+    sys.unraisablehook = hook
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -35,6 +39,23 @@ def test_elsewhere_it_waits_for_the_next_place_that_allows_it_and_is_raised_once
         pytest.fail("the place was entered")
     with interrupts.raised():
         pass
+
+
+def test_one_that_python_ignores_is_raised_again(interrupts: Interrupts) -> None:
+    """As in a weak reference's callback, where no exception goes any further."""
+
+    class Thing:
+        pass
+
+    def clear_away() -> None:
+        thing = Thing()
+        _watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del thing
+        time.sleep(10)  # it is cut short
+        pytest.fail("it was lost")
+
+    with pytest.raises(KeyboardInterrupt), interrupts.raised():
+        clear_away()
 
 
 def test_the_same_signal_to_process_and_group_is_one(interrupts: Interrupts) -> None:

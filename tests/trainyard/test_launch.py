@@ -76,10 +76,10 @@ def test_what_nodes_measure_is_shown_and_then_the_verdict(cluster: clusters.Clus
     cluster.head_is_ready()
 
     def act(run: str, members: list[str]) -> None:
-        cluster.say(run, "i-0", verdict(run, members[1]))  # listed first, and said last
         fault = Fault(kind="gpus", text="7 usable GPUs, p4d.24xlarge has 8")
         cluster.checked(run, members[0], 1)
         cluster.checked(run, members[1], 1, faults=(fault,))
+        cluster.say(run, "i-0", verdict(run, members[1]))  # listed first, and said last
         for node in members:
             cluster.agent(run, node, "workers_up", 1)
 
