@@ -35,7 +35,7 @@ $(STAMP): $(REQUIREMENTS)
 	@touch $@
 
 rehearsal: $(STAMP) ## The whole road, offline: STACK=local, NODES= to override the stack's, FAULT= faults, ENGINE=pulumi, BACKEND=nspawn, BAKE=1
-	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(BAKE),--bake) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
 
 test: $(STAMP) ## Every test, on two cores at most
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2

@@ -20,7 +20,7 @@ from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.engine.choice import ENGINES, usable_engine
 from rehearsal.faults import FORMS, faults_of
-from rehearsal.ground import ROOT, Options, account_folder, bakeable, sweep_accounts, whole_nodes
+from rehearsal.ground import ROOT, Options, account_folder, bakeable, check_region, sweep_accounts, whole_nodes
 from rehearsal.hypervisor.choice import BACKENDS, usable_backend
 from rehearsal.locks import address_block
 from rehearsal.page import write_page
@@ -90,13 +90,19 @@ def aws(
     backend: Annotated[str, typer.Option("--backend", help="The back-end of rehearsals in it.")] = "process",
 ) -> None:
     """An emulated AWS that stays until Ctrl-C: rehearsals in its environment share the account, as `pulumi up`s do."""
+    try:
+        check_region(region, "the command", "--region")
+        loopback = usable_backend(backend) == "process"
+    except InputError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
     sweep_accounts(ROOT / "build" / "rehearsal")
     folder = account_folder(ROOT / "build" / "rehearsal", os.getpid())
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     with ExitStack() as stack:
-        addresses = stack.enter_context(address_block()) if usable_backend(backend) == "process" else None
+        addresses = stack.enter_context(address_block()) if loopback else None
         running = stack.enter_context(EmulatedAws.start(folder, addresses, region))
         for name, value in running.environment().items():
             print(f"export {name}={value}", flush=True)

@@ -104,6 +104,9 @@ class Clearing:
     def note_limits(self) -> None:
         """What stood in for something."""
         self.scene.found.scaled += [*self.backend.scaled(), *self.engine.scaled(), *emulated(self.scene.found.faults)]
+        if self.scene.options.bake:
+            by, why = "the builder's disk, which goes with the rehearsal", "the emulated AWS keeps no disks"
+            self.scene.found.scaled.append(Scaled(what="the baked image", by=by, why=why))
         self.scene.found.not_rehearsed += self.backend.not_rehearsed()
 
     def note_left_out(self, deployment: Deployment) -> None:

@@ -47,8 +47,9 @@ def whole_nodes(given: str | None) -> int | None:
 def bakeable(asked: bool, backend: BackendName) -> bool:
     """What `--bake` asks for. Raises InputError where a node has no disk to make an image of."""
     if asked and backend != "nspawn":
-        why, fix = "a node as a process has no disk that could become an image", "Add --backend nspawn"
-        raise InputError([Problem(key="--bake", value=backend, why=why, fix=fix)])
+        why = "its nodes have no disk that could become an image, and --bake (BAKE) asks for one"
+        fix = "Add --backend nspawn (BACKEND=nspawn)"
+        raise InputError([Problem(key="--backend", value=backend, why=why, fix=fix)])
     return asked
 
 
@@ -133,13 +134,13 @@ class StackLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def check_region(region: str, source: str) -> None:
+def check_region(region: str, source: str, key: str = "aws:region") -> None:
     """Raises InputError for a region that AWS has not."""
     session = boto3.session.Session()
     known = {name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)}
     if region not in known:
         fix = f"Change it in {source}"
-        raise InputError([Problem(key="aws:region", value=region, why="AWS has no such region", fix=fix)])
+        raise InputError([Problem(key=key, value=region, why="AWS has no such region", fix=fix)])
 
 
 def prepare_folder(folder: Path, show: Show, cut: str) -> None:

@@ -195,7 +195,7 @@ WORDS: dict[str, tuple[list[str], str, str]] = {
     ),
     "no nodes": (["--nodes", "0"], "--nodes = '0': not a whole number from 1 to 1024", "Write one, or leave it out"),
     "nodes in words": (["--nodes", "x"], "--nodes = 'x': not a whole number from 1 to 1024", "Write one, or leave it"),
-    "a bake of processes": (["--bake"], "--bake = 'process': a node as a process has no disk", "Add --backend nspawn"),
+    "a bake of processes": (["--bake"], "--backend = 'process': its nodes have no disk", "Add --backend nspawn"),
     "too many nodes": (
         ["--nodes", "4096"],
         "--nodes = '4096': not a whole number from 1 to 1024",
@@ -235,6 +235,7 @@ def files(tree: Path) -> set[Path]:
 def refused(
     tree: Path,
     *words: str,
+    command: str = "run",
     before: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     leaves: frozenset[Path] = frozenset(),
@@ -245,7 +246,7 @@ def refused(
     """
     there = files(tree)
     done = subprocess.run(
-        [*before, sys.executable, "-m", "rehearsal", "run", *words],
+        [*before, sys.executable, "-m", "rehearsal", command, *words],
         cwd=tree,
         env={**clean_environment(), **environment},
         capture_output=True,
@@ -299,6 +300,15 @@ def test_words_of_the_command(case: str, tree: Path) -> None:
     told = refused(tree, *words)
     assert told.startswith(f"rehearsal: {message}")
     assert fix in told
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [("--backend", "qemu", "no such back-end"), ("--region", "mars-1", "AWS has no such region")],
+)
+def test_words_of_an_account_that_stays(option: str, value: str, why: str, tree: Path) -> None:
+    told = refused(tree, option, value, command="aws")
+    assert told.startswith(f"rehearsal: {option} = '{value}': {why}. ")
 
 
 @pytest.mark.parametrize("case", ENVIRONMENT)
