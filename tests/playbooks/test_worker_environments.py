@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +12,17 @@ import pytest
 
 from infra.bundle import FILES, FOLDERS, pack_bundle
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.hypervisor.nspawn.network import GATEWAY
 from tests.nodes import ROOT, Cloud, cloud
 from tests.polling import eventually
+from tests.served import Served
 from tests.wheels import STAND_INS
+from trainyard.bringup import Plays
 
 pytestmark = pytest.mark.booted
 PREFIX = "wheels/"
 MAKE_SECONDS = 300.0
+AWAY_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,10 @@ def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     lists = ["-r", str(tree / "fleet/requirements.txt"), "-c", str(tree / "constraints.txt")]
     command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), *lists]
     subprocess.run(command, check=True, timeout=MAKE_SECONDS)
-    return [*folder.iterdir(), *(one.build(folder) for one in STAND_INS)]
+    for one in STAND_INS:
+        shutil.move(one.build(folder), folder)
+    shutil.rmtree(folder / "simple")
+    return list(folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +113,26 @@ def test_newer_ones_are_made_beside_those_that_run(place: Cloud, node: str, tree
     assert sh(place, node, "readlink -f /opt/trainyard/venv") != before
     assert sh(place, node, agent) == process
     assert sh(place, node, f"ls {before}/made") == f"{before}/made"
+
+
+def test_an_index_that_is_away_for_a_minute_ends_no_launch(place: Cloud, wheels: list[Path]) -> None:
+    index = Served(wheels[0].parent, place.backend.network)
+    index.back()
+    index.away()
+    place.publish(package_index=index.url)
+    name = place.launch()
+    # pip asks for TLS, which the test's server has not.
+    machine = place.machine(name)
+    eventually(lambda: machine.state() != "off", "its boot")
+    machine.write("/etc/pip.conf", f"[global]\ntrusted-host = {GATEWAY}\n")
+    back = threading.Timer(AWAY_SECONDS, index.back)
+    back.start()
+    began = time.time()
+    eventually(lambda: any(one.status == "ok" for one in place.plays(name)), "the play with an index", MAKE_SECONDS)
+    back.join()
+    index.close()
+    plays = Plays()
+    for event in place.events(name):
+        plays.hear(event)
+        assert not plays.failed(name, "0001"), plays.message
+    assert place.plays(name)[-1].time > began + AWAY_SECONDS  # the outage was met
