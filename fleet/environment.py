@@ -67,11 +67,14 @@ def make(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, boo
 
 def prune() -> None:
     """Remove environments to which no link leads and of which nothing runs any more: torch's takes gigabytes."""
-    kept, loaded = {link.resolve() for link in (PLAY_VENV, JOB_VENV)}, ""
+    idle = set(ENVIRONMENTS.iterdir()) - {link.resolve() for link in (PLAY_VENV, JOB_VENV)}
+    if not idle:
+        return
+    loaded = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended meanwhile
             loaded += maps.read_text()
-    for folder in set(ENVIRONMENTS.iterdir()) - kept:
+    for folder in idle:
         if f"{folder}/" not in loaded:
             shutil.rmtree(folder)
 

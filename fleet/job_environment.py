@@ -15,18 +15,18 @@ from fleet.environment import BUNDLE, JOB_VENV, index_options, make, prune, run
 REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
 
 
-def install(folder: Path, requirements: Path, index: str | None) -> None:
+def install(folder: Path, index: str | None) -> None:
     """Raises Fatal with uv's last words."""
     uv = [sys.executable, "-m", "uv", "--no-progress"]
     run([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
-    lists = ["-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")]
+    lists = ["-r", str(REQUIREMENTS), "-c", str(BUNDLE / "constraints.txt")]
     run([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
 
 
 def main() -> int:
     try:
-        folder, made = make(REQUIREMENTS, lambda made: install(made, REQUIREMENTS, sys.argv[1] or None))
+        folder, made = make(REQUIREMENTS, lambda made: install(made, sys.argv[1] or None))
     except Fatal as error:
         print(error, file=sys.stderr)
         return 1

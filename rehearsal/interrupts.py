@@ -56,6 +56,10 @@ class Interrupts:
             sys.__unraisablehook__(told)
 
     def _again(self, number: int, frame: FrameType | None) -> None:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Now, or where it is next allowed."""
         if self._raises:
             raise KeyboardInterrupt
         self._pending = True
@@ -63,9 +67,7 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._keeps and not self.seen:
             self.seen, self._first = True, time.monotonic()
-            if self._raises:
-                raise KeyboardInterrupt
-            self._pending = True
+            self._interrupt()
         elif not self._keeps or time.monotonic() - self._first > ONE_SECONDS:
             # Past all buffers and `finally`s: this may come between any two lines.
             cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""

@@ -15,6 +15,7 @@ from contract.manifest import Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
 from contract.verification import Measured
+from fleet.node import Node
 from infra.userdata import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
@@ -147,6 +148,20 @@ class Cluster:
 
 def stamp(node: str, role: str, after: float = 0.0) -> dict[str, Any]:
     return {"time": time.time() + after, "instance": node, "role": role, "boot": "0001"}
+
+
+def worker(region: str, bundle: Path) -> Node:
+    """The first of the group `workers`, at its first boot."""
+    return Node(
+        role="worker",
+        group="workers",
+        instance="i-1",
+        address="127.0.0.1",
+        boot="0001",
+        region=region,
+        manifest_uri="",
+        bundle=str(bundle),
+    )
 
 
 def ubuntu(region: str) -> str:

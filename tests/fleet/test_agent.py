@@ -20,7 +20,6 @@ from fleet import check as check_module
 from fleet.agent import Agent
 from fleet.attempt import Attempt
 from fleet.departure import Departure
-from fleet.node import Node
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -49,16 +48,7 @@ class OnNode:
         self.cluster = clusters.build(REGION)
         self.record = self.cluster.record()
         self.layout = RunLayout(self.record.run)
-        self.node = Node(
-            role="worker",
-            group="workers",
-            instance="i-1",
-            address="127.0.0.1",
-            boot="0001",
-            region=REGION,
-            manifest_uri="",
-            bundle=str(folder / "bundle"),
-        )
+        self.node = clusters.worker(REGION, folder / "bundle")
         self.leaving: str | None = None
         for module in (agent_module, attempt_module):
             monkeypatch.setattr(module, "BASE", folder)

@@ -11,7 +11,6 @@ from contract.run import Check
 from fleet import check as check_module
 from fleet import processes
 from fleet.check import CheckRun
-from fleet.node import Node
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -43,16 +42,7 @@ def check(account: EmulatedAws, asked: Path, tmp_path: Path) -> Iterator[CheckRu
     record = cluster.record()
     group = cluster.manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": 4})
     run = record.model_copy(update={"job": record.job.model_copy(update={"container": IMAGE})})
-    node = Node(
-        role="worker",
-        group="workers",
-        instance="i-1",
-        address="127.0.0.1",
-        boot="0001",
-        region=REGION,
-        manifest_uri="",
-        bundle=str(tmp_path),
-    )
+    node = clusters.worker(REGION, tmp_path)
     made = CheckRun(node, cluster.manifest, group, run, Check(number=1, nodes=("i-1",), ordered=0.0))
     yield made
     made.kill()
