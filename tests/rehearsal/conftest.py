@@ -103,10 +103,22 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def rehearse(tree: Path, shared: dict[str, str]) -> Rehearse:
-    """Run one rehearsal to its end: `stack`, whose settings are those of `local` with `changes` at the top level."""
+    """Run one rehearsal to its end: `stack`, whose settings are those of `local` with `changes` at the top level.
+
+    The stacks that a clone holds are as they were afterwards: other tests rehearse them as they are.
+    """
 
     def run(stack: str, **changes: Any) -> Ended:
+        file = tree / "stacks" / f"Pulumi.{stack}.yaml"
+        clones_own = file.read_bytes() if file.exists() else None
         write_stack(tree, stack, **changes)
+        try:
+            return rehearsed(stack)
+        finally:
+            if clones_own is not None:
+                file.write_bytes(clones_own)
+
+    def rehearsed(stack: str) -> Ended:
         command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"]
         environment = clean_environment() | shared
         began = time.monotonic()
