@@ -208,15 +208,6 @@ def test_a_driver_of_the_run_file_that_is_too_old_is_not_touched(node: Node) -> 
     assert node.version("nvidia-driver-cuda") == f"{OLD}-1"
 
 
-def test_an_installation_that_was_cut_short_is_taken_up(node: Node) -> None:
-    node.nvidia.be_source_of(node.machine, "image")
-    node.sh(f"apt-get install -qy linux-headers-{KERNEL} dkms")
-    node.sh(f"cd /root; apt-get download -q nvidia-kernel-open-dkms={PINNED}-1; dpkg --unpack *.deb; dpkg --audit")
-    told = node.run()
-    assert told.code == 0, told.told
-    assert node.sh("dpkg --audit") == ""
-
-
 def test_a_version_that_the_repository_lacks_is_named(node: Node) -> None:
     told = node.run(nvidia_driver_version="580.999.01")
     assert told.code == 2

@@ -39,8 +39,6 @@ mkdir "$folder/unpacked"
 tar -xzf "$installer" --no-same-owner -C "$folder/unpacked"
 cd "$folder/unpacked/aws-efa-installer" || refuse "it holds no folder aws-efa-installer"
 
-# An earlier run may have been killed within dpkg.
-dpkg --configure -a
 if ! env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 ./efa_installer.sh "$@" > "$log" 2>&1 < /dev/null; then
   echo "EFA's installer failed; the end of $log:" >&2
   tail -n 40 "$log" >&2
