@@ -1,10 +1,13 @@
 """A control group for each node: its processor time, and what it may open. Both hierarchies of the kernel are known."""
 
+import errno
+import time
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 _PARENT = "trainyard"
+_EMPTY_SECONDS = 10.0
 _DEVICES = ("c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", "c 5:* rwm", "c 136:* rwm")
 
 
@@ -48,10 +51,22 @@ class Cgroup:
         for folder in self.folders:
             if folder.exists():
                 for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-                    below.rmdir()
-                folder.rmdir()
+                    _remove(below)
+                _remove(folder)
             with suppress(OSError):  # another rehearsal's are in it
                 folder.parent.rmdir()
+
+
+def _remove(folder: Path) -> None:
+    """The kernel keeps a group busy for a moment after its last process has ended. Raises OSError where it stays so."""
+    deadline = time.monotonic() + _EMPTY_SECONDS
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _made(folder: Path) -> None:
