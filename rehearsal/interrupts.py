@@ -29,7 +29,7 @@ class Interrupts:
         self._first = 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
-        signal.signal(signal.SIGALRM, self._again)
+        signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
         sys.unraisablehook = self._swallowed
 
     def keep(self, last_words: str) -> None:
@@ -54,9 +54,6 @@ class Interrupts:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         else:
             sys.__unraisablehook__(told)
-
-    def _again(self, number: int, frame: FrameType | None) -> None:
-        self._interrupt()
 
     def _interrupt(self) -> None:
         """Now, or where it is next allowed."""

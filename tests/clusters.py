@@ -150,11 +150,11 @@ def stamp(node: str, role: str, after: float = 0.0) -> dict[str, Any]:
     return {"time": time.time() + after, "instance": node, "role": role, "boot": "0001"}
 
 
-def worker(region: str, bundle: Path) -> Node:
-    """The first of the group `workers`, at its first boot."""
+def worker(region: str, bundle: Path | str, group: str = "workers") -> Node:
+    """The first of a group, at its first boot."""
     return Node(
         role="worker",
-        group="workers",
+        group=group,
         instance="i-1",
         address="127.0.0.1",
         boot="0001",

@@ -9,23 +9,14 @@ import pytest
 from contract.manifest import Manifest
 from fleet import bootstrap
 from fleet.departure import INTERRUPTED_SECONDS, LEAVE_SECONDS, Departure
-from fleet.node import Node, own_group
+from fleet.node import own_group
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.metadata import Metadata, MetadataServer
 from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import MANIFEST
 
-NODE = Node(
-    role="worker",
-    group="spot",
-    instance="i-1",
-    address="127.0.0.1",
-    boot="0001",
-    region=REGION,
-    manifest_uri="",
-    bundle="",
-)
+NODE = clusters.worker(REGION, "", group="spot")
 NOTICE = {"spot": {"instance-action": '{"action": "terminate", "time": "2026-01-31T18:02:00Z"}'}}
 REBALANCE = {"events": {"recommendations": {"rebalance": '{"noticeTime": "2026-01-31T18:00:00Z"}'}}}
 

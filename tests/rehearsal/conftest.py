@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import boto3
@@ -109,26 +110,42 @@ def rehearse(tree: Path, shared: dict[str, str]) -> Rehearse:
     """
 
     def run(stack: str, **changes: Any) -> Ended:
-        file = tree / "stacks" / f"Pulumi.{stack}.yaml"
+        file = stack_file(tree, stack)
         clones_own = file.read_bytes() if file.exists() else None
         write_stack(tree, stack, **changes)
         try:
-            return rehearsed(stack)
+            return rehearsed(tree, "--stack", stack, environment=shared)
         finally:
             if clones_own is not None:
                 file.write_bytes(clones_own)
 
-    def rehearsed(stack: str) -> Ended:
-        command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"]
-        environment = clean_environment() | shared
-        began = time.monotonic()
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
-        )
-        report = json.loads(done.stdout) if done.stdout.strip() else {}
-        return Ended(done.returncode, done.stderr, time.monotonic() - began, report)
-
     return run
+
+
+def rehearsed(
+    tree: Path,
+    *words: str,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    seconds: float = RUN_SECONDS,
+) -> Ended:
+    """`python -m rehearsal run` with these words, to its end; `before` is what the command stands behind."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "rehearsal", "run", "--json", *words],
+        cwd=tree,
+        env={**clean_environment(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    report = json.loads(done.stdout) if done.stdout.strip() else {}
+    return Ended(done.returncode, done.stderr, time.monotonic() - began, report)
+
+
+def stack_file(tree: Path, stack: str) -> Path:
+    return tree / "stacks" / f"Pulumi.{stack}.yaml"
 
 
 def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
@@ -139,7 +156,7 @@ def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
             settings[key] = {**settings[key], **{name: each for name, each in value.items() if name != "merge"}}
         else:
             settings[key] = value
-    file = tree / "stacks" / f"Pulumi.{stack}.yaml"
+    file = stack_file(tree, stack)
     file.write_text(yaml.safe_dump(local))
     return file
 

@@ -1,10 +1,7 @@
 """A launch that can't have all its nodes ends with none: the reason is told, and nothing is billed from then on."""
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from rehearsal.aws.billing import billed_by_type
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.truth import InstanceTruth
 from rehearsal.hypervisor.processes import marked
-from tests.rehearsal.conftest import LEFT_OUT, clean_environment, kept_account, write_stack
+from tests.rehearsal.conftest import LEFT_OUT, kept_account, rehearsed, write_stack
 
 HOUR = 3600.0
 
@@ -39,18 +36,10 @@ def rehearse(tree: Path, account: dict[str, str], stack: str, *words: str, nodes
     (tree / "examples/nothing/train.py").touch()
     job = {"name": "nothing", "dataset": "none", "source": "examples/nothing", "command": ["train.py"]}
     write_stack(tree, stack, nodes=nodes, job=job)
-    done = subprocess.run(
-        [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", *words],
-        cwd=tree,
-        env=clean_environment() | account,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
+    ended = rehearsed(tree, "--stack", stack, *words, environment=account, seconds=300)
+    assert ended.status == 1, ended.told
     assert marked(tree / "build/rehearsal" / stack) == []
-    return json.loads(done.stdout), done.stderr
+    return ended.report, ended.told
 
 
 def instances(aws: EmulatedAws, stack: str) -> list[InstanceTruth]:

@@ -1,17 +1,13 @@
 """Whole rehearsals on booted machines: `make rehearsal BACKEND=nspawn`."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from rehearsal.hypervisor.nspawn.backend import mark_of
 from rehearsal.hypervisor.nspawn.network import NAMES
-from tests.rehearsal.conftest import RUN_SECONDS, Ended, clean_environment
+from tests.rehearsal.conftest import Ended, rehearsed
 
 pytestmark = pytest.mark.booted
 # Role -> of what no machine without this hardware or service can show it, as the report says.
@@ -24,18 +20,9 @@ HARDWARE = {
 }
 
 
-def rehearse(tree: Path, stack: str, *words: str) -> Ended:
-    command = [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--backend", "nspawn", "--json", *words]
-    done = subprocess.run(
-        command, cwd=tree, env=clean_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
-    )
-    report: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
-    return Ended(done.returncode, done.stderr, 0.0, report)
-
-
 @pytest.fixture(scope="module")
 def local(tree: Path) -> Ended:
-    return rehearse(tree, "local", "--bake")
+    return rehearsed(tree, "--stack", "local", "--backend", "nspawn", "--bake")
 
 
 def test_it_is_well(local: Ended) -> None:
@@ -63,7 +50,7 @@ def test_nothing_of_its_machines_stays(local: Ended, tree: Path) -> None:
 
 
 def test_of_a_gpu_stack_only_what_needs_its_hardware_is_left_out(tree: Path) -> None:
-    ended = rehearse(tree, "a100-cluster", "--nodes", "2")
+    ended = rehearsed(tree, "--stack", "a100-cluster", "--backend", "nspawn", "--nodes", "2")
     assert (ended.status, ended.report.get("errors")) == (0, []), ended.told
     left_out = {one["what"].split()[1]: one["why"] for one in ended.report["not_rehearsed"]}
     assert left_out == HARDWARE

@@ -1,14 +1,11 @@
 """A tree in which what the figures rest on is broken: the rehearsal sees each and fails."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.rehearsal.conftest import LEFT_OUT, ROOT, clean_environment, write_stack
+from tests.rehearsal.conftest import LEFT_OUT, ROOT, rehearsed, write_stack
 
 # File, what stands there, what is put in its place.
 BREAKS = [
@@ -33,14 +30,10 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> str:
     train = {"steps": 1, "batch_size": 4, "eval_batches": 1}
     job = {"merge": True, "processes_per_node": 1, "train": train}
     write_stack(tree, "broken", nodes=1, job=job)
-    command = [sys.executable, "-m", "rehearsal", "run", "--stack", "broken", "--json"]
-    done = subprocess.run(
-        [*loopback_only(), *command], cwd=tree, env=clean_environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1, done.stderr
-    report = json.loads(done.stdout)
-    assert not report["ok"]
-    return "\n".join(report["errors"])
+    ended = rehearsed(tree, "--stack", "broken", before=loopback_only(), seconds=300)
+    assert ended.status == 1, ended.told
+    assert not ended.report["ok"]
+    return "\n".join(ended.report["errors"])
 
 
 def loopback_only() -> list[str]:

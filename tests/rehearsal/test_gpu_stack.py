@@ -1,31 +1,19 @@
 """A GPU stack rehearsed in its own shape, and how its report names what was made smaller or left out."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rehearsal.scaling import SMALL_MODEL, SMALL_STEPS
-from tests.rehearsal.conftest import RUN_SECONDS, clean_environment
+from tests.rehearsal.conftest import rehearsed
 
 
 @pytest.fixture(scope="module")
 def report(tree: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "rehearsal", "run", "--stack", "a100-cluster", "--nodes", "3", "--json"],
-        cwd=tree,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    ended = rehearsed(tree, "--stack", "a100-cluster", "--nodes", "3")
+    assert ended.status == 0, ended.told
+    return ended.report
 
 
 def test_it_ends_well(report: dict[str, Any]) -> None:

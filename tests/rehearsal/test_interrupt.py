@@ -1,16 +1,13 @@
 """A rehearsal that is stopped in any of its phases: what was made goes, the report says so, nothing stays."""
 
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 
-from tests.rehearsal.conftest import clean_environment
+from tests.rehearsal.conftest import rehearsed
 from tests.rehearsal.running import INTERRUPTED, JOB_OF, Begin, Ended, Running, beginning, nothing_left
 
 PREVIEWED = "AWS resources to make"  # said before the first of them is begun
@@ -99,17 +96,10 @@ def test_what_a_hand_made_meanwhile_is_seen(begin: Begin) -> None:
 
 
 def test_what_aws_refuses_is_told_with_its_resource(tree: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rehearsal", "run", "--stack", "a100-cluster", "--nodes", "1", "--json"],
-        cwd=tree,
-        env=clean_environment() | {"REHEARSAL_DENY": "fsx:CreateFileSystem"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    denied = {"REHEARSAL_DENY": "fsx:CreateFileSystem"}
+    ended = rehearsed(tree, "--stack", "a100-cluster", "--nodes", "1", environment=denied, seconds=120)
+    assert ended.status == 1
+    report = ended.report
     (error,) = report["errors"]
     assert error.startswith("aws:fsx/lustreFileSystem:LustreFileSystem lustre: CreateFileSystem: AccessDenied")
     assert report["leaked"] == []
