@@ -1,16 +1,19 @@
 """torchrun for one attempt on this node: the job's sources, its variables, its metrics, a last checkpoint."""
 
 import hashlib
+import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from contract.events import RankFailure
 from contract.layout import attempt_source, split_s3_uri
 from contract.manifest import Archive, Manifest, WorkerGroup
 from contract.objects import Bucket, client
 from contract.run import RunRecord
+from fleet import source_environment
 from fleet.failures import rank_logs
 from fleet.node import BASE, Node
 from fleet.processes import Torchrun, job_python
@@ -100,6 +103,11 @@ class Attempt(Torchrun):
             job=job,
             logs=self._logs,
         )
+        wanted = folder / source_environment.LIST
+        # An image has what its job needs.
+        if run.job.source is not None and run.job.container is None and wanted.exists():
+            before = [sys.executable, source_environment.__file__, str(wanted), manifest.node.package_index or ""]
+            command = [*before, *command]
         variables = job_variables(
             manifest=manifest,
             group=group,
@@ -116,6 +124,12 @@ class Attempt(Torchrun):
     def workers_up(self) -> bool:
         """torchrun makes a rank's logs when it starts that rank, and starts them together."""
         return len(rank_logs(self._logs)) >= self._processes
+
+    def failures(self) -> tuple[RankFailure, ...]:
+        if self.ended() == source_environment.FAILED:  # told like a rank's failure: the user must see it
+            code, text = source_environment.FAILED, source_environment.complaint(self.said())
+            return (RankFailure(rank=0, time=time.time(), exitcode=code, message=text, traceback=text),)
+        return super().failures()
 
     def save(self, seconds: float, extend: Callable[[], object]) -> bool:
         """Ask the ranks for a checkpoint and wait for it, extending the node's stay meanwhile; whether it came."""
