@@ -15,7 +15,7 @@ UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' fleet/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
-REQUIREMENTS := requirements.txt infra/requirements.txt fleet/requirements.txt trainer/requirements.txt constraints.txt
+REQUIREMENTS := requirements.txt infra/requirements.txt fleet/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt constraints.txt
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14

@@ -1,5 +1,6 @@
 """The base of every model in the contract, and the one shape in which bad input is told."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class InputError(ValueError):
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
+_BRACKETED = re.compile(r"\[\w+\]")
 CONFIG_KEY = "trainyard:cluster"  # the object in a stack file under which all settings stand
 
 
@@ -44,8 +46,17 @@ def problems_of(error: ValidationError, prefix: str, source: str) -> list[Proble
     """Turn pydantic's errors into problems. `prefix` is the key of the whole object in `source`, a file."""
     found = []
     for item in error.errors(include_url=False):
-        key = ".".join([prefix, *(str(part) for part in item["loc"] if part != "[key]")])
-        value = None if item["type"] == "missing" else item["input"]
+        place: list[str | int] = place_of(item["loc"])
+        value: Any = None if item["type"] == "missing" else item["input"]
+        if item["type"] == "union_tag_invalid":  # all our unions are told apart by their kind
+            place, value = [*place, "kind"], value["kind"]
+        key = ".".join([prefix, *(str(part) for part in place)])
         words = in_words(item)
         found.append(Problem(key=key, value=value, why=words.why, fix=f"{words.fix} in {source}"))
     return found
+
+
+def place_of(location: Sequence[str | int]) -> list[str | int]:
+    """The keys that lead to an error, as the user wrote them: without what stands among them in brackets, pydantic's
+    own [key] and the tags of our unions."""
+    return [part for part in location if not (isinstance(part, str) and _BRACKETED.fullmatch(part))]

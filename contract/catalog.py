@@ -7,22 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from contract.base import Contract
+from contract.chips import Chip, chips
 
 MATMUL_SHARE = 0.5  # of the peak that NVIDIA gives: large products reach 65 to 85 % on a healthy GPU
 TORCH_CUDA = "13.2"  # what the torch of trainer/requirements.txt is built for
-
-
-class Chip(Contract):
-    """One model of GPU."""
-
-    model: str = Field(description="NVIDIA's model name.")
-    compute_capability: str = Field(pattern=r"^\d+\.\d$", description="CUDA compute capability.")
-    bf16_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack bf16.")
-    fp8_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack fp8.")
-    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that it needs.")
-    last_cuda: str | None = Field(
-        pattern=r"^\d+\.\d$", description="Last CUDA that supports it; none where every CUDA to date does."
-    )
 
 
 class Gpu(Contract):
@@ -38,7 +26,7 @@ class Gpu(Contract):
 
     @property
     def chip(self) -> Chip:
-        return next(chip for chip in catalog().chips if chip.model == self.model)
+        return next(chip for chip in chips() if chip.model == self.model)
 
 
 class Cards(Contract):
@@ -149,7 +137,6 @@ class Catalog(Contract):
 
     dated: str = Field(description="Day of the data, YYYY-MM-DD.")
     sources: tuple[str, ...] = Field(min_length=1, description="Where the data is from, one line a kind of fact.")
-    chips: tuple[Chip, ...] = Field(min_length=1, description="The models of GPU in them.")
     instance_types: tuple[InstanceType, ...] = Field(min_length=1, description="The types.")
 
     def get(self, name: str) -> InstanceType | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contract.base import CONFIG_KEY, InputError, Problem, problems_of
+from contract.base import CONFIG_KEY, InputError, Problem, place_of, problems_of
 from contract.rules import problems_across
 from contract.settings import StackSettings
 
@@ -56,7 +56,7 @@ def _beside(raw: Mapping[str, Any], error: ValidationError, root: Path) -> list[
 
 
 def _places(error: ValidationError) -> list[list[str | int]]:
-    return [[part for part in item["loc"] if part != "[key]"] for item in error.errors(include_url=False)]
+    return [place_of(item["loc"]) for item in error.errors(include_url=False)]
 
 
 def _around(error: ValidationError) -> list[list[str | int]]:

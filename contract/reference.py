@@ -34,7 +34,7 @@ def type_text(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if origin in (Union, UnionType):
-        return " or ".join(type_text(part) for part in args)
+        return " or ".join(dict.fromkeys(type_text(part) for part in args))
     if origin is tuple:
         return f"list of {type_text(args[0])}"
     if origin is dict:
@@ -51,18 +51,28 @@ def default_text(field: FieldInfo) -> str:
         return ""
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, tuple):
+        return f"`{list(field.default)}`"
     return "none" if field.default is None else f"`{field.default}`"
 
 
-def rows(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """One table row a key, the keys of an object below its own row."""
+def rows(model: type[BaseModel], prefix: str = "", kind: str = "") -> list[str]:
+    """One table row a key, the keys of an object below its own row. Where objects of several kinds may stand, each
+    key bears its `kind`."""
     found = []
     for name, field in model.model_fields.items():
-        key = f"{prefix}{name}"
-        found.append(f"| `{key}` | {type_text(field.annotation)} | {default_text(field)} | {field.description} |")
-        for below in models_in(field.annotation):
-            found += rows(below, f"{key}.")
+        key, of = f"{prefix}{name}", f", {kind}" if kind else ""
+        found.append(f"| `{key}`{of} | {type_text(field.annotation)} | {default_text(field)} | {field.description} |")
+        several = models_in(field.annotation)
+        for below in several:
+            found += rows(below, f"{key}.", kind_of(below) if len(several) > 1 else kind)
     return found
+
+
+def kind_of(model: type[BaseModel]) -> str:
+    """What its key `kind` must say."""
+    (said,) = get_args(model.model_fields["kind"].annotation)
+    return str(said)
 
 
 def reference() -> str:

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from contract.base import Contract
 from contract.catalog import Catalog
-from contract.dataset import DatasetIndex
+from contract.dataset import DATASET
 from contract.events import NODE_EVENT
 from contract.manifest import Manifest
 from contract.metrics import MetricLine, Results
@@ -24,7 +26,6 @@ _MODELS: dict[str, type[Contract]] = {
     "catalog": Catalog,
     "prices": Prices,
     "manifest": Manifest,
-    "dataset": DatasetIndex,
     "metric": MetricLine,
     "results": Results,
     "report": Report,
@@ -34,16 +35,16 @@ _MODELS: dict[str, type[Contract]] = {
     "launch": LaunchResult,
     "verification": Verification,
 }
-_EVENT = "event"  # a union, which is no model of its own
+_UNIONS: dict[str, TypeAdapter[Any]] = {"dataset": DATASET, "event": NODE_EVENT}  # which are no models of their own
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Name -> JSON Schema, of every model that crosses a wall."""
-    return {name: _schema(name) for name in (*_MODELS, _EVENT)}
+    return {name: _schema(name) for name in (*_MODELS, *_UNIONS)}
 
 
 def _schema(name: str) -> dict[str, Any]:
-    return NODE_EVENT.json_schema() if name == _EVENT else _MODELS[name].model_json_schema()
+    return _UNIONS[name].json_schema() if name in _UNIONS else _MODELS[name].model_json_schema()
 
 
 def schema_text(name: str) -> str:

@@ -19,7 +19,7 @@ _NUMBER = Wording("not a number", "Write one such as 2.5")
 _TRUTH = Wording("neither true nor false", "Write true or false")
 _TEXT = Wording("not text", "Write text, in quotes where YAML would take it for something else,")
 _LIST = Wording("not a list", "Write a list such as [a, b]")
-_OBJECT = Wording("not an object with keys of its own", "Write its keys below it, or {{}} where it has none,")
+_OBJECT = Wording("not an object with keys of its own", "Write its keys below it, or {} where it has none,")
 _RANGE = Wording("not an IPv4 range in which only network bits are set", "Write one such as 10.42.0.0/16")
 # By pydantic's type of error; braces take what its context holds.
 WORDINGS = {
@@ -41,6 +41,7 @@ WORDINGS = {
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
     "ip_v4_network": _RANGE,
+    "union_tag_invalid": Wording("not one of {expected_tags}", "Write one of these"),
     "literal_error": Wording("not one of {expected}", "Write one of these"),
     "greater_than": Wording("must be greater than {gt:g}", "Write a larger one"),
     "greater_than_equal": Wording("must be {ge:g} or more", "Write a larger one"),
@@ -65,4 +66,7 @@ def in_words(item: Mapping[str, Any]) -> Wording:
     known = WORDINGS.get(item["type"])
     if known is None:
         return Wording(str(item["msg"]).removeprefix("Value error, ").rstrip("."))
-    return Wording(known.why.format_map(item.get("ctx", {})), known.fix)
+    why = known.why.format_map(item.get("ctx", {}))
+    if item["type"] == "union_tag_invalid":
+        why = why.translate({ord("["): None, ord("]"): None})  # contract.base.place_of says what they are for
+    return Wording(why, known.fix)

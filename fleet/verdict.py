@@ -13,7 +13,7 @@ VAIN_ATTEMPTS = 4
 _PEER = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|broken pipe|remote process (exited|has failed)"
     r"|socket timeout|NCCL.*(remote|unhandled system)|DistBackendError|DistNetworkError|DistStoreError"
-    r"|gloo.*timed? ?out",
+    r"|gloo.*timed? ?out|hung with the others",  # the last is the built-in trainer's (trainer/failures/watch.py)
     re.IGNORECASE,
 )
 

@@ -36,7 +36,7 @@ def follow(
             metric = MetricLine.model_validate_json(line)
             if metric.step == 1 or metric.step % SHOWN_STEPS == 0:
                 held_out = "" if metric.validation_loss is None else f", held out {metric.validation_loss:.4f}"
-                say(f"step {metric.step}: loss {metric.loss:.4f}{held_out}, {metric.tokens_per_second:.0f} tokens/s")
+                say(f"step {metric.step}: loss {metric.loss:.4f}{held_out}, {metric.speed}")
         found = data.find(layout.outcome)
         if found is not None:
             return Outcome.model_validate_json(found)

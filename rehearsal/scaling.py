@@ -2,11 +2,13 @@
 
 import copy
 import sys
+from math import gcd
 from typing import Any
 
 from contract.catalog import catalog
 from contract.report import BackendName, Scaled
 from contract.training import TrainerConfig
+from contract.training.parallel import ParallelConfig
 from rehearsal.given import in_this_account
 
 BRING_UP_MINUTES = 10.0
@@ -21,7 +23,12 @@ NOT_HERE = {
 GPU_PROCESSES = 2
 # In place of the model of a GPU stack: a minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}
-SMALL_STEPS = {"steps": 20, "micro_batch_size": 2, "checkpoint_every": 10, "eval_every": 20, "eval_batches": 1}
+SMALL_STEPS: dict[str, Any] = {
+    "steps": 20,
+    "micro_batch_size": 2,
+    "checkpoint": {"every": 10},
+    "evaluation": {"every": 20, "batches": 1},
+}
 _SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}
 
 
@@ -130,11 +137,14 @@ def _whole_batches(scaling: Scaling) -> None:
     worker = catalog().get(settings["instance_type"])
     assert worker is not None, "the settings are valid"
     each = job.get("processes_per_node") or (worker.gpu.count if worker.gpu else 1)
-    share = config.micro_batch_size * settings["nodes"] * each
-    whole = -(-config.batch_size // share) * share
+    taken = config.parallel.tensor * config.parallel.pipeline
+    if settings["nodes"] * each % taken:
+        return  # no batch mends that: the settings' rules tell it
+    share = config.micro_batch_size * (settings["nodes"] * each // taken)
+    whole = max(-(-config.batch_size // share), config.parallel.pipeline) * share
     if whole == config.batch_size:
         return
-    what, by = f"a batch of {config.batch_size} sequences", f"one of {whole}"
+    what, by = f"a batch of {config.batch_size} samples", f"one of {whole}"
     scaling.put(
         train,
         "batch_size",
@@ -169,14 +179,60 @@ def _without_gpus(scaling: Scaling) -> None:
         by=f"{processes} processes a node",
         why="all nodes share this machine's cores",
     )
-    if job.get("train") is not None:
-        batch = settings["nodes"] * processes * SMALL_STEPS["micro_batch_size"]
-        small = {"model": SMALL_MODEL, "optimizer": _SMALL_OPTIMIZER, "batch_size": batch, **SMALL_STEPS}
+    _small(scaling, processes)
+
+
+def _small(scaling: Scaling, processes: int) -> None:
+    """A small model on the built-in corpus, spread as the stack's is as far as fewer processes allow."""
+    settings, job = scaling.settings, scaling.settings["job"]
+    if job.get("train") is None:
+        return
+    given = TrainerConfig.model_validate(job["train"])
+    world = settings["nodes"] * processes
+    parallel = _on_fewer(given.parallel, world, processes)
+    share = SMALL_STEPS["micro_batch_size"] * (world // (parallel.tensor * parallel.pipeline))
+    precision = "bf16" if given.precision == "float8" else given.precision
+    small = {
+        "model": SMALL_MODEL,
+        "precision": precision,
+        "parallel": parallel.model_dump(exclude_defaults=True),
+        "optimizer": _SMALL_OPTIMIZER,
+        "memory": given.memory.model_dump(exclude_defaults=True),
+        "batch_size": share * parallel.pipeline,
+        **SMALL_STEPS,
+    }
+    scaling.put(
+        job,
+        "train",
+        small,
+        what="the stack's model, optimizer, batch, steps and intervals",
+        by=f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {precision}, {SMALL_STEPS['steps']} steps",
+        why="a CPU is slower than a GPU",
+    )
+    before, after = _in_words(given.parallel), _in_words(parallel)
+    if before != after:
+        scaling.changes.append(Scaled(what=before, by=after, why=f"there are {world} processes"))
+    if not job.get("builtin_corpus"):
         scaling.put(
             job,
-            "train",
-            small,
-            what="the stack's model and steps",
-            by=f"a preset of dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {SMALL_STEPS['steps']} steps",
-            why="a CPU is slower than a GPU",
+            "builtin_corpus",
+            True,
+            what=f"the dataset {job['dataset']}",
+            by="the built-in corpus under its name",
+            why="the emulated account has none of yours",
         )
+
+
+def _on_fewer(given: ParallelConfig, world: int, per_node: int) -> ParallelConfig:
+    """The same kinds of parallelism with the largest numbers that divide so many processes."""
+    tensor = gcd(given.tensor, per_node)
+    stages = range(1, min(given.pipeline, SMALL_MODEL["layers"]) + 1)
+    pipeline = max(number for number in stages if world // tensor % number == 0)
+    shard = None
+    if given.data == "hsdp":
+        shard = gcd(given.shard or max(1, per_node // tensor), world // (tensor * pipeline))
+    return given.model_copy(update={"tensor": tensor, "pipeline": pipeline, "shard": shard})
+
+
+def _in_words(parallel: ParallelConfig) -> str:
+    return f"{parallel.data}, tensor {parallel.tensor}, pipeline {parallel.pipeline}"

@@ -13,36 +13,42 @@ from contract.training import TrainerConfig
 from trainer.settings import Environment, read_config
 
 
-def _mistake_in(
+def _ended(
     train: Callable[[TrainerConfig, Environment], None], config: TrainerConfig, environment: Environment
-) -> InputError | None:
+) -> tuple[int, Exception | None]:
+    """Exit status, and what to say where no traceback helps."""
+    from trainer.data import DataError
+    from trainer.failures.memory import OutOfMemory
+
     try:
         train(config, environment)
     except InputError as error:
-        return error
-    return None
+        return 2, error
+    except (OutOfMemory, DataError, FloatingPointError) as error:
+        return 1, error
+    return 0, None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="trainer", description="Train a byte-level transformer.")
+    parser = argparse.ArgumentParser(prog="trainer", description="Train a model, alone or under torchrun.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file of contract.training.TrainerConfig")
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the stacks of a hung rank, on its stderr
     try:
         environment = Environment.read(os.environ)
-        config = read_config(arguments.config, environment.world_size)
+        config = read_config(arguments.config, environment.world_size, environment.local_world_size)
 
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from trainer.loop import train
 
         # What only the job itself can tell (an absent bucket) is the user's to mend too: no traceback for torchrun.
-        mistake = record(_mistake_in)(train, config, environment)
+        status, told = record(_ended)(train, config, environment) or (0, None)
     except InputError as error:
-        mistake = error
-    if mistake:
-        print(mistake, file=sys.stderr)
-    return 2 if mistake else 0
+        status, told = 2, error
+    if told:
+        print(told, file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from contract.base import InputError
-from trainer.checkpoint import load_whole
+from trainer.checkpoints.reader import load_whole
 from trainer.storage import open_storage
 
 

@@ -1,15 +1,19 @@
 """A place for objects: a folder, or a prefix in S3. Whoever asks for one gets the same few methods."""
 
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from contract.base import InputError, Problem
 from contract.layout import split_s3_uri
+
+_DELETED_AT_ONCE = 1000  # S3's own limit
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a URI with a slash too few: no folder is called so
 
 
 def open_storage(uri: str, name: str) -> "Storage":
@@ -49,11 +53,24 @@ class Storage(ABC):
     def download(self, key: str, target: Path) -> None: ...
 
     @abstractmethod
-    def upload(self, source: Path, key: str) -> None: ...
+    def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
+        """`threads`: a large one in parts side by side; but a process does not end before such threads have."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """The object, if there is one."""
 
     @abstractmethod
     def folders(self) -> list[str]:
         """Names of the folders directly under `uri`, sorted."""
+
+    @abstractmethod
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of each object in a folder and below, by keys relative to the folder; "" is `uri` itself."""
+
+    @abstractmethod
+    def delete_folder(self, folder: str) -> None:
+        """Whatever is in a folder and below."""
 
     def _problem(self, why: str, fix: str) -> InputError:
         return InputError([Problem(key=self.name, value=self.uri, why=why, fix=fix)])
@@ -73,6 +90,8 @@ class Folder(Storage):
         return Path(self.uri)
 
     def require(self, *, make: bool = False) -> None:
+        if _SCHEME.match(self.uri):
+            raise self._problem("is neither a folder nor s3://bucket/prefix/", "Mend it")
         if not make and not self._root.is_dir():
             raise self._problem("there is no such folder", "Name one that is there")
         try:
@@ -94,12 +113,24 @@ class Folder(Storage):
     def download(self, key: str, target: Path) -> None:
         shutil.copyfile(self._root / key, target)
 
-    def upload(self, source: Path, key: str) -> None:
+    def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
         with _replacing(self._root / key) as partial:
             shutil.copyfile(source, partial)
 
+    def delete(self, key: str) -> None:
+        (self._root / key).unlink(missing_ok=True)
+
     def folders(self) -> list[str]:
         return sorted(path.name for path in self._root.iterdir() if path.is_dir()) if self._root.is_dir() else []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        top = self._root / folder
+        return {str(path.relative_to(top)): path.stat().st_size for path in top.rglob("*") if path.is_file()}
+
+    def delete_folder(self, folder: str) -> None:
+        assert folder, "never the whole place"
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._root / folder)
 
 
 @contextmanager
@@ -174,9 +205,16 @@ class S3Storage(Storage):
         with self._calling():
             self._client.download_file(self._bucket, self._prefix + key, str(target))
 
-    def upload(self, source: Path, key: str) -> None:
+    def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        settings = TransferConfig(use_threads=threads)
         with self._calling():
-            self._client.upload_file(str(source), self._bucket, self._prefix + key)
+            self._client.upload_file(str(source), self._bucket, self._prefix + key, Config=settings)
+
+    def delete(self, key: str) -> None:
+        with self._calling():
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def folders(self) -> list[str]:
         with self._calling():
@@ -185,6 +223,23 @@ class S3Storage(Storage):
             )
             found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
         return sorted(prefix.removeprefix(self._prefix).rstrip("/") for prefix in found)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        prefix = f"{self._prefix}{folder}/" if folder else self._prefix
+        with self._calling():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            found = [item for page in pages for item in page.get("Contents", ())]
+        return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
+
+    def delete_folder(self, folder: str) -> None:
+        assert folder, "never the whole place"
+        keys = [f"{self._prefix}{folder}/{key}" for key in self.sizes(folder)]
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            objects = [{"Key": key} for key in keys[first : first + _DELETED_AT_ONCE]]
+            with self._calling():
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            for refused in answer.get("Errors", ()):
+                raise S3Refused(f"{self.uri}: {refused['Key']}: {refused['Message']}", refused["Code"])
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from contract.base import CONFIG_KEY, InputError, Problem
-from contract.dataset import INDEX, DatasetIndex, Shard
+from contract.dataset import INDEX, Shard, TokenDataset
 from contract.layout import dataset_prefix
 from contract.objects import Bucket
 
@@ -39,7 +39,7 @@ def shards(files: list[Path]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path | None = None) -> DatasetIndex:
+def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path | None = None) -> TokenDataset:
     """Upload the corpus as dataset `name`; the index goes last, so that a cut upload does not count.
 
     `folder` is the library's, by default this Python's own. Raises InputError where the sources are not there.
@@ -64,13 +64,17 @@ def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path 
         chosen = [file for number, file in enumerate(files) if (number % VALIDATION_SHARE == 0) == (split != "train")]
         for number, content in enumerate(shards(chosen)):
             shard = Shard(
-                key=f"{split}-{number:05d}.bin", tokens=len(content), sha256=hashlib.sha256(content).hexdigest()
+                key=f"{split}-{number:05d}.bin",
+                count=len(content),
+                bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
             )
             bucket.write(prefix + shard.key, content)
             splits[split].append(shard)
             sent += len(content)
             say(f"{name}: {sent / 1e6:.1f} MB uploaded")
-    index = DatasetIndex(
+    index = TokenDataset(
+        kind="tokens",
         name=name,
         source=f"sources of Python {sysconfig.get_python_version()}'s standard library, {len(files)} files",
         train=tuple(splits["train"]),

@@ -99,8 +99,7 @@ def in_words(found: RunStatus) -> list[str]:
     if found.verification:
         lines += verification_in_words(found.verification)
     if found.metric:
-        speed = f"{found.metric.tokens_per_second:.0f} tokens/s"
-        lines.append(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {speed}")
+        lines.append(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {found.metric.speed}")
     return lines
 
 

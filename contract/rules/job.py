@@ -1,11 +1,14 @@
 """Rules about the job."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from contract.base import CONFIG_KEY, Problem
+from contract.chips import chips
 from contract.rules.rule import Rule
 from contract.settings import StackSettings
+from contract.training.models import DecoderConfig
 
 # Of torchrun (docs.pytorch.org, "torchrun", environment variables), and those that the node's agent sets.
 _TAKEN = {
@@ -93,15 +96,9 @@ def batch_splits(settings: StackSettings, root: Path) -> Iterator[Problem]:
     train = settings.job.train
     if train is None:
         return
-    try:
-        train.accumulation(settings.world_size)
-    except ValueError as error:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.train.batch_size",
-            value=train.batch_size,
-            why=f"{error} ({settings.nodes} nodes x {settings.processes_per_node})",
-            fix="Choose a multiple, or another micro_batch_size",
-        )
+    ranks = f"({settings.nodes} nodes x {settings.processes_per_node})"
+    for found in train.misfits(settings.world_size, settings.processes_per_node):
+        yield replace(found, key=f"{CONFIG_KEY}.job.train.{found.key}", why=f"{found.why} {ranks}")
 
 
 def processes_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -116,12 +113,44 @@ def processes_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
         )
 
 
+def precision_is_the_chips(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    gpu, train = settings.worker_type.gpu, settings.job.train
+    if train is None or gpu is None:
+        return
+    chip = next(chip for chip in chips() if chip.model == gpu.model)
+    peaks = {"bf16": chip.bf16_tflops, "float8": chip.fp8_tflops}
+    if train.precision in peaks and peaks[train.precision] is None:
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.train.precision",
+            value=train.precision,
+            why=f"{settings.instance_type} has {gpu.model} GPUs, whose tensor cores lack it",
+            fix="Set it to bf16" if chip.bf16_tflops else "Set it to fp16",
+        )
+
+
 def corpus_is_for_trainer(settings: StackSettings, root: Path) -> Iterator[Problem]:
     train = settings.job.train
-    if settings.job.builtin_corpus and train is not None and train.model.vocabulary < 256:
+    if not settings.job.builtin_corpus or train is None:
+        return
+    model = train.model
+    if model.task == "images":
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.builtin_corpus",
+            value=True,
+            why=f"the built-in corpus is text, and job.train.model is of kind {model.kind}",
+            fix="Remove it, and name a dataset of images as job.dataset",
+        )
+    elif model.task == "masked":
+        yield Problem(
+            key=f"{CONFIG_KEY}.job.builtin_corpus",
+            value=True,
+            why="the built-in corpus is bytes, which have no mask token, and job.train.model's task is masked",
+            fix="Remove it, and name a dataset prepared with the model's tokenizer as job.dataset",
+        )
+    elif isinstance(model, DecoderConfig) and model.vocabulary < 256:
         yield Problem(
             key=f"{CONFIG_KEY}.job.train.model.vocabulary",
-            value=train.model.vocabulary,
+            value=model.vocabulary,
             why="the built-in corpus is bytes, 256 token ids",
             fix="Set it to 256 or more",
         )
@@ -178,6 +207,7 @@ RULES = (
     Rule(source_is_there, ("job.source", "job.command")),
     Rule(batch_splits, ("job.train", "nodes", "job.processes_per_node", "instance_type")),
     Rule(processes_fit, ("job.processes_per_node", "instance_type")),
+    Rule(precision_is_the_chips, ("job.train", "instance_type")),
     Rule(corpus_is_for_trainer, ("job.builtin_corpus", "job.train")),
     Rule(variables_have_one_source, ("job.secrets", "job.environment")),
     Rule(variables_are_free, ("job.secrets", "job.environment")),

@@ -24,7 +24,9 @@ class JobSettings(Contract):
     )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer.")
     source: str | None = Field(
-        None, description="Folder of the user's job, relative to Pulumi.yaml; a .trainyardignore in it is honoured."
+        None,
+        description="Folder of the user's job, relative to Pulumi.yaml; a .trainyardignore in it is honoured, and a "
+        "requirements.txt is installed beside what the nodes' Python environment has.",
     )
     command: tuple[str, ...] | None = Field(
         None, min_length=1, description="Script in the source folder and its arguments, run by torchrun."
@@ -40,7 +42,8 @@ class JobSettings(Contract):
     container: ContainerImage | None = Field(
         None,
         description="Container image that the user's own job runs in, with the node's network, GPUs and EFA; its "
-        "python has torch, and the nodes' role pulls it from ECR. None: the node's Python environment.",
+        "python has torch and what the job requires, and the nodes' role pulls it from ECR. None: the node's Python "
+        "environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,

@@ -9,7 +9,8 @@ import moto
 import pytest
 import torch
 
-from contract.catalog import TORCH_CUDA, Chip, InstanceType, catalog
+from contract.catalog import TORCH_CUDA, InstanceType, catalog
+from contract.chips import Chip, chips
 
 ABSENT = {"p3.2xlarge", "p3.8xlarge", "p3.16xlarge"}  # from AWS's data as moto ships it
 
@@ -80,7 +81,7 @@ def test_pinned_torch_is_built_for_the_cuda_that_types_are_measured_by() -> None
     assert torch.version.cuda == TORCH_CUDA
 
 
-@pytest.mark.parametrize("chip", catalog().chips, ids=lambda chip: chip.model)
+@pytest.mark.parametrize("chip", chips(), ids=lambda chip: chip.model)
 def test_torch_carries_code_for_what_is_not_refused(chip: Chip) -> None:
     if torch.version.cuda is None:
         pytest.skip("this torch is a CPU build")
@@ -99,7 +100,7 @@ def test_v100_is_refused_with_the_reason_under_cuda_13_only() -> None:
 
 
 def test_open_driver_is_for_turing_and_later() -> None:
-    for chip in catalog().chips:
+    for chip in chips():
         assert (chip.driver == "open") == (float(chip.compute_capability) >= 7.5)
 
 

@@ -205,6 +205,11 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(
             {"nodes": 3}, "job.train.batch_size", "= 32: batch_size 32 is not a multiple of micro_batch_size 4 x 6"
         ),
+        Example(
+            {"job.train": {"parallel": {"tensor": 4}, "model": {"kv_heads": 4}}},
+            "job.train.parallel.tensor",
+            "= 4: a node has 2 processes, and each tensor's pieces belong on one node (2 nodes x 2)",
+        ),
     ],
     "processes_fit": [
         Example(
@@ -214,11 +219,36 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         Example({"instance_type": "g5.xlarge"}, "job.processes_per_node", "= 2: g5.xlarge has 1 GPU, and a process"),
     ],
+    "precision_is_the_chips": [
+        Example(
+            {"instance_type": "g4dn.12xlarge"},
+            "job.train.precision",
+            "= 'bf16': g4dn.12xlarge has T4 GPUs, whose tensor cores lack it. Set it to fp16",
+        ),
+        Example(
+            {"instance_type": "p4d.24xlarge", "job.train": {"precision": "float8", "model": {"vocabulary": 512}}},
+            "job.train.precision",
+            "= 'float8': p4d.24xlarge has A100 GPUs, whose tensor cores lack it. Set it to bf16",
+        ),
+    ],
     "corpus_is_for_trainer": [
         Example(
             {"job.builtin_corpus": True, "job.train": {"model": {"vocabulary": 128}}},
             "job.train.model.vocabulary",
             "= 128: the built-in corpus is bytes, 256 token ids",
+        ),
+        Example(
+            {"job.builtin_corpus": True, "job.train": {"model": {"kind": "images"}}},
+            "job.builtin_corpus",
+            "= True: the built-in corpus is text, and job.train.model is of kind images",
+        ),
+        Example(
+            {
+                "job.builtin_corpus": True,
+                "job.train": {"model": {"kind": "hugging_face", "task": "masked", "preset": "bert-base"}},
+            },
+            "job.builtin_corpus",
+            "= True: the built-in corpus is bytes, which have no mask token",
         ),
     ],
     "variables_have_one_source": [

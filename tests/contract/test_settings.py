@@ -1,8 +1,9 @@
 """Bad settings end with one clear message each, good ones say what they imply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from contract.base import InputError
 from contract.reading import read_settings
-from contract.reference import models_in
+from contract.reference import kind_of, models_in
 from contract.settings import StackSettings
 from contract.wording import WORDINGS
 from tests.contract.stacks import changed
@@ -27,7 +28,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("job.name", "Two Words", "job.name = 'Two Words'"),
     ("job.train", {"steps": -1}, "job.train.steps = -1"),
     ("job.train", {"stepz": 1}, "job.train.stepz = 1: no such key"),
-    ("job.train", {"model": {"heads": 3}}, "job.train.model"),
+    ("job.train", {"model": {"heads": 3}}, "job.train.model = {'heads': 3}: dim 128 must be an even multiple of"),
+    ("job.train", {"model": {"dim": "wide"}}, "trainyard:cluster.job.train.model.dim = 'wide': not a whole number"),
+    ("job.train", {"model": 7}, "job.train.model = 7: not an object with keys of its own"),
+    (
+        "job.train",
+        {"model": {"kind": "llama"}},
+        "job.train.model.kind = 'llama': not one of 'decoder', 'hugging_face', 'images'. Write one of these",
+    ),
+    ("job.train", {"model": {"kind": "images", "dim": 64}}, "job.train.model.dim = 64: no such key"),
+    ("job.train", {"model": {"kind": "hugging_face"}}, "job.train.model = {'kind': 'hugging_face'}: names no model"),
     ("job.train", {"optimizer": {"learning_rate": 1e-5}}, "min_learning_rate 0.0003 is above learning_rate"),
     ("job.train", {"precision": "int8"}, "job.train.precision = 'int8'"),
     ("job.source", "/etc", "must be a path below the folder of Pulumi.yaml"),
@@ -140,26 +150,31 @@ def test_efa_and_placement_follow_the_type(tmp_path: Path) -> None:
     assert (t3.efa, t3.placement_group, t3.processes_per_node) == (False, False, 1)
 
 
-def keys_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def keys_of(
+    model: type[BaseModel], above: tuple[str, ...] = (), beside: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each key as a path, and what must stand beside it for it to be looked at: the kind of its object."""
     for name, field in model.model_fields.items():
-        yield (*above, name)
-        for below in models_in(field.annotation):
-            yield from keys_of(below, (*above, name))
+        yield ".".join((*above, name)), beside
+        several = models_in(field.annotation)
+        for below in several:
+            kind = {".".join((*above, name, "kind")): kind_of(below)} if len(several) > 1 else beside
+            yield from keys_of(below, (*above, name), kind)
 
 
 @pytest.mark.parametrize("junk", [None, "x y", "", 0, -1, 2.5, float("nan"), 1e99, [], [[]], {}, {"a b": [1]}, True])
 def test_whatever_stands_in_a_key_is_refused_in_our_words(junk: Any, tmp_path: Path) -> None:
-    for path in keys_of(StackSettings):
-        raw = changed({".".join(path): junk})
+    for path, beside in keys_of(StackSettings):
+        raw = changed({**beside, path: junk})
         try:
             StackSettings.model_validate(raw)
         except ValidationError as error:
             for item in error.errors():
-                assert item["type"] in {*WORDINGS, "value_error"}, f"{'.'.join(path)}: {item['msg']}"
+                assert item["type"] in {*WORDINGS, "value_error"}, f"{path}: {item['msg']}"
 
 
 @pytest.mark.parametrize("junk", [None, "x y", "", 0, -1, 2.5, float("inf"), 1e99, [], [[]], {}, {"a b": [1]}, True])
 def test_whatever_stands_in_a_key_ends_well_or_with_problems(junk: Any, tmp_path: Path) -> None:
-    for path in keys_of(StackSettings):
+    for path, beside in keys_of(StackSettings):
         with suppress(InputError):
-            read_settings(changed({".".join(path): junk}), tmp_path, "stacks/x.yaml")
+            read_settings(changed({**beside, path: junk}), tmp_path, "stacks/x.yaml")

@@ -1,9 +1,9 @@
 """Numbered chunks: each line once, in order, and the last attempt's word counts."""
 
 from contract.layout import RunLayout, chunk_key, chunk_prefix
-from contract.metrics import MetricLine
 from contract.objects import Bucket
 from contract.streams import Cursor, metric_lines
+from tests.metrics import metric
 
 
 def test_each_line_is_read_once(bucket: Bucket) -> None:
@@ -15,23 +15,12 @@ def test_each_line_is_read_once(bucket: Bucket) -> None:
     assert [line for _, line in cursor.lines()] == [b"c"]
 
 
-def metric(attempt: int, step: int, loss: float) -> bytes:
-    line = MetricLine(
-        time=1.0,
-        attempt=attempt,
-        step=step,
-        loss=loss,
-        learning_rate=0.1,
-        gradient_norm=1.0,
-        consumed=step,
-        tokens_per_second=1.0,
-        step_seconds=1.0,
-    )
-    return line.model_dump_json().encode() + b"\n"
+def line(attempt: int, step: int, loss: float) -> bytes:
+    return metric(step, loss, attempt=attempt).model_dump_json().encode() + b"\n"
 
 
 def test_a_resumed_step_counts_once(bucket: Bucket) -> None:
     stream = RunLayout("r").metrics
-    bucket.write(f"{stream}i-1/0001/0001-metrics-00000000.jsonl", metric(1, 1, 5.0) + metric(1, 2, 4.0))
-    bucket.write(f"{stream}i-2/0001/0002-metrics-00000000.jsonl", metric(2, 2, 3.0) + metric(2, 3, 2.0))
+    bucket.write(f"{stream}i-1/0001/0001-metrics-00000000.jsonl", line(1, 1, 5.0) + line(1, 2, 4.0))
+    bucket.write(f"{stream}i-2/0001/0002-metrics-00000000.jsonl", line(2, 2, 3.0) + line(2, 3, 2.0))
     assert [(line.step, line.loss) for line in metric_lines(bucket, "r")] == [(1, 5.0), (2, 3.0), (3, 2.0)]

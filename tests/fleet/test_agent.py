@@ -11,6 +11,7 @@ import pytest
 
 from contract.events import ActivityEvent, AgentEvent, NodeEvent, VerificationEvent
 from contract.layout import RunLayout
+from contract.manifest import Archive
 from contract.run import Check, Control
 from contract.streams import Cursor, node_events
 from fleet import activity
@@ -79,6 +80,21 @@ class OnNode:
         changed = self.record.model_copy(update={"limits": limits})
         self.cluster.data.write(self.layout.record, changed.model_dump_json().encode())
 
+    def requires(self, text: str) -> None:
+        """The job is a user's own, its sources are there with this list, and the stack's index is empty."""
+        source, index = self.folder / "job" / ("0" * 64), self.folder / "index"
+        source.parent.mkdir()
+        (self.folder / "bundle").rename(source)
+        index.mkdir()
+        (source / "requirements.txt").write_text(text)
+        (self.folder / "bundle").symlink_to(source)
+        archive = Archive(uri="s3://nowhere/job.tar.gz", sha256="0" * 64)
+        job = self.record.job.model_copy(update={"source": archive, "command": ("train.py",), "train": None})
+        manifest = self.agent.manifest
+        own = manifest.node.model_copy(update={"package_index": str(index)})
+        self.agent.run = self.record.model_copy(update={"job": job})
+        self.agent.manifest = manifest.model_copy(update={"node": own})
+
     def tells(self, word: str) -> None:
         eventually(lambda: word in self.told(), f"the agent's {word!r}")
 
@@ -123,6 +139,22 @@ def test_a_failed_attempt_is_told_and_the_next_one_run(node: OnNode) -> None:
     (node.folder / "bundle/done").unlink()
     node.order(2)
     node.tells("workers_up 2")
+
+
+def test_requirements_that_no_index_has_are_told_like_a_ranks_failure(node: OnNode) -> None:
+    node.requires("nowhere==1.0\n")
+    node.order(1)
+    node.tells("workers_failed 1")
+    (event,) = (one for one in node.events() if isinstance(one, AgentEvent) and one.failures)
+    assert event.failures[0].message.startswith("requirements.txt of the job: ")
+    assert "nowhere" in event.failures[0].message
+
+
+def test_a_job_whose_requirements_are_there_is_run(node: OnNode) -> None:
+    node.requires("boto3\n")
+    node.order(1)
+    node.finish(0)
+    node.tells("workers_done 1")
 
 
 def test_a_superseded_attempt_makes_way(node: OnNode) -> None:

@@ -31,6 +31,12 @@ def test_a_peers_echo_is_not_the_cause() -> None:
     assert root_cause([("i-1", echo), ("i-2", own)]) == ("i-2", own)
 
 
+def test_a_rank_that_hung_with_the_others_is_not_the_cause() -> None:
+    other = failure(1, "rank 1| hung with the others: rank 0 says why", time=1.0, exitcode=75)
+    own = failure(0, "hang: ranks 0-1 in gloo:all_reduce 3 waiting for rank 2 (a, local rank 2, CPU)", time=2.0)
+    assert root_cause([("i-1", other), ("i-2", own)]) == ("i-2", own)
+
+
 def test_torchruns_own_sigterm_is_not_the_cause() -> None:
     assert root_cause([("i-1", failure(0, "ended by signal 15", exitcode=-15))]) is None
 

@@ -78,11 +78,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a batch that does not split": (
         trained(train={"batch_size": 30}),
         "job.train.batch_size = 30: batch_size 30 is not a multiple of micro_batch_size 4 x 4 processes",
-        "Choose a multiple, or another micro_batch_size",
+        "Change batch_size, micro_batch_size or the number of processes",
     ),
     "a precision that is none": (
         trained(train={"precision": "int8"}),
-        "job.train.precision = 'int8': not one of 'fp32' or 'bf16'",
+        "job.train.precision = 'int8': not one of 'fp32', 'bf16', 'fp16' or 'float8'",
         "Write one of these",
     ),
     "less time than the start may take": (

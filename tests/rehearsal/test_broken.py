@@ -10,7 +10,7 @@ from tests.rehearsal.conftest import LEFT_OUT, ROOT, rehearsed, write_stack
 # File, what stands there, what is put in its place.
 BREAKS = [
     # a loss in results.json that is not the last one
-    ("trainer/results.py", "last_loss=progress.last_loss", "last_loss=progress.last_loss + 1"),
+    ("trainer/telemetry/results.py", "last_loss=progress.last_loss", "last_loss=progress.last_loss + 1"),
     # a checkpoint in the list that is none
     ("trainyard/runs.py", "for name in names)", 'for name in [*names, "step-99999999"])'),
     # a resource that destroy passes over
@@ -27,7 +27,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = (tree / name).read_text()
         assert text.count(before) == 1, f"{name} has changed: what shall be broken there?"
         (tree / name).write_text(text.replace(before, after))
-    train = {"steps": 1, "batch_size": 4, "eval_batches": 1}
+    train = {"steps": 1, "batch_size": 4, "evaluation": {"batches": 1}}
     job = {"merge": True, "processes_per_node": 1, "train": train}
     write_stack(tree, "broken", nodes=1, job=job)
     ended = rehearsed(tree, "--stack", "broken", before=loopback_only(), seconds=300)

@@ -28,8 +28,8 @@ def test_it_ends_well(report: dict[str, Any]) -> None:
 def test_what_was_made_smaller_is_named(report: dict[str, Any]) -> None:
     scaled = {one["what"]: one["by"] for one in report["scaled"]}
     assert scaled["8 processes a node"] == "2 processes a node"
-    preset = f"a preset of dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {SMALL_STEPS['steps']} steps"
-    assert scaled["the stack's model and steps"] == preset
+    small = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, bf16, {SMALL_STEPS['steps']} steps"
+    assert scaled["the stack's model, optimizer, batch, steps and intervals"] == small
 
 
 def test_what_no_folder_can_be_is_named(report: dict[str, Any]) -> None:

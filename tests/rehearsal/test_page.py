@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from contract.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
-from contract.metrics import MetricLine
 from contract.report import Billed, LostResource, NotRehearsed, Report, Scaled
 from rehearsal.aws.truth import InstanceTruth
 from rehearsal.charts import loss_chart, nice_ticks, phases_chart
@@ -22,6 +21,7 @@ from rehearsal.page import python_name, render, write_page
 from rehearsal.phases import PhaseClock
 from rehearsal.story import MadeResource, Span, Story, node_lines
 from tests.conftest import browser
+from tests.metrics import metric
 
 NARROW, WIDE = 400, 1400
 BROWSER_SECONDS = 120
@@ -72,21 +72,6 @@ def a_report(**changes: Any) -> Report:
         "not_rehearsed": (NotRehearsed(what="the kernel", why="no virtual machine"),),
     }
     return Report.model_validate({**whole, **changes})
-
-
-def metric(step: int, loss: float, held_out: float | None = None) -> MetricLine:
-    return MetricLine(
-        time=step,
-        attempt=1,
-        step=step,
-        loss=loss,
-        validation_loss=held_out,
-        learning_rate=0.1,
-        gradient_norm=1.0,
-        consumed=step,
-        tokens_per_second=1.0,
-        step_seconds=1.0,
-    )
 
 
 def truth(instance: str, launched: float, state: str) -> InstanceTruth:
@@ -141,7 +126,9 @@ def a_story() -> Story:
             Span(name="destroy", start=48, end=51),
         ],
         nodes=node_lines([*worker, *head], instances, 48),
-        metrics=[metric(step, 5.5 - step / 20, 3.0 if step % 20 == 0 else None) for step in range(1, 61)],
+        metrics=[
+            metric(step, 5.5 - step / 20, validation_loss=3.0 if step % 20 == 0 else None) for step in range(1, 61)
+        ],
         resources=[
             MadeResource(type="aws:s3/bucket:Bucket", name="data", id="trainyard-data-0000", seconds=0.5, adopted=False)
         ],

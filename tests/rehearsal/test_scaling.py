@@ -11,6 +11,7 @@ from contract.manifest import SystemRole
 from contract.reading import read_settings
 from contract.report import BackendName
 from contract.settings import StackSettings
+from contract.training.models import DecoderConfig
 from rehearsal.scaling import NOT_HERE, scale, why_left_out
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +42,44 @@ def test_a_gpu_stack_computes_less_and_says_so() -> None:
     after, changes = scaled("a100-cluster", 3)
     assert (after.nodes, after.processes_per_node, after.node.accelerators) == (3, 2, False)
     assert after.job.train is not None
+    assert isinstance(after.job.train.model, DecoderConfig)
     assert after.job.train.model.dim == 64
-    assert {"4 nodes", "8 A100 a node, NCCL", "8 processes a node", "the stack's model and steps"} <= set(changes)
+    model = "the stack's model, optimizer, batch, steps and intervals"
+    assert {"4 nodes", "8 A100 a node, NCCL", "8 processes a node", model} <= set(changes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "expected"),
+    [
+        (4, {"data": "fsdp"}, {"data": "fsdp"}),
+        (4, {"data": "hsdp"}, {"data": "hsdp", "shard": 2}),
+        (3, {"data": "hsdp", "shard": 4}, {"data": "hsdp", "shard": 2}),
+        (4, {"data": "fsdp", "tensor": 8, "reshard_after_forward": False}, {"data": "fsdp", "tensor": 2}),
+        (4, {"pipeline": 4}, {"pipeline": 2}),
+        (3, {"data": "hsdp", "pipeline": 2, "schedule": "gpipe"}, {"data": "hsdp", "pipeline": 2, "shard": 1}),
+    ],
+)
+def test_a_gpu_stack_is_spread_in_the_same_ways_over_fewer_processes(
+    nodes: int, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    raw = settings_of("a100-cluster")
+    raw["job"]["train"] |= {"parallel": given, "batch_size": 768}
+    settings, changes = scale(raw, nodes)
+    train = read_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    kept = {key: value for key, value in given.items() if key in ("schedule", "reshard_after_forward")}
+    assert train.parallel.model_dump(exclude_defaults=True) == expected | kept
+    told = [change for change in changes if change.what.startswith(given.get("data", "ddp"))]
+    assert bool(told) == bool(given.keys() & {"tensor"} or given.get("pipeline", 0) > 2)
+
+
+def test_a_gpu_stack_with_a_dataset_of_its_own_takes_the_corpus_and_says_so() -> None:
+    raw = settings_of("a100-cluster")
+    raw["job"] |= {"builtin_corpus": False, "dataset": "photos"}
+    raw["job"]["train"]["model"] = {"kind": "images"}
+    settings, changes = scale(raw, None)
+    assert read_settings(settings, ROOT, "x").job.builtin_corpus
+    assert "the dataset photos" in [change.what for change in changes]
 
 
 def test_a_gpu_stack_that_is_verified_says_what_of_that_is_not_here() -> None:
@@ -60,7 +97,7 @@ def test_a_batch_follows_the_nodes() -> None:
     after, changes = scaled("local", 3)
     assert after.job.train is not None
     assert after.job.train.batch_size == 48
-    assert "a batch of 32 sequences" in changes
+    assert "a batch of 32 samples" in changes
 
 
 @pytest.mark.parametrize("stack", ["local", "a100-cluster", "own-job"])
@@ -73,7 +110,7 @@ def test_scaling_does_not_touch_what_it_was_given(stack: str) -> None:
 def test_a_batch_that_the_gpus_of_other_nodes_do_not_share_is_told() -> None:
     """The preset takes its place here; on AWS the stack file must change."""
     _, changes = scaled("a100-cluster", 3)
-    assert "a batch of 512 sequences" in changes
+    assert "a batch of 512 samples" in changes
 
 
 @pytest.mark.parametrize("backend", ["process", "nspawn"])

@@ -16,7 +16,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.story import Story, tell
 from tests.clusters import Cluster
 from tests.conftest import REGION
-from tests.rehearsal.test_page import metric
+from tests.metrics import metric
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contract.dataset import INDEX, DatasetIndex, Shard
+from contract.dataset import INDEX, Shard, TokenDataset
 from contract.training import TrainerConfig
 from trainer.settings import Environment
 
@@ -24,9 +24,8 @@ TINY: dict[str, Any] = {
     "batch_size": 12,
     "micro_batch_size": 2,
     "precision": "fp32",
-    "checkpoint_every": 10,
-    "eval_every": 10,
-    "eval_batches": 2,
+    "checkpoint": {"every": 10},
+    "evaluation": {"every": 10, "batches": 2},
     "timeout_seconds": 60,
     "threads": 1,
 }
@@ -45,8 +44,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shards = []
     for key, piece in pieces.items():
         (folder / key).write_bytes(piece)
-        shards.append(Shard(key=key, tokens=len(piece), sha256=hashlib.sha256(piece).hexdigest()))
-    index = DatasetIndex(name="tiny", source="argparse.py", train=tuple(shards[:2]), validation=tuple(shards[2:]))
+        sha256 = hashlib.sha256(piece).hexdigest()
+        shards.append(Shard(key=key, count=len(piece), bytes=len(piece), sha256=sha256))
+    index = TokenDataset(name="tiny", source="argparse.py", train=tuple(shards[:2]), validation=tuple(shards[2:]))
     (folder / INDEX).write_text(index.model_dump_json())
     return folder
 
@@ -118,6 +118,9 @@ class Job:
             **(extra or {}),
         }
 
+    def configure(self, **changes: Any) -> None:
+        self.config.write_text(json.dumps(TINY | changes))
+
     def command(self, processes: int) -> list[str]:
         trainer = ["-m", "trainer", "--config", str(self.config)]
         if processes == 1:
@@ -166,6 +169,7 @@ def alone(tmp_path: Path, dataset: Path, cache: Path) -> Environment:
         attempt=1,
         metrics_dir=tmp_path / "metrics",
         checkpoint_request=tmp_path / "checkpoint-request",
+        profile_request=tmp_path / "profile-request",
         cache_dir=cache,
         rank=0,
         local_rank=0,

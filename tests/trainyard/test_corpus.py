@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contract.base import InputError
-from contract.dataset import DatasetIndex
+from contract.dataset import TokenDataset
 from contract.objects import Bucket
 from trainyard import corpus
 
@@ -22,7 +22,7 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(bucket: Bucket, index: DatasetIndex) -> tuple[bytes, bytes]:
+def read(bucket: Bucket, index: TokenDataset) -> tuple[bytes, bytes]:
     train, held_out = (
         b"".join(bucket.read(f"datasets/d/{shard.key}") for shard in part) for part in (index.train, index.validation)
     )
@@ -43,7 +43,8 @@ def test_the_index_is_true_of_the_shards(bucket: Bucket, library: Path, monkeypa
     assert len(index.train) > 2
     for shard in index.train:
         content = bucket.read(f"datasets/d/{shard.key}")
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (shard.tokens, shard.sha256)
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (shard.count, shard.sha256)
+        assert shard.bytes == shard.count
 
 
 def test_it_is_the_same_in_another_folder(

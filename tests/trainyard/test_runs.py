@@ -20,6 +20,7 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import WELL
+from tests.metrics import metric
 from trainyard import runs
 from trainyard.cluster import Cluster
 from trainyard.record import moment
@@ -60,10 +61,9 @@ def test_results_come_home_with_their_folders(cluster: clusters.Cluster, record:
 def leave_metrics(cluster: clusters.Cluster, run: str, losses: Iterable[tuple[int, float]]) -> None:
     """A line of step 1 for each (attempt, loss)."""
     for attempt, loss in losses:
-        line = {"time": 1.0, "attempt": attempt, "step": 1, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0}
-        more = {"consumed": 8, "tokens_per_second": 1.0, "step_seconds": 1.0}
+        line = metric(1, loss, attempt=attempt)
         prefix = chunk_prefix(RunLayout(run).metrics, "i-1", "0001", attempt_source(attempt, "metrics"))
-        cluster.data.write(chunk_key(prefix, 0), json.dumps(line | more).encode())
+        cluster.data.write(chunk_key(prefix, 0), line.model_dump_json().encode())
 
 
 def test_metrics_come_home_a_line_a_step(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""Ranks that save and load: `python -m tests.trainer.checkpoints.ranks SCENARIO FOLDER`, from which tests read.
+
+One process imports torch once and forks the ranks of each phase.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.trainer.checkpoints.states import SHAPE, Net, place, state_of, stepped
+from trainer.checkpoints import Checkpoints, State, checking, files
+from trainer.export.weights import export_model
+from trainer.storage import open_storage
+
+Phase = Callable[[Path, int], None]
+
+
+def ranks(number: int, phase: Phase, folder: Path) -> list[int]:
+    """Exit statuses of so many ranks; a killed one's is its signal's, negative."""
+    store = folder / f"store-{phase.__name__}"
+    children = []
+    for rank in range(number):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                torch.set_num_threads(1)
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=number)
+                phase(folder, rank)
+                dist.destroy_process_group()
+                status = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def here(folder: Path, **config: Any) -> Checkpoints:
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return place(folder, group, **config)
+
+
+def counted(folder: Path, name: str) -> None:
+    """From now on each entry that this rank reads is a line of a file."""
+    real = checking._read
+
+    def read(stream: Any, content: memoryview, object_: str) -> None:
+        with (folder / f"{name}-{dist.get_rank()}.reads").open("a") as lines:
+            lines.write(f"{object_} {stream.tell()} {len(content)}\n")
+        real(stream, content, object_)
+
+    checking._read = read  # type: ignore[assignment]
+
+
+def sharded(mesh: DeviceMesh, seed: int) -> State:
+    torch.manual_seed(seed)
+    net = Net()
+    for block in net.blocks.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    state = state_of(net, seed, replicas=mesh.get_group(0) if mesh.ndim == 2 else None)
+    torch.manual_seed(seed + dist.get_rank())
+    stepped(net, state.optimizer, 8)
+    return state
+
+
+def fsdp(folder: Path, rank: int) -> None:
+    """Four ranks, each with a quarter."""
+    with here(folder / "fsdp") as checkpoints:
+        state = sharded(init_device_mesh("cpu", (4,)), 3)
+        checkpoints.save(state)
+        checkpoints.wait()
+    export_model(state.model, SHAPE, open_storage(str(folder / "results"), "X"), world(), limit=600)
+
+
+def ddp(folder: Path, rank: int) -> None:
+    """Two ranks that hold the same."""
+    torch.manual_seed(1 + rank)
+    net = Net()
+    state = state_of(net, replicas=world())
+    counted(folder, "ddp")
+    with here(folder / "fsdp") as checkpoints:
+        checkpoints.resume(state)
+        generator = torch.get_rng_state()
+    with here(folder / "ddp") as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+    torch.save({"state": net.state_dict(), "generator": generator}, folder / f"ddp-{rank}.pt")
+
+
+def hsdp(folder: Path, rank: int) -> None:
+    """Two pairs of ranks, each rank with a half."""
+    state = sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), 9)
+    counted(folder, "hsdp")
+    with here(folder / "ddp") as checkpoints:
+        checkpoints.resume(state)
+    with here(folder / "hsdp", asynchronous=False) as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+
+
+def pipeline(folder: Path, rank: int) -> None:
+    """Two stages, which begin from what one model was."""
+    torch.manual_seed(rank)
+    state = state_of(Net(blocks=(rank,)))
+    with here(folder / "ddp") as checkpoints:
+        checkpoints.resume(state)
+    with here(folder / "pipeline") as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+    export_model(state.model, SHAPE, open_storage(str(folder / "stages"), "X"), world())
+
+
+def damaged(folder: Path, rank: int) -> None:
+    """One rank's file of the newest is garbage: all ranks pass it over."""
+    state = sharded(init_device_mesh("cpu", (2,)), 5)
+    with here(folder / "damaged") as checkpoints:
+        for step in (1, 2):
+            state.progress.step = step
+            checkpoints.save(state)
+        checkpoints.wait()
+        if rank == 0:
+            broken = folder / "damaged/step-00000002/__1_0.distcp"
+            broken.write_bytes(os.urandom(broken.stat().st_size))
+        dist.barrier()
+        checkpoints.resume(state)
+    (folder / f"damaged-{rank}").write_text(str(state.progress.step))
+
+
+def killed(folder: Path, rank: int) -> None:
+    """One rank dies when it has written half of its file."""
+    state = sharded(init_device_mesh("cpu", (2,)), 5)
+    with here(folder / "killed") as checkpoints:
+        state.progress.step = 1
+        checkpoints.save(state)
+        checkpoints.wait()
+        if rank == 1:
+
+            class Dying(FileSystemWriter):
+                def write_data(self, plan: Any, planner: Any) -> Any:
+                    super().write_data(plan, planner)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            files.FileSystemWriter = Dying  # type: ignore[attr-defined]
+        state.progress.step = 2
+        checkpoints.save(state)
+        checkpoints.wait()
+
+
+def resumed(folder: Path, rank: int) -> None:
+    """Two new ranks after it."""
+    state = sharded(init_device_mesh("cpu", (2,)), 6)
+    with here(folder / "killed") as checkpoints:
+        checkpoints.resume(state)
+    (folder / f"resumed-{rank}").write_text(str(state.progress.step))
+
+
+PHASES: dict[str, list[tuple[int, Phase]]] = {
+    "layouts": [(4, fsdp), (2, ddp), (4, hsdp), (2, pipeline)],
+    "failures": [(2, damaged), (2, killed), (2, resumed)],
+}
+
+
+def main() -> None:
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    outcome = {phase.__name__: ranks(number, phase, folder) for number, phase in PHASES[scenario]}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Small datasets of every kind, and what opens them."""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from contract.dataset import INDEX, ImageDataset, Shard, TokenDataset
+from contract.training import TrainerConfig
+from trainer.settings import Environment
+
+LENGTH = 8
+
+
+def shard(folder: Path, key: str, content: bytes, count: int) -> Shard:
+    (folder / key).write_bytes(content)
+    return Shard(key=key, count=count, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def write_tokens(folder: Path, sizes: Sequence[int] = (171, 90, 333, 20), **changes: Any) -> TokenDataset:
+    """Shards of so many tokens, the last of them held out; all tokens differ, so a sample tells where it lay."""
+    folder.mkdir(exist_ok=True)
+    ends = np.cumsum(sizes)
+    kind = changes.setdefault("dtype", "uint16")
+    pieces = [np.arange(end - size, end).astype(kind).tobytes() for end, size in zip(ends, sizes, strict=True)]
+    shards = [shard(folder, f"{n}.bin", piece, size) for n, (piece, size) in enumerate(zip(pieces, sizes, strict=True))]
+    index = TokenDataset(
+        name="counted",
+        source="numbers",
+        train=tuple(shards[:-1]),
+        validation=tuple(shards[-1:]),
+        **{"vocabulary": int(ends[-1])} | changes,
+    )
+    (folder / INDEX).write_text(index.model_dump_json())
+    return index
+
+
+def write_images(folder: Path, sizes: Sequence[int] = (5, 3, 4), **changes: Any) -> ImageDataset:
+    """Shards of so many pictures, each of its own shade, its class the number modulo 3; the last shard is held out."""
+    folder.mkdir(exist_ok=True)
+    shards, number = [], 0
+    for n, size in enumerate(sizes):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for _ in range(size):
+                picture = io.BytesIO()
+                shape = (40 + number, 60, 3)
+                pixels = np.random.default_rng(number).integers(0, 255, shape).astype(np.uint8)
+                Image.fromarray(pixels).save(picture, "PNG" if number % 2 else "JPEG")
+                label = changes.get("label", b"%d" % (number % 3))
+                for name, content in (("png" if number % 2 else "jpg", picture.getvalue()), ("cls", label)):
+                    member = tarfile.TarInfo(f"{number:06}.{name}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+                number += 1
+        shards.append(shard(folder, f"{n}.tar", stream.getvalue(), size))
+    index = ImageDataset(
+        kind="images",
+        name="noise",
+        source="a generator",
+        classes=("a", "b", "c"),
+        train=tuple(shards[:-1]),
+        validation=tuple(shards[-1:]),
+    )
+    (folder / INDEX).write_text(index.model_dump_json())
+    return index
+
+
+MODEL = {"dim": 8, "layers": 1, "heads": 1, "kv_heads": 1, "hidden": 8, "vocabulary": 1000, "sequence_length": LENGTH}
+MASKED = {"kind": "hugging_face", "task": "masked", "config": {"model_type": "bert"}, "sequence_length": LENGTH}
+PICTURES = {"kind": "images", "architecture": "resnet18", "classes": 3, "image_size": 32}
+
+
+def config(**changes: Any) -> TrainerConfig:
+    data = {"streams": 4, "shuffle_block": 8, **changes.pop("data", {})}
+    given = {"model": MODEL, "batch_size": 24, "micro_batch_size": 1, "data": data, "evaluation": {"batches": 2}}
+    return TrainerConfig.model_validate(given | changes)
+
+
+@pytest.fixture
+def at(alone: Environment, tmp_path: Path) -> Callable[..., Environment]:
+    """The environment of a job on the dataset at a URI, with a cache of its own."""
+
+    def make(uri: object, **changes: Any) -> Environment:
+        return replace(alone, data_uri=str(uri), cache_dir=tmp_path / "cache", **changes)
+
+    return make

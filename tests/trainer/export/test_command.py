@@ -1,0 +1,77 @@
+"""`python -m trainer.export`: a checkpoint's weights, by a process without ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from safetensors.torch import load_file
+
+from contract.training.models import ModelConfig
+from tests.trainer.checkpoints.states import place, saved, state_of
+from trainer.export import __main__ as command
+from trainer.export.shape import empty
+
+DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 32, "sequence_length": 8}
+GPT2 = {
+    "kind": "hugging_face",
+    "config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 16},
+    "sequence_length": 8,
+}
+
+
+def checkpoint(shape: dict[str, Any], folder: Path, group: dist.ProcessGroup) -> tuple[torch.nn.Module, str]:
+    found = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
+    model = empty(found)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+    with place(folder, group) as checkpoints:
+        (uri,) = saved(checkpoints, state_of(model, 3, shape=found.model_dump(mode="json")))
+    return model, uri
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["export", *arguments])
+    return command.main()
+
+
+def test_the_decoder_is_exported_and_in_eight_bits(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, uri = checkpoint(DECODER, tmp_path / "checkpoints", group)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
+    found = load_file(tmp_path / "target/model.safetensors")
+    assert dict.fromkeys(found, True) == {
+        name: torch.equal(value, found[name]) for name, value in model.state_dict().items()
+    }
+    report = json.loads((tmp_path / "target/int8/report.json").read_text())
+    assert report["bytes"] < report["full_bytes"]
+    assert report["loss"] is None
+
+
+def test_a_hugging_face_model_is_read_by_its_library(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, uri = checkpoint(GPT2, tmp_path / "checkpoints", group)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
+    assert (tmp_path / "target/int8/report.json").exists()
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "target", local_files_only=True)
+    tokens = torch.randint(0, 64, (1, 8))
+    inner: Any = model.get_submodule("model")
+    assert torch.allclose(found.eval()(tokens).logits, inner.eval()(tokens).logits, atol=1e-5)
+
+
+def test_what_is_no_checkpoint_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run(monkeypatch, str(tmp_path / "empty"), str(tmp_path / "target")) == 1
+    assert ".metadata is not there" in capsys.readouterr().err
+    assert run(monkeypatch, str(tmp_path / "nowhere"), str(tmp_path / "target")) == 2
+    assert "there is no such folder" in capsys.readouterr().err

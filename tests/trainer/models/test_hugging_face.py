@@ -1,0 +1,109 @@
+"""Language models of the library transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contract.base import InputError
+from contract.training.models import HuggingFaceConfig
+from trainer.models.hugging_face import LanguageModel, language_model
+
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 1},
+    "gemma2": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
+    "bert": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+
+
+def made(kind: str, **more: Any) -> LanguageModel:
+    config = {"model_type": kind, "vocab_size": 300, **SMALL[kind]}
+    task = "masked" if kind == "bert" else "causal"
+    model = language_model(
+        HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **more), loss_chunk=8
+    )
+    assert isinstance(model.module, LanguageModel)
+    assert len(model.blocks) == 2
+    return model.module.eval()
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("llama", True), ("gpt2", True), ("gemma2", False), ("bert", True)])
+def test_its_loss_is_that_of_its_own_logits(kind: str, plain: bool) -> None:
+    """In chunks where a linear layer is the last of it, with a bias and a layer of its own before it as BERT's is, or
+    not. Gemma bends its logits."""
+    model = made(kind)
+    assert model.plain is plain
+    tokens, targets = torch.randint(0, 300, (2, 16)), torch.randint(0, 300, (2, 16))
+    targets[0, :5] = -100
+    for parameter in model.parameters():  # a bias that starts at zero would not be missed
+        torch.nn.init.normal_(parameter, std=0.1)
+    logits = model.model(input_ids=tokens).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    found = model(tokens, targets)
+    torch.testing.assert_close(found, expected)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (found, expected)]
+    for own, others in zip(*gradients, strict=True):
+        assert (own is None) == (others is None)
+        if own is not None:
+            torch.testing.assert_close(own, others, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bias_beside_the_last_layer_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is added to the logits, and is zero when the model is made."""
+    from transformers import BertForMaskedLM
+
+    forward = BertForMaskedLM.forward
+
+    def biased(self: Any, **named: Any) -> Any:
+        found = forward(self, **named)
+        found.logits = found.logits + self.cls.predictions.another
+        return found
+
+    model: Any = made("bert").model
+    model.cls.predictions.another = torch.nn.Parameter(torch.zeros(300))
+    monkeypatch.setattr(BertForMaskedLM, "forward", biased)
+    assert not LanguageModel(model, 8).plain
+
+
+def test_weights_of_a_folder_are_taken(tmp_path: Path) -> None:
+    saved: Any = made("llama").model
+    saved.save_pretrained(tmp_path)
+    config = HuggingFaceConfig(kind="hugging_face", path=str(tmp_path), weights=True, sequence_length=16)
+    loaded = language_model(config, None).module
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[f"model.{name}"], tensor), name
+
+
+def test_bert_large_has_its_size() -> None:
+    with torch.device("meta"):
+        from transformers import AutoConfig, AutoModelForMaskedLM
+
+        from contract.training.presets import HUGGING_FACE
+
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**HUGGING_FACE["bert-large"]["config"]))
+    assert 330e6 < sum(parameter.numel() for parameter in model.parameters()) < 340e6
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"config": {"model_type": "no-such-model"}}, "transformers makes no causal language model of it"),
+        ({"config": {"model_type": "gpt2", "n_head": 7, "n_embd": 32}}, "transformers makes no causal language model"),
+        ({"path": "/nowhere"}, "config.model.path = '/nowhere': there is no config.json"),
+        ({"preset": "gpt2", "sequence_length": 2048}, "is longer than the 1024 positions of the model"),
+    ],
+)
+def test_what_is_no_model_is_told(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as told:
+        language_model(HuggingFaceConfig.model_validate({"kind": "hugging_face", **config}), None)
+    assert words in str(told.value)

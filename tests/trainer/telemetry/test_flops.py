@@ -1,0 +1,102 @@
+"""Model FLOPs against what torch counts, and the chips' peaks by the names that CUDA gives them."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from contract.chips import chips
+from contract.training.models import DecoderConfig
+from trainer.telemetry.flops import (
+    chip_named,
+    counted_flops,
+    decoder_flops,
+    language_model_flops,
+    peak_flops,
+    utilization,
+)
+
+
+def test_the_formula_is_palms() -> None:
+    """Of a model of 8 B parameters at 8192 tokens: 6 N and the attention's share, by hand."""
+    model = DecoderConfig(preset="8b")
+    embedding = model.vocabulary * model.dim
+    expected = 6 * (8_030_261_248 - 525_336_576) + 12 * 32 * 4096 * 8192
+    assert model.parameters == 8_030_261_248
+    assert decoder_flops(model.parameters, embedding, 32, 4096, 8192, causal=False) == expected
+    half = expected - 6 * 32 * 4096 * 8192
+    assert decoder_flops(model.parameters, embedding, 32, 4096, 8192) == half
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("gpt2", True), ("bert", False), ("llama", True)])
+def test_the_formula_is_what_torch_counts(kind: str, causal: bool) -> None:
+    """Without a mask torch counts attention whole, as PaLM does; the formula leaves out nothing but small change."""
+    shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    more = {"n_embd": 128, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {"intermediate_size": 512}
+    config = transformers.AutoConfig.for_model(kind, **({"vocab_size": 512} if kind == "gpt2" else shape), **more)
+    make = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    model = make.from_config(config, attn_implementation="eager")
+    length = 64
+    tokens = torch.randint(0, 512, (1, length))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    found = language_model_flops(model, config, length, causal=causal)
+    if causal:
+        found += 6 * 2 * 128 * length  # eager attention computes what the mask throws away
+    assert found == pytest.approx(counter.get_total_flops() / length, rel=0.02)
+
+
+def test_a_counted_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 5))
+    images, labels = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = counted_flops(model, lambda: functional.cross_entropy(model(images), labels))
+    convolution, linear = 2 * 2 * 36 * 8 * 27, 2 * 2 * 288 * 5
+    assert found == 2 * convolution + 3 * linear  # no gradient of the images is asked for
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA A10", None),
+    ],
+)
+def test_chips_are_known_by_the_names_that_cuda_gives(name: str, model: str | None) -> None:
+    found = chip_named(name)
+    assert (found.model if found else None) == model
+
+
+def test_the_peak_follows_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    gpu = torch.device("cuda", 0)
+    h100 = next(chip for chip in chips() if chip.model == "H100")
+    assert h100.bf16_tflops is not None
+    assert h100.fp8_tflops is not None
+    assert peak_flops(gpu, "bf16") == peak_flops(gpu, "fp16") == h100.bf16_tflops * 1e12
+    assert peak_flops(gpu, "float8") == h100.fp8_tflops * 1e12
+    assert peak_flops(gpu, "fp32") is None
+    assert peak_flops(torch.device("cpu"), "bf16") is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert peak_flops(gpu, "float8") is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    assert peak_flops(gpu, "fp16") == 65e12
+    assert peak_flops(gpu, "bf16") is None
+
+
+def test_utilization_is_of_all_chips() -> None:
+    assert utilization(4e15, 2.0, 8, 1e15) == 0.25
+    assert utilization(4e15, 2.0, 8, None) is None

@@ -1,0 +1,93 @@
+"""Traces of the steps that were asked for, and of no others."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contract.training.config import ProfileConfig
+from trainer.settings import Environment
+from trainer.storage import Folder
+from trainer.telemetry.profiling import Profiler
+
+
+def run(environment: Environment, config: ProfileConfig | None, steps: range, asked: dict[int, str]) -> None:
+    """Steps of a little work. `asked`: before which step the request's file is written, and what in it."""
+    profiler = Profiler(config, environment, Folder(environment.results_uri, "RESULTS_URI"), torch.device("cpu"))
+    for step in steps:
+        if step in asked:
+            environment.profile_request.write_text(asked[step])
+        with profiler.step(step):
+            torch.ones(4) @ torch.ones(4)
+
+
+def traces(environment: Environment) -> dict[str, list[str]]:
+    """Name -> the steps that it holds."""
+    found = {}
+    for file in sorted((Path(environment.results_uri) / "profiles").glob("*")):
+        events: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        assert any(event["name"] == "aten::dot" for event in events)
+        named = {event["name"] for event in events if event["name"].startswith("step ")}
+        found[file.name] = sorted(named, key=lambda name: int(name.split()[1]))
+    return found
+
+
+def test_the_steps_of_the_configuration_are_traced(alone: Environment) -> None:
+    run(alone, ProfileConfig(first_step=3, steps=2), range(1, 7), {})
+    assert traces(alone) == {"step-00000003-rank-00000.trace.json.gz": ["step 3", "step 4"]}
+
+
+def test_a_file_asks_for_three_steps_and_goes(alone: Environment) -> None:
+    run(alone, None, range(1, 4), {2: ""})
+    assert alone.profile_request.exists()  # two steps of three
+    assert traces(alone) == {}
+    alone.profile_request.unlink()
+    run(alone, None, range(11, 16), {12: ""})
+    assert traces(alone) == {"step-00000012-rank-00000.trace.json.gz": ["step 12", "step 13", "step 14"]}
+    assert not alone.profile_request.exists()
+
+
+def test_a_second_request_is_answered_too(alone: Environment) -> None:
+    run(alone, None, range(1, 10), {1: "", 5: ""})
+    assert [name[:13] for name in traces(alone)] == ["step-00000001", "step-00000005"]
+
+
+def test_only_the_ranks_that_are_asked_trace(alone: Environment) -> None:
+    second = replace(alone, rank=1, local_rank=1, world_size=2, local_world_size=2)
+    config = ProfileConfig(first_step=1, steps=1, ranks=(1,))
+    run(alone, config, range(1, 3), {})
+    assert traces(alone) == {}
+    run(second, config, range(1, 3), {})
+    assert list(traces(alone)) == ["step-00000001-rank-00001.trace.json.gz"]
+    run(second, None, range(5, 9), {5: "0 7"})
+    assert len(traces(alone)) == 1
+    assert alone.profile_request.exists()  # the node's first rank takes it away
+    run(alone, None, range(5, 9), {})
+    assert list(traces(alone))[-1] == "step-00000005-rank-00000.trace.json.gz"
+    assert not alone.profile_request.exists()
+
+
+def test_a_trace_that_can_not_be_kept_ends_nothing(alone: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(alone.results_uri).write_text("in the way")
+    run(alone, ProfileConfig(first_step=1, steps=1), range(1, 3), {})
+    assert "trace step-00000001-rank-00000.trace.json.gz not kept: " in capsys.readouterr().out
+
+
+def test_a_step_that_fails_leaves_no_trace_and_its_own_error(alone: Environment) -> None:
+    profiler = Profiler(
+        ProfileConfig(first_step=1), alone, Folder(alone.results_uri, "RESULTS_URI"), torch.device("cpu")
+    )
+
+    def fail() -> None:
+        with profiler.step(1):
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        fail()
+    assert traces(alone) == {}
+    run(alone, ProfileConfig(first_step=2, steps=1), range(2, 3), {})  # torch has one profiler a process: it is free
+    assert len(traces(alone)) == 1

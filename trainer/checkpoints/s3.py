@@ -1,0 +1,69 @@
+"""The connector's writer and reader. Importing it costs those who use a folder."""
+
+import os
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from s3torchconnector import S3ClientConfig
+from s3torchconnector._s3client import S3Client
+from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
+from s3torchconnector.dcp.s3_file_system import S3FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from trainer.checkpoints.checking import Checking
+from trainer.storage import region
+
+
+def s3_writer(uri: str, ahead: int) -> FileSystemWriter:
+    """`ahead`: bytes on their way from a GPU."""
+    # One thread: the library loses the failure of any further one. The client has threads of its own.
+    found: FileSystemWriter = S3StorageWriter(
+        _region(), uri, s3client_config=_settings(), thread_count=1, per_thread_copy_ahead=ahead, overwrite=True
+    )
+    found.fs = _files()
+    return found
+
+
+class S3Reader(Checking, S3StorageReader):
+    """From S3, straight into memory."""
+
+    def __init__(self, uri: str, metadata: Metadata) -> None:
+        super().__init__(_region(), uri, s3client_config=_settings())
+        self.fs = _files(self._reader_constructor)
+        self.metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Tell the connector which bytes will be read. It takes each once, also where two parts come from one entry."""
+        entries = {}
+        for item in plan.items:
+            entry = self.storage_data[item.storage_index]
+            entries[entry.relative_path, entry.offset] = item
+        super().prepare_local_plan(replace(plan, items=list(entries.values())))
+        return plan
+
+
+def _files(reader: Any = None) -> Any:
+    """On the process's one client: a new one costs 0.1 s, threads and connections."""
+    client = _client(_region(), os.environ.get("AWS_ENDPOINT_URL"))
+    return S3FileSystem(_region(), s3_client=client, reader_constructor=reader)
+
+
+@cache
+def _client(region: str, endpoint: str | None) -> Any:
+    """It makes itself anew in a process that was forked."""
+    return S3Client(region, endpoint=endpoint, s3client_config=_settings())
+
+
+def _region() -> str:
+    found = region()
+    assert found, "open_storage has asked for it"
+    return found
+
+
+def _settings() -> Any:
+    own_endpoint = bool(os.environ.get("AWS_ENDPOINT_URL"))  # which has no bucket names in its DNS
+    # Few tries of its own, whose pauses grow to a minute: the whole is tried again here.
+    return S3ClientConfig(force_path_style=own_endpoint, max_attempts=4)

@@ -1,0 +1,1 @@
+"""Weights for others: safetensors, and 8 bits."""

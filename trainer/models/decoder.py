@@ -1,0 +1,132 @@
+"""The built-in decoder, in the style of Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contract.training.models import DecoderConfig
+from trainer.models.loss import next_token_loss
+
+
+def rotary_table(length: int, width: int, theta: float) -> Tensor:
+    """(2, length, width): cosines, and sines signed for `rotate`, of every position's angles."""
+    frequencies = torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequencies)
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1)]).float()
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Turn each pair (i, i + width/2) of the last dimension by its position's angle."""
+    cosines, sines = table[:, : x.size(-2)]
+    turned: Tensor = x * cosines + x.roll(x.size(-1) // 2, -1) * sines
+    return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention whose key and value heads each serve several query heads.
+
+    Under tensor parallelism a rank's projections hold its own heads only: how many is told by their outputs.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.width = config.dim // config.heads
+        self.queries = nn.Linear(config.dim, config.dim, bias=False)
+        self.keys = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
+        self.values = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
+        self.out = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, length, -1, self.width).transpose(1, 2)
+
+        queries, keys = rotate(heads(self.queries(x)), table), rotate(heads(self.keys(x)), table)
+        values = heads(self.values(x))
+        grouped = queries.size(1) != keys.size(1)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return projected
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: one half gates the other."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.hidden, bias=False)
+        self.up = nn.Linear(config.dim, config.hidden, bias=False)
+        self.out = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.out(F.silu(self.gate(x)) * self.up(x))
+        return projected
+
+
+class Block(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), table)
+        stream: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return stream
+
+
+class Decoder(nn.Module):
+    """Blocks `layers` of the model: all of them, or one stage of a pipeline.
+
+    The first stage takes tokens (batch, length), a later one what the stage before gave. The last stage gives the mean
+    loss in nats per token where it is told the tokens' successors, and the logits where it is not.
+    """
+
+    table: Tensor
+
+    def __init__(self, config: DecoderConfig, loss_chunk: int | None, layers: range | None = None) -> None:
+        super().__init__()
+        layers = range(config.layers) if layers is None else layers
+        self.config, self.loss_chunk = config, loss_chunk
+        self.first, self.last = layers.start == 0, layers.stop == config.layers
+        if self.first:
+            self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.blocks = nn.ModuleDict({str(number): Block(config) for number in layers})
+        if self.last:
+            self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+            if not config.tie_embeddings:
+                self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
+        table = rotary_table(config.sequence_length, config.dim // config.heads, config.rope_theta)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor, successors: Tensor | None = None) -> Tensor:
+        if self.first:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x, self.table)
+        if not self.last:
+            return x
+        x, weight = self.norm(x), self.embedding.weight if self.config.tie_embeddings else self.head.weight
+        if successors is None:
+            return F.linear(x, weight)
+        return next_token_loss(x, weight, successors, self.loss_chunk)
+
+    def initialize(self, name: str, module: nn.Module) -> None:
+        """Draw the weights that `module` itself holds; `name` is its own in the model."""
+        if isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            # What each block adds to the residual stream starts small, so that its sum does not grow with depth.
+            depth = 2 * self.config.layers if name.endswith(".out") else 1
+            nn.init.normal_(module.weight, std=0.02 / depth**0.5)
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> range:
+    """The layers of one stage, as even as can be; the last stage, which has the output layer too, has the fewest."""
+    each, more = divmod(layers, stages)
+    start = stage * each + min(stage, more)
+    return range(start, start + each + (stage < more))

@@ -1,0 +1,77 @@
+"""`results.json`: what a finished run was."""
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from contract.metrics import Export, Figures, Results
+from contract.training import TrainerConfig
+from trainer.checkpoints import Progress
+from trainer.settings import Environment
+
+_LIBRARIES = (
+    *("torch", "torchao", "torchvision", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "boto3"),
+    *("s3torchconnector", "tensorboard"),
+)
+
+
+def results_of(
+    config: TrainerConfig,
+    environment: Environment,
+    progress: Progress,
+    *,
+    validation_loss: float,
+    seconds: float,
+    figures: Figures | None,
+    parameters: int,
+    checkpoints: list[str],
+    exports: Mapping[Literal["safetensors", "int8"], Export] = MappingProxyType({}),
+) -> Results:
+    length = None if config.model.kind == "images" else config.model.sequence_length
+    return Results(
+        run=environment.run,
+        steps=progress.step,
+        world_size=environment.world_size,
+        first_loss=progress.first_loss,
+        last_loss=progress.last_loss,
+        validation_loss=validation_loss,
+        samples=progress.consumed,
+        tokens=None if length is None else progress.consumed * length,
+        seconds=seconds,
+        figures=figures,
+        parameters=parameters,
+        checkpoints=tuple(checkpoints),
+        exports=dict(exports),
+        data=environment.data_uri,
+        config=config,
+        code_sha256=code_sha256(),
+        versions={"python": platform.python_version()} | versions(),
+    )
+
+
+def code_sha256() -> str:
+    """Over names and contents of the trainer's own modules."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parents[1]
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that may have run, and CUDA's."""
+    found = {name: _version(name) for name in _LIBRARIES}
+    return found | ({"cuda": torch.version.cuda} if torch.cuda.is_available() and torch.version.cuda else {})
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none"
