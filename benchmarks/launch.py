@@ -97,8 +97,16 @@ class Nodes:
             learning_rate=0.001,
             gradient_norm=1.0,
             consumed=1,
+            samples_per_second=1.0,
             tokens_per_second=1.0,
             step_seconds=1.0,
+            data_seconds=0.0,
+            forward_seconds=0.0,
+            backward_seconds=0.0,
+            optimizer_seconds=0.0,
+            checkpoint_seconds=0.0,
+            mfu=None,
+            memory_gib=1.0,
         )
         self._put(
             self._data,
