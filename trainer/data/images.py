@@ -37,7 +37,7 @@ class ImageSamples:
     ) -> None:
         """`augment`: a random crop, resized and perhaps flipped, as one trains; else the centre."""
         self.counts = [shard.count for shard in listed]
-        self.together = 1
+        self.together, self.quick = 1, False
         self.shards = Shards(listed, cache)
         self._classes, self.size, self.augment, self.seed = len(index.classes), size, augment, seed
         self._entries: dict[int, Entries] = {}

@@ -38,7 +38,11 @@ class Samples(Protocol):
 
     @property
     def together(self) -> int:
-        """So many samples are made at once with profit, where a thread makes them."""
+        """So many samples are made at once with profit, where no other process makes them."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether to make a sample is hardly more than to copy it."""
 
     def read(self, shards: Counts, indices: Counts, positions: Counts) -> Read:
         """All that takes time."""
@@ -153,7 +157,10 @@ class Loader(Protocol):
 
 
 class WorkerLoader:
-    """By processes that PyTorch's DataLoader keeps, or, with none of them, by a thread of this one."""
+    """By processes that PyTorch's DataLoader keeps, or, with none of them, by a thread of this one.
+
+    Without a GPU, quick samples are made as they are asked for: a thread costs more, as both want Python's lock.
+    """
 
     def __init__(
         self, samples: Samples, order: Order, *, rank: int, ranks: int, micro_batch: int, workers: int, prefetch: int
@@ -168,13 +175,13 @@ class WorkerLoader:
         positions = _Positions(consumed, self._rank, self._ranks, self._micro_batch, number)
         if self._workers:
             return self._by_workers(positions)
-        return self._by_thread(positions)
+        return self._here(positions)
 
     def close(self) -> None:
         self._kept = None
         self._samples.close()
 
-    def _by_thread(self, positions: _Positions) -> Batches:
+    def _here(self, positions: _Positions) -> Batches:
         """Small micro-batches are read and handed over several at once: that costs hardly more than one."""
         several = max(1, self._samples.together // self._micro_batch)
         if positions.number is not None:  # no more than these
@@ -192,6 +199,10 @@ class WorkerLoader:
             with closing(made_ahead((_pinned(dataset.__getitems__(each)) for each in groups), number)) as pinned:
                 for whole in pinned:
                     yield from parts(whole)
+            return
+        if self._samples.quick:
+            for group in map(dataset.read, groups):
+                yield from map(self._samples.batch, parts(group))
             return
         with closing(made_ahead(map(dataset.read, groups), number)) as ahead:
             for group in ahead:

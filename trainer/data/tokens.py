@@ -40,6 +40,7 @@ class TokenSamples:
         """`masking`: for the task masked; None: for the task causal."""
         self.counts = [max(0, (shard.count - 1) // length) for shard in listed]
         self.together = min(_AT_MOST, max(1, _TOGETHER // (2 * 8 * length)))
+        self.quick = masking is None
         self.shards = Shards(listed, cache)
         self._type = np.dtype(index.dtype).newbyteorder("<")
         self._length, self._masking = length, masking
