@@ -33,7 +33,7 @@ def run(way: str, sign: Path, rank: int, port: int) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "3"}
     os.environ.update(shared | place | {"GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
-    watch.SILENT_SECONDS, watch.GRACE_SECONDS = 3.0, 12.0
+    watch.GRACE_SECONDS = 20.0
     flight.switch_on()
     dist.init_process_group("gloo", timeout=group_timeout(LIMIT))
     world_size = dist.get_world_size()
