@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from contract.base import CONFIG_KEY, Problem
-from contract.chips import chips
 from contract.rules.rule import Rule
 from contract.settings import StackSettings
 from contract.training.models import DecoderConfig
@@ -117,14 +116,13 @@ def precision_is_the_chips(settings: StackSettings, root: Path) -> Iterator[Prob
     gpu, train = settings.worker_type.gpu, settings.job.train
     if train is None or gpu is None:
         return
-    chip = next(chip for chip in chips() if chip.model == gpu.model)
-    peaks = {"bf16": chip.bf16_tflops, "float8": chip.fp8_tflops}
+    peaks = {"bf16": gpu.chip.bf16_tflops, "float8": gpu.chip.fp8_tflops}
     if train.precision in peaks and peaks[train.precision] is None:
         yield Problem(
             key=f"{CONFIG_KEY}.job.train.precision",
             value=train.precision,
             why=f"{settings.instance_type} has {gpu.model} GPUs, whose tensor cores lack it",
-            fix="Set it to bf16" if chip.bf16_tflops else "Set it to fp16",
+            fix="Set it to bf16" if gpu.chip.bf16_tflops else "Set it to fp16",
         )
 
 

@@ -8,7 +8,7 @@ ranks and other workers: the samples of a step are the same.
 """
 
 import multiprocessing
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -77,7 +77,6 @@ class ByPosition(TorchDataset[Batch]):
 
     def __init__(self, order: Order, samples: Samples) -> None:
         self.samples = samples
-        self._order = order
         self._located = _Located(order)
 
     def read(self, positions: range) -> Read:
@@ -193,20 +192,16 @@ class WorkerLoader:
         def parts(group: Read) -> Iterator[Any]:
             return zip(*(part.reshape(several, -1, *part.shape[1:]) for part in group), strict=True)
 
-        # While one of several is taken apart another is made.
-        number = self._prefetch if several == 1 else max(2, self._prefetch // several)
-        if self._pinned:
-            with closing(made_ahead((_pinned(dataset.__getitems__(each)) for each in groups), number)) as pinned:
-                for whole in pinned:
-                    yield from parts(whole)
-            return
-        if self._samples.quick:
-            for group in map(dataset.read, groups):
-                yield from map(self._samples.batch, parts(group))
-            return
-        with closing(made_ahead(map(dataset.read, groups), number)) as ahead:
-            for group in ahead:
-                yield from map(self._samples.batch, parts(group))
+        made: Generator[Read, None, None] = (dataset.read(each) for each in groups)
+        finish: Callable[[Read], Batch] = self._samples.batch
+        if self._pinned:  # which a thread is to do too
+            made, finish = (_pinned(dataset.__getitems__(each)) for each in groups), tuple
+        if self._pinned or not self._samples.quick:
+            # While one of several is taken apart another is made.
+            made = made_ahead(made, self._prefetch if several == 1 else max(2, self._prefetch // several))
+        with closing(made):
+            for group in made:
+                yield from map(finish, parts(group))
 
     def _by_workers(self, positions: _Positions) -> Batches:
         if positions.number is None:

@@ -17,9 +17,7 @@ class Model:
     initialize: Initialize | None  # draws what one submodule itself holds; None: it is drawn
     vocabulary: int  # token ids, or classes, that it knows
     parameters: int  # trainable ones, of all stages
-    flops: (
-        float | None
-    )  # of one sample's forward and backward pass, for the model FLOPs utilization; see trainer/telemetry/flops.py
+    flops: float | None  # of one sample's forward and backward pass, by trainer/telemetry/flops.py; None: not known
 
 
 def repeated(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
