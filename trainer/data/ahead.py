@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from contract.dataset import Shard
@@ -31,11 +32,15 @@ class Ahead:
         """`besides`: other shards that are to be there soon, and to stay: the held-out ones."""
         self._cache, self._order, self._listed, self._besides = cache, order, tuple(listed), tuple(besides)
         self._rank, self._ranks, self._streams, self._budget = rank, ranks, tuple(streams), budget
-        # One stream after the other comes to a new block; in so many positions, half of them.
-        self._step = max(order.streams, order.block // 2)
+        # A plan that all fits reaches a block of each stream beyond its position, or is of all these streams ever
+        # read: a quarter of that is soon enough. Else one stream after the other comes to a new block.
+        self._seldom = max(1, order.streams * order.block // 4)
+        self._often = min(self._seldom, max(order.streams, order.block // 2))
         self._changed = threading.Condition()
         self._planned: int | None = None
-        self._plan: Iterator[Shard] | None = None
+        self._asked: int | None = None
+        self._missing: deque[Shard] = deque()
+        self._complete = False  # the plan all fits, and is there
         self._closed = False
         # Daemons: a job that ends by an error waits for no download.
         self._threads = [
@@ -44,15 +49,17 @@ class Ahead:
         for thread in self._threads:
             thread.start()
 
-    def moved(self, position: int) -> None:
-        """Training has come to this position (of all ranks)."""
-        step = position // self._step
-        if step == self._planned:
-            return
-        self._planned = step
+    def moved(self, position: int) -> bool:
+        """Training has come to this position (of all ranks). Whether that asks for a new plan."""
+        if self._planned is not None:
+            passed = position - self._planned
+            if 0 <= passed < (self._seldom if self._complete else self._often):
+                return False
         with self._changed:
-            self._plan = self._needed(position)
-            self._changed.notify_all()
+            self._planned = self._asked = position
+            self._complete = False
+            self._changed.notify()
+        return True
 
     def close(self) -> None:
         """A download that is under way ends, or goes with the process."""
@@ -65,28 +72,38 @@ class Ahead:
             try:
                 self._cache.ensure(shard)
             except OSError as error:  # who needs it tries longer, and tells
+                self._complete = False
                 _log.debug("%s is not ahead: %s", shard.key, error)
 
     def _next(self) -> Shard | None:
         with self._changed:
             while not self._closed:
-                shard = next(self._plan, None) if self._plan is not None else None
-                if shard is not None:
-                    return shard
-                self._plan = None
+                if self._asked is not None:
+                    self._plan(self._asked)
+                    self._asked = None
+                if self._missing:
+                    return self._missing.popleft()
                 self._changed.wait()
         return None
 
-    def _needed(self, position: int) -> Iterator[Shard]:
-        left, seen = self._budget, set()
+    def _plan(self, position: int) -> None:
+        needed, self._complete = self._needed(position)
+        # The nearest is touched last: whatever goes to make room for others, it goes last.
+        there = {shard.sha256 for shard in reversed(needed) if self._cache.touch(shard)}
+        self._missing = deque(shard for shard in needed if shard.sha256 not in there)
+        self._changed.notify(len(self._missing))
+
+    def _needed(self, position: int) -> tuple[list[Shard], bool]:
+        """Those for which there is room, in the order of need, and whether they are all."""
+        left, needed = self._budget, dict[str, Shard]()
         for shard in self._in_order(position):
-            if shard.sha256 in seen:
+            if shard.sha256 in needed:
                 continue
-            seen.add(shard.sha256)
             left -= shard.bytes
-            if left < 0 and len(seen) > 1:
-                return
-            yield shard
+            if left < 0 and needed:
+                return list(needed.values()), False
+            needed[shard.sha256] = shard
+        return list(needed.values()), True
 
     def _in_order(self, position: int) -> Iterator[Shard]:
         first = position - position % self._ranks + self._rank

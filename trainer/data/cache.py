@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainer.storage import S3Refused, Storage, open_storage
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds between tries: an outage of a minute is ridden out
 _PATIENCE = 60.0  # seconds for other processes to let go of what they use
+_CHECKED = "checked"  # what is written beside a shard that is read where it lies
 _FINAL = {"403", "404", "AccessDenied", "NoSuchBucket", "NoSuchKey", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 
 
@@ -65,6 +67,17 @@ class Cache:
         """Have the shard ready, if it can be had now."""
         os.close(self.open(shard))
 
+    def touch(self, shard: Shard) -> bool:
+        """Whether the shard is ready; then it was used just now, and others go before it."""
+        with suppress(OSError):
+            if self.in_place:
+                path = self.path(shard)
+                return _says(self.beside(shard, _CHECKED), _state(path, path.stat()))
+            if self._is_there(shard):
+                self.space.used_now(shard.sha256)
+                return True
+        return False
+
     def path(self, shard: Shard) -> Path:
         """Where the shard lies on this node once it is open."""
         return Path(self._uri) / shard.key if self.in_place else self.space.folder / shard.sha256
@@ -79,8 +92,10 @@ class Cache:
         return self.space.folder / f"{shard.sha256}.{suffix}"
 
     def _is_there(self, shard: Shard) -> bool:
-        path = self.space.folder / shard.sha256
-        return path.exists() and path.stat().st_size == shard.bytes
+        try:
+            return (self.space.folder / shard.sha256).stat().st_size == shard.bytes
+        except FileNotFoundError:
+            return False
 
     def _open_in_place(self, shard: Shard) -> int:
         path = self.path(shard)
@@ -89,9 +104,8 @@ class Cache:
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} is not there, and its index names it: upload the dataset again") from None
         try:
-            found = os.fstat(descriptor)
-            state = [str(path.resolve()), found.st_size, found.st_mtime_ns]
-            seen = self.beside(shard, "checked")
+            state = _state(path, os.fstat(descriptor))
+            seen = self.beside(shard, _CHECKED)
             if not _says(seen, state):
                 with locked(self.space.lock(shard.sha256)):
                     if not _says(seen, state):
@@ -147,6 +161,11 @@ class Cache:
                 time.sleep(pause)
         tried = f"after {time.monotonic() - began:.0f} s of tries"
         raise OSError(f"{self.name_of(shard)} can't be fetched {tried}: {last}") from last
+
+
+def _state(path: Path, found: os.stat_result) -> list[object]:
+    """By which a file is known to be the one that was checked."""
+    return [str(path.resolve()), found.st_size, found.st_mtime_ns]
 
 
 def _says(file: Path, state: list[object]) -> bool:

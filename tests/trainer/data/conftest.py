@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from contract.dataset import INDEX, ImageDataset, Shard, TokenDataset
 from contract.training import TrainerConfig
 from trainer.settings import Environment
+from trainer.storage import S3Storage
 
 LENGTH = 8
 
@@ -92,3 +94,30 @@ def at(alone: Environment, tmp_path: Path) -> Callable[..., Environment]:
         return replace(alone, data_uri=str(uri), cache_dir=tmp_path / "cache", **changes)
 
     return make
+
+
+@pytest.fixture
+def uploaded(s3: Any, request: pytest.FixtureRequest) -> Callable[[Path], str]:
+    """Copies a folder to a prefix of its own and says its URI."""
+    prefix = f"{request.node.name}/"
+
+    def upload(folder: Path) -> str:
+        for file in folder.iterdir():
+            s3.upload_file(str(file), "runs", prefix + file.name)
+        return f"s3://runs/{prefix}"
+
+    return upload
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The shards that come from storage, as they come, and the threads that bring them."""
+    found: list[tuple[str, str]] = []
+    original = S3Storage.download
+
+    def counted(self: S3Storage, key: str, target: Path) -> None:
+        found.append((key, threading.current_thread().name))
+        original(self, key, target)
+
+    monkeypatch.setattr(S3Storage, "download", counted)
+    return found

@@ -28,19 +28,6 @@ SIZE = 1000
 
 
 @pytest.fixture
-def uploaded(s3: Any, request: pytest.FixtureRequest) -> Callable[[Path], str]:
-    """Copies a folder to a prefix of its own and says its URI."""
-    prefix = f"{request.node.name}/"
-
-    def upload(folder: Path) -> str:
-        for file in folder.iterdir():
-            s3.upload_file(str(file), "runs", prefix + file.name)
-        return f"s3://runs/{prefix}"
-
-    return upload
-
-
-@pytest.fixture
 def shards(tmp_path: Path) -> list[Shard]:
     (tmp_path / "data").mkdir()
     return [shard(tmp_path / "data", f"{n}.bin", bytes([n]) * SIZE, SIZE) for n in range(4)]
@@ -53,25 +40,12 @@ def cache(uploaded: Callable[[Path], str], shards: list[Shard], tmp_path: Path) 
     return lambda room: Cache(uri, "DATA_URI", tmp_path / "cache", room * SIZE)
 
 
-@pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    original = S3Storage.download
-
-    def counted(self: S3Storage, key: str, target: Path) -> None:
-        found.append(key)
-        original(self, key, target)
-
-    monkeypatch.setattr(S3Storage, "download", counted)
-    return found
-
-
 def kept(tmp_path: Path, shards: list[Shard]) -> set[int]:
     return {number for number, one in enumerate(shards) if (tmp_path / "cache" / one.sha256).exists()}
 
 
 def test_a_shard_is_brought_once_by_many_processes(
-    cache: Callable[[float], Cache], shards: list[Shard], downloads: list[str], tmp_path: Path
+    cache: Callable[[float], Cache], shards: list[Shard], downloads: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     caches = [pickle.loads(pickle.dumps(cache(4))) for _ in range(6)]
 
@@ -84,7 +58,7 @@ def test_a_shard_is_brought_once_by_many_processes(
 
     with ThreadPoolExecutor(6) as threads:  # flock is by open file: threads stand for processes
         found = list(threads.map(read, range(6)))
-    assert sorted(downloads) == ["0.bin", "1.bin"]
+    assert sorted(key for key, _ in downloads) == ["0.bin", "1.bin"]
     assert found == [bytes([number % 2]) * SIZE for number in range(6)]
     assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == sorted(one.sha256 for one in shards[:2])
 
@@ -285,37 +259,6 @@ def test_training_from_s3_is_as_from_a_folder(
     uri = uploaded(tmp_path / "data")
     expected = first_tokens(at, str(tmp_path / "data"), 150)
     assert first_tokens(at, uri, 150, workers=workers) == expected
-
-
-def test_shards_come_before_they_are_needed(
-    at: Callable[..., Environment],
-    uploaded: Callable[[Path], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those of the present blocks and the next, and those to hold out, while training stands at its first sample."""
-    index = write_tokens(tmp_path / "data", [8 * 40 + 1] * 30, vocabulary=1000)
-    uri = uploaded(tmp_path / "data")
-    by: list[str] = []
-    original = S3Storage.download
-
-    def counted(self: S3Storage, key: str, target: Path) -> None:
-        by.append(threading.current_thread().name)
-        original(self, key, target)
-
-    monkeypatch.setattr(S3Storage, "download", counted)
-    data = open_data(config(data={"shuffle_block": 128}), at(uri), rank=0, ranks=1)
-    batches = data.train(0)
-    next(batches)
-    held_out = tmp_path / "cache" / index.validation[0].sha256
-    eventually(lambda: held_out.exists() and len(by) > 10, "what is ahead")
-    while len(by) < 29:  # training goes on, and what it needs is there
-        began = len(by)
-        for _ in range(128):
-            next(batches)
-        eventually(lambda: len(by) > began or len(by) >= 29, "the next shards")  # noqa: B023
-    data.close()
-    assert [name for name in by if not name.startswith("ahead-")][4:] == []
 
 
 def test_a_cache_smaller_than_what_is_shuffled_is_refused(
