@@ -1,5 +1,7 @@
 """Causal and masked language models of the library transformers."""
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,7 @@ def library_config(config: HuggingFaceConfig) -> Any:
             shape = AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False, **own)
         else:
             shape = AutoConfig.for_model(**own)
+        _require_known(config.config, type(shape))
     except InputError:
         raise
     except _REFUSALS as error:
@@ -90,6 +93,17 @@ def library_config(config: HuggingFaceConfig) -> Any:
         raise _refused("sequence_length", config.sequence_length, why, "Shorten it, or raise that key in config")
     shape.use_cache = False
     return shape
+
+
+def _require_known(own: Mapping[str, Any], kind: Any) -> None:
+    """Raises InputError for a key of the user's that the library would keep and never look at."""
+    plain = kind()
+    for key, value in own.items():
+        if hasattr(plain, key) or key not in kind(**{key: value}).to_dict():  # an older name is not kept as it is
+            continue
+        near = get_close_matches(key, [*plain.to_dict(), *plain.attribute_map], 1)
+        why = f"{kind.__name__} of transformers knows no such key and would ignore it"
+        raise _refused(f"config.{key}", value, why, f"Write {near[0]}" if near else "Remove it")
 
 
 def _own(config: HuggingFaceConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from contract.base import InputError
 from contract.training.models import HuggingFaceConfig
-from trainer.models.hugging_face import LanguageModel, language_model
+from trainer.models.hugging_face import LanguageModel, language_model, library_config
 
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -99,6 +99,12 @@ def test_bert_large_has_its_size() -> None:
     [
         ({"config": {"model_type": "no-such-model"}}, "transformers makes no causal language model of it"),
         ({"config": {"model_type": "gpt2", "n_head": 7, "n_embd": 32}}, "transformers makes no causal language model"),
+        (
+            {"config": {"model_type": "llama", "num_hidden_layer": 2}},
+            "config.model.config.num_hidden_layer = 2: LlamaConfig of transformers knows no such key and would ignore "
+            "it. Write num_hidden_layers",
+        ),
+        ({"preset": "gpt2", "config": {"layers_of_it": 2}}, "config.model.config.layers_of_it = 2: GPT2Config of"),
         ({"path": "/nowhere"}, "config.model.path = '/nowhere': there is no config.json"),
         ({"preset": "gpt2", "sequence_length": 2048}, "is longer than the 1024 positions of the model"),
     ],
@@ -107,3 +113,15 @@ def test_what_is_no_model_is_told(config: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as told:
         language_model(HuggingFaceConfig.model_validate({"kind": "hugging_face", **config}), None)
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "rope_theta": 5e5, "torch_dtype": "float32", "attn_implementation": "sdpa"},
+        {"model_type": "gpt2", "num_hidden_layers": 2, "hidden_size": 64},
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"], "transformers_version": "4.0", "pad_token_id": 0},
+    ],
+)
+def test_older_and_second_names_of_keys_are_known(config: dict[str, Any]) -> None:
+    library_config(HuggingFaceConfig.model_validate({"kind": "hugging_face", "config": config}))
