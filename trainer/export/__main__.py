@@ -13,7 +13,7 @@ from contract.base import InputError, Problem
 from contract.training.models import ModelConfig
 from trainer.checkpoints.reader import load_whole
 from trainer.export.int8 import export_int8
-from trainer.export.shape import config_of, empty, prefix_of
+from trainer.export.shape import config_of, empty, prefix_of, shared_names
 from trainer.export.weights import export_checkpoint, fill_from
 from trainer.storage import open_storage
 
@@ -30,7 +30,7 @@ def export(uri: str, target: str, *, int8: bool) -> None:
             [Problem(key="CHECKPOINT_URI", value=uri, why="is not a checkpoint of this trainer", fix="Name one")]
         ) from None
     prefix = prefix_of(shape)
-    export_checkpoint(source.uri, config_of(shape), storage, prefix=prefix)
+    export_checkpoint(source.uri, config_of(shape), storage, prefix=prefix, shared=shared_names(shape))
     if int8:
         model = empty(shape)
         fill_from(model, storage, prefix=prefix, folder="")

@@ -19,12 +19,28 @@ def config_of(shape: ModelConfig) -> dict[str, Any]:
     """`config.json`: the library's own for its models, and ours for ours."""
     if not isinstance(shape, HuggingFaceConfig):
         return shape.model_dump(mode="json")
+    from trainer.models.hugging_face import library_config
+
+    return {**library_config(shape).to_dict(), "architectures": [type(_outline(shape)).__name__]}
+
+
+def shared_names(shape: ModelConfig) -> list[list[str]]:
+    """Names of one tensor, as an export has them, the model's first one first; of each that has more than one."""
+    found: dict[int, list[str]] = {}
+    for name, tensor in _outline(shape).state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), []).append(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _outline(shape: ModelConfig) -> nn.Module:
+    """The model without its numbers."""
+    if not isinstance(shape, HuggingFaceConfig):
+        return build(TrainerConfig(model=shape)).module
     from trainer.models.hugging_face import library_config, maker_of
 
-    found: Any = library_config(shape)
     with torch.device("meta"):
-        name = type(maker_of(shape).from_config(found)).__name__
-    return {**found.to_dict(), "architectures": [name]}
+        made: nn.Module = maker_of(shape).from_config(library_config(shape))
+    return made
 
 
 def empty(shape: ModelConfig, loss_chunk: int | None = None) -> nn.Module:

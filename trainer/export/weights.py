@@ -6,7 +6,7 @@ is `model.safetensors` alone. Beside them `config.json`.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -108,15 +108,27 @@ def export_model(
 
 
 def export_checkpoint(
-    uri: str, config: Mapping[str, Any], storage: Storage, *, prefix: str = "", limit: int = LIMIT
+    uri: str,
+    config: Mapping[str, Any],
+    storage: Storage,
+    *,
+    prefix: str = "",
+    shared: Iterable[Sequence[str]] = (),
+    limit: int = LIMIT,
 ) -> None:
-    """The same from a checkpoint, by one process without a group, one file in memory at a time. Raises OSError."""
+    """The same from a checkpoint, by one process without a group, one file in memory at a time. Raises OSError.
+
+    `shared`: names that one tensor has in the model. The checkpoint has it under each.
+    """
     entries = insist(lambda: read_metadata(uri), "reading", uri, pauses=()).state_dict_metadata
     sizes = {
         name.removeprefix("model.").removeprefix(prefix): entry.size.numel() * entry.properties.dtype.itemsize
         for name, entry in entries.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
+    for names in shared:
+        for name in [name for name in names if name in sizes][1:]:
+            del sizes[name]
     (files,) = plan([sizes], limit)
     for file in files:
         saved = {f"model.{prefix}{name}": name for name in file.tensors}

@@ -21,6 +21,13 @@ GPT2 = {
     "config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 16},
     "sequence_length": 8,
 }
+BERT_SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT = {
+    "kind": "hugging_face",
+    "task": "masked",
+    "config": {"model_type": "bert", "vocab_size": 64, "max_position_embeddings": 16, **BERT_SIZES},
+    "sequence_length": 8,
+}
 
 
 def checkpoint(shape: dict[str, Any], folder: Path, group: dist.ProcessGroup) -> tuple[torch.nn.Module, str]:
@@ -65,6 +72,22 @@ def test_a_hugging_face_model_is_read_by_its_library(
     tokens = torch.randint(0, 64, (1, 8))
     inner: Any = model.get_submodule("model")
     assert torch.allclose(found.eval()(tokens).logits, inner.eval()(tokens).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "second"), [(GPT2, "lm_head.weight"), (BERT, "cls.predictions.decoder.weight")])
+def test_weights_of_two_names_are_written_once(
+    shape: dict[str, Any],
+    second: str,
+    tmp_path: Path,
+    group: dist.ProcessGroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, uri = checkpoint(shape, tmp_path / "checkpoints", group)
+    assert any(name.endswith(second) for name in model.state_dict())
+    assert run(monkeypatch, uri, str(tmp_path / "target")) == 0
+    found = load_file(tmp_path / "target/model.safetensors")
+    assert second not in found
+    assert sum(value.numel() for value in found.values()) == sum(value.numel() for value in model.parameters())
 
 
 def test_what_is_no_checkpoint_is_told(
