@@ -1,4 +1,4 @@
-"""Reads a checkpoint's entries, each once and whole, and checks them on the way into the tensors that want a part.
+"""A checkpoint's entries, each read once and whole, and checked on the way into the tensors that want a part.
 
 An entry is a zip archive as torch.save makes it, with a CRC-32 of its content, which torch.load does not look at: a
 flipped byte would become a weight. Here it is looked at.
@@ -8,60 +8,99 @@ import io
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future as Submitted
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.futures import Future
 
 from trainer.checkpoints.failures import Damaged
 
 _LOCAL_HEADER = 30  # bytes of a zip entry's own header before its name
 
 
-class Checking:
-    """For readers of the library: reads each entry once, whole, checks it, and copies into all that want a part."""
+@dataclass(frozen=True, order=True)
+class Entry:
+    """Where one of a checkpoint's tensors or values, or a part of it, stands."""
 
-    fs: Any
-    path: Any
-    storage_data: dict[Any, Any]
-    metadata: Metadata
+    file: str
+    offset: int  # bytes
+    length: int
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.metadata
+    @classmethod
+    def of(cls, info: Any) -> "Entry":
+        return cls(info.relative_path, info.offset, info.length)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        wanted: dict[str, dict[tuple[int, int], list[ReadItem]]] = {}
-        for item in plan.items:
-            entry = self.storage_data[item.storage_index]
-            wanted.setdefault(entry.relative_path, {}).setdefault((entry.offset, entry.length), []).append(item)
+
+Deliver = Callable[[memoryview, list[ReadItem], str], None]
+
+
+class Reading:
+    """What one process wants of a checkpoint, and where it goes."""
+
+    def __init__(self, source: Any, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """`source`: one of the library's readers, set up."""
+        self.plan = plan
+        self._source, self._planner = source, planner
+
+    def by_entry(self, items: Iterable[ReadItem] | None = None) -> dict[Entry, list[ReadItem]]:
+        """Each entry's items, all of the plan's or these, in the order in which they are read."""
+        found: dict[Entry, list[ReadItem]] = {}
+        for item in self.plan.items if items is None else items:
+            found.setdefault(Entry.of(self._source.storage_data[item.storage_index]), []).append(item)
+        return dict(sorted(found.items()))
+
+    def read(self, items: Sequence[ReadItem] | None = None, deliver: Deliver | None = None) -> None:
+        """Each entry of all items, or of these, once. `deliver` gets it, and those of the items that want a part of it,
+        by one thread in the order of entries; without it, they are filled. Raises Damaged, OSError."""
+        entries = self.by_entry(items)
+        # The connector wants to know which bytes will be read, and takes each once.
+        self._source.prepare_local_plan(replace(self.plan, items=[wanting[0] for wanting in entries.values()]))
         # Two buffers for all: fresh memory costs as much as a copy. While one is read into, a thread checks the other.
-        longest = max((length for entries in wanted.values() for _, length in entries), default=0)
+        longest = max((entry.length for entry in entries), default=0)
         buffers = [torch.empty(longest, dtype=torch.uint8).numpy().data for _ in range(2)]
-        checked: list[Submitted[None] | None] = [None, None]
+        delivered: list[Submitted[None] | None] = [None, None]
         turns = count()
         with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as thread:
-            for name, entries in wanted.items():
-                with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as stream:
-                    for (offset, length), items in sorted(entries.items()):
+            for name, of_file in groupby(entries.items(), key=lambda each: each[0].file):
+                with self._source.fs.create_stream(self._source.fs.concat_path(self._source.path, name), "rb") as file:
+                    for entry, wanting in of_file:
                         turn = next(turns) % 2
-                        if (last := checked[turn]) is not None:
+                        if (last := delivered[turn]) is not None:
                             last.result()
-                        stream.seek(offset)
-                        _read(stream, content := buffers[turn][:length], name)
-                        checked[turn] = thread.submit(_hand_over, content, items, planner, name)
-            for last in checked:
+                        file.seek(entry.offset)
+                        _read(file, content := buffers[turn][: entry.length], name)
+                        delivered[turn] = thread.submit(deliver or self._fill, content, wanting, name)
+            for last in delivered:
                 if last is not None:
                     last.result()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+
+    def take(self, item: ReadItem, part: Tensor) -> None:
+        """Fill what the item is for."""
+        target = self._planner.resolve_tensor(item).detach()
+        target.copy_(part)
+        self._planner.commit_tensor(item, target)
+
+    def _fill(self, content: memoryview, items: list[ReadItem], name: str) -> None:
+        data = _checked(content, name)
+        tensor: Tensor | None = None
+        for item in items:
+            if item.type is LoadItemType.BYTE_IO:
+                self._planner.load_bytes(item, io.BytesIO(content))
+                continue
+            tensor = _tensor(content, data) if tensor is None else tensor
+            self.take(item, narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths))
+
+
+def whole_tensor(content: memoryview, name: str) -> Tensor:
+    """The tensor of an entry, in the memory where it stands. Raises Damaged unless it is as written."""
+    return _tensor(content, _checked(content, name))
 
 
 def _read(stream: Any, content: memoryview, name: str) -> None:
@@ -71,19 +110,6 @@ def _read(stream: Any, content: memoryview, name: str) -> None:
         if not count:
             raise Damaged(f"{name} ends too early")
         done += count
-
-
-def _hand_over(content: memoryview, items: list[ReadItem], planner: LoadPlanner, name: str) -> None:
-    data = _checked(content, name)
-    tensor: Tensor | None = None
-    for item in items:
-        if item.type is LoadItemType.BYTE_IO:
-            planner.load_bytes(item, io.BytesIO(content))
-            continue
-        tensor = _tensor(content, data) if tensor is None else tensor
-        target = planner.resolve_tensor(item).detach()
-        target.copy_(narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths))
-        planner.commit_tensor(item, target)
 
 
 def _checked(content: memoryview, name: str) -> tuple[int, int]:

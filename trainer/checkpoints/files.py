@@ -1,4 +1,4 @@
-"""A checkpoint's files in a folder or in S3, written and read by `torch.distributed.checkpoint`, checked while read.
+"""A checkpoint's files in a folder or in S3, as `torch.distributed.checkpoint` writes and plans to read them.
 
 `.metadata` is written last and whole, so it is the commit mark: a checkpoint without it does not count. It says which
 object holds which tensor, from which byte to which: an entry.
@@ -10,17 +10,14 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import set_element  # type: ignore[attr-defined]
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from contract.layout import COMMIT_MARK
-from trainer.checkpoints.checking import Checking
+from trainer.checkpoints.entries import Reading
 from trainer.checkpoints.failures import Damaged
-from trainer.checkpoints.state import without_warnings
 from trainer.storage import Storage, open_storage
 
 
@@ -50,24 +47,23 @@ def read_metadata(uri: str) -> Metadata:
     return metadata
 
 
-def fill(content: dict[str, Any], uri: str, metadata: Metadata) -> None:
-    """Read into the tensors of `content`, in place, and into its other values; this process alone, without a group.
+def reading(content: dict[str, Any], uri: str, metadata: Metadata) -> Reading:
+    """What this process wants of a checkpoint, to go into the tensors of `content`, in place, and its other values.
 
-    Only what `content` names is read, and of sharded tensors only this rank's part. Raises Damaged.
+    Only what `content` names, and of sharded tensors only this rank's part.
     """
-    try:
-        with without_warnings():
-            load(content, storage_reader=reader(uri, metadata), planner=_Planner(), no_dist=True)
-    except CheckpointException as failed:  # no Exception: it would pass by those who tell the other ranks
-        raise next(error for error, _ in failed.failures.values()) from failed
+    source, planner = _source(uri), _Planner()
+    planner.set_up_planner(content, metadata)
+    source.set_up_storage_reader(metadata, is_coordinator=True)
+    return Reading(source, planner.finish_plan(planner.create_local_plan()), planner)
 
 
-def reader(uri: str, metadata: Metadata) -> FileSystemReader:
+def _source(uri: str) -> FileSystemReader:
     if "://" not in uri:
-        return FolderReader(uri, metadata)
-    from trainer.checkpoints.s3 import S3Reader
+        return FileSystemReader(uri)
+    from trainer.checkpoints.s3 import s3_reader
 
-    return S3Reader(uri, metadata)
+    return s3_reader(uri)
 
 
 def _require_objects(storage: Storage, metadata: Metadata) -> None:
@@ -88,11 +84,3 @@ class _Planner(DefaultLoadPlanner):
         """Numbers and words only: what was put in a checkpoint runs no code here."""
         place = self.mappings[read_item.dest_index.fqn]
         set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
-
-
-class FolderReader(Checking, FileSystemReader):
-    """From a folder."""
-
-    def __init__(self, path: str, metadata: Metadata) -> None:
-        super().__init__(path)
-        self.metadata = metadata

@@ -1,4 +1,4 @@
-"""Loading: the newest checkpoint that can be read, on any number of ranks, each byte read once among replicas."""
+"""Loading: the newest checkpoint that can be read, on any number of ranks, each byte read once by all of them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -10,8 +10,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from contract.base import InputError, Problem
 from trainer.checkpoints import keeping
+from trainer.checkpoints.entries import Reading
 from trainer.checkpoints.failures import Damaged, insist, together
-from trainer.checkpoints.files import fill, read_metadata
+from trainer.checkpoints.files import read_metadata, reading
+from trainer.checkpoints.sharing import read_together
 from trainer.checkpoints.state import State, generators, local, require_same_sizes, restore_generators
 from trainer.storage import Storage
 
@@ -68,7 +70,7 @@ def load_whole(uri: str, names: set[str] | None = None) -> dict[str, Any]:
             for name, entry in metadata.state_dict_metadata.items()
             if names is None or name in names
         }
-        insist(lambda: fill(content, uri, metadata), "loading", uri, pauses=())
+        insist(lambda: reading(content, uri, metadata).read(), "loading", uri, pauses=())
     except Damaged as error:
         raise OSError(f"{uri} is damaged: {error}") from error
     return content
@@ -98,7 +100,7 @@ def _beginning(uri: str, state: State, *, own: bool) -> tuple[Metadata, dict[str
         raise Damaged("it is not a checkpoint of this trainer")
     for key in {"scaler", "order"} - known.keys():
         del words[key]
-    fill(words, uri, metadata)
+    reading(words, uri, metadata).read()
     state.require_same(words, uri)
     if disorder := state.disorder(words, uri):
         if own:
@@ -110,10 +112,9 @@ def _beginning(uri: str, state: State, *, own: bool) -> tuple[Metadata, dict[str
 
 
 def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.ProcessGroup) -> None:
-    """One rank of each group of replicas reads, then the others get it from that one."""
+    """One rank of each group of replicas takes part in reading, then the others get it from that one."""
     replicas = state.replicas
     members = dist.get_process_group_ranks(replicas) if replicas else [dist.get_rank()]
-    reads = members[0] == dist.get_rank()
     content = state.tensors()
     # With more ranks than the checkpoint had, the new ones keep the generators they were seeded with.
     own = generators()
@@ -126,12 +127,12 @@ def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.Proces
         for rank in members
     }
 
-    def read() -> None:
+    def begun() -> Reading:
         require_same_sizes(content["model"], metadata, uri)
-        if reads:
-            fill(content, uri, metadata)
+        return reading(content if members[0] == dist.get_rank() else {}, uri, metadata)
 
-    together(read, group)
+    wanted = together(begun, group)
+    together(lambda: read_together(wanted, metadata, group), group)
     if replicas:
         _spread([local(tensor) for tensor in _tensors(content)], members[0], replicas)
     restore_generators(content["generators"][str(dist.get_rank())])

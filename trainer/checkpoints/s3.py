@@ -1,7 +1,6 @@
 """The connector's writer and reader. Importing it costs those who use a folder."""
 
 import os
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,11 +8,8 @@ from s3torchconnector import S3ClientConfig
 from s3torchconnector._s3client import S3Client
 from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
 from s3torchconnector.dcp.s3_file_system import S3FileSystem
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from trainer.checkpoints.checking import Checking
 from trainer.storage import region
 
 
@@ -27,22 +23,12 @@ def s3_writer(uri: str, ahead: int) -> FileSystemWriter:
     return found
 
 
-class S3Reader(Checking, S3StorageReader):
+def s3_reader(uri: str) -> FileSystemReader:
     """From S3, straight into memory."""
-
-    def __init__(self, uri: str, metadata: Metadata) -> None:
-        super().__init__(_region(), uri, s3client_config=_settings())
-        self.fs = _files(self._reader_constructor)
-        self.metadata = metadata
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Tell the connector which bytes will be read. It takes each once, also where two parts come from one entry."""
-        entries = {}
-        for item in plan.items:
-            entry = self.storage_data[item.storage_index]
-            entries[entry.relative_path, entry.offset] = item
-        super().prepare_local_plan(replace(plan, items=list(entries.values())))
-        return plan
+    made = S3StorageReader(_region(), uri, s3client_config=_settings())
+    made.fs = _files(made._reader_constructor)
+    found: FileSystemReader = made
+    return found
 
 
 def _files(reader: Any = None) -> Any:

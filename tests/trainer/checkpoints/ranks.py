@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.trainer.checkpoints.states import SHAPE, Net, place, state_of, stepped
-from trainer.checkpoints import Checkpoints, State, checking, files
+from trainer.checkpoints import Checkpoints, State, entries, files, sharing
 from trainer.export.weights import export_model
 from trainer.storage import open_storage
 
@@ -62,15 +62,16 @@ def here(folder: Path, **config: Any) -> Checkpoints:
 
 
 def counted(folder: Path, name: str) -> None:
-    """From now on each entry that this rank reads is a line of a file."""
-    real = checking._read
+    """From now on each entry that this rank reads is a line of a file; the smallest is worth sharing."""
+    sharing._SMALL = 0
+    real = entries._read
 
     def read(stream: Any, content: memoryview, object_: str) -> None:
         with (folder / f"{name}-{dist.get_rank()}.reads").open("a") as lines:
             lines.write(f"{object_} {stream.tell()} {len(content)}\n")
         real(stream, content, object_)
 
-    checking._read = read  # type: ignore[assignment]
+    entries._read = read  # type: ignore[assignment]
 
 
 def sharded(mesh: DeviceMesh, seed: int) -> State:
@@ -148,6 +149,65 @@ def damaged(folder: Path, rank: int) -> None:
     (folder / f"damaged-{rank}").write_text(str(state.progress.step))
 
 
+def saved_whole(folder: Path, steps: tuple[int, ...]) -> None:
+    """By ranks that hold the same."""
+    torch.manual_seed(4)
+    net = Net()
+    state = state_of(net, replicas=world())
+    stepped(net, state.optimizer, 8)
+    with here(folder) as checkpoints:
+        for step in steps:
+            state.progress.step = step
+            checkpoints.save(state)
+        checkpoints.wait()
+
+
+def damaged_for_all(folder: Path, rank: int) -> None:
+    """A byte of what one rank reads for both was flipped."""
+    saved_whole(folder / "shared", (1, 2))
+    entry = max(files.read_metadata(str(folder / "shared/step-00000002")).storage_data.values(), key=lambda e: e.length)
+    if rank == 0:
+        with (folder / "shared/step-00000002" / entry.relative_path).open("r+b") as stream:
+            stream.seek(entry.offset + entry.length // 2)
+            (byte,) = stream.read(1)
+            stream.seek(-1, os.SEEK_CUR)
+            stream.write(bytes([byte ^ 1]))
+    dist.barrier()
+    sharing._SMALL = 0
+    state = sharded(init_device_mesh("cpu", (2,)), 5)
+    with here(folder / "shared") as checkpoints:
+        checkpoints.resume(state)
+    (folder / f"shared-{rank}").write_text(str(state.progress.step))
+
+
+def away(folder: Path, rank: int) -> None:
+    """The storage fails one rank in the midst of what it reads for both, and then answers again."""
+    saved_whole(folder / "away", (3,))
+    sharing._SMALL = 0
+    state = sharded(init_device_mesh("cpu", (2,)), 5)
+    real_agree, real_read, reads = sharing._agree, entries._read, 0
+
+    def agree(*given: Any) -> Any:
+        if rank == 1:
+            entries._read = read  # type: ignore[assignment]
+        return real_agree(*given)
+
+    def read(*given: Any) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 4:  # the first is of this rank's own random generator
+            raise ConnectionResetError("no answer")
+        real_read(*given)
+
+    sharing._agree = agree  # type: ignore[assignment]
+    with here(folder / "away") as checkpoints:
+        checkpoints.resume(state)
+    with here(folder / "back") as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+    (folder / f"away-{rank}").write_text(str(reads > 4))
+
+
 def killed(folder: Path, rank: int) -> None:
     """One rank dies when it has written half of its file."""
     state = sharded(init_device_mesh("cpu", (2,)), 5)
@@ -178,7 +238,7 @@ def resumed(folder: Path, rank: int) -> None:
 
 PHASES: dict[str, list[tuple[int, Phase]]] = {
     "layouts": [(4, fsdp), (2, ddp), (4, hsdp), (2, pipeline)],
-    "failures": [(2, damaged), (2, killed), (2, resumed)],
+    "failures": [(2, damaged), (2, damaged_for_all), (2, away), (2, killed), (2, resumed)],
 }
 
 

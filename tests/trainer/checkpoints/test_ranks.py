@@ -93,8 +93,14 @@ def test_replicas_read_each_byte_once(layouts: Path) -> None:
     assert len(alone) == len(entries) - len(others)
 
 
-def test_of_two_shard_groups_one_reads(layouts: Path) -> None:
-    assert len(reads(layouts, "hsdp")) == 2
+def test_of_two_shard_groups_one_reads_each_byte_once(layouts: Path) -> None:
+    """Of what two ranks saved whole each of the four wants half."""
+    first, second = reads(layouts, "hsdp")
+    assert set((first + second).values()) == {1}
+    entries = read_metadata(str(layouts / "ddp/step-00000003")).storage_data
+    assert len(first + second) == len(entries)
+    tensors = [sum(1 for line in each if ".distcp" in line) for each in (first, second)]
+    assert min(tensors) > 0.3 * max(tensors)
 
 
 @pytest.mark.parametrize("layout", ["ddp", "hsdp"])
@@ -111,6 +117,19 @@ def test_all_ranks_pass_over_what_one_finds_damaged(failures: Path) -> None:
     assert [(failures / f"damaged-{rank}").read_text() for rank in range(2)] == ["1", "1"]
     log = (failures / "log").read_text()
     assert log.count("step-00000002/ is damaged and passed over: __1_0.distcp") == 1
+
+
+def test_what_one_rank_reads_for_all_is_damaged_for_all(failures: Path) -> None:
+    assert [(failures / f"shared-{rank}").read_text() for rank in range(2)] == ["1", "1"]
+    assert (failures / "log").read_text().count("step-00000002/ is damaged and passed over: __") == 2
+
+
+def test_what_one_rank_fails_to_read_for_others_is_read_again(failures: Path) -> None:
+    assert [(failures / f"away-{rank}").read_text() for rank in range(2)] == ["False", "True"]
+    expected, found = whole(failures, "away"), whole(failures, "back")
+    for name in {name for name in expected if not name.startswith("generators.")}:
+        value = expected[name]
+        assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
 
 
 def test_a_rank_killed_in_a_save_leaves_the_older_one_the_newest(failures: Path) -> None:

@@ -1,0 +1,163 @@
+"""Reading by many ranks what several of them want: one reads an entry, checks it, and hands the others their parts.
+
+So a checkpoint comes once from the storage, whatever the layouts it was saved in and is loaded on. Ranks agree on who
+reads what, balanced by bytes; then they go in rounds, in each of which every rank has at most one entry to give.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+from trainer.checkpoints.entries import Entry, Reading, whole_tensor
+
+_SMALL = 2**16  # bytes: to read less costs no more than to be handed it
+
+Part = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the entry's tensor, and how large it is
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """The same on all ranks but `mine`."""
+
+    mine: dict[Entry, list[ReadItem]]  # of this rank's items, those of shared entries
+    wanted: list[dict[Entry, list[Part]]]  # by rank
+    given: list[list[Entry]]  # by rank: what it reads, an entry a round
+
+    @property
+    def rounds(self) -> int:
+        return max(map(len, self.given))
+
+
+def read_together(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> None:
+    """By all ranks of the group; one that wants nothing has an empty plan. Raises where this rank's own part failed.
+
+    Where another rank fails this one returns, as if all were well: `failures.together` tells it.
+    """
+    agreed = _agree(reading, metadata, group)
+    rounds = _Rounds(reading, metadata, group, agreed)
+    own = dist.get_rank(group)
+    shared = {id(item) for items in agreed.mine.values() for item in items}
+    try:
+        reading.read([item for item in reading.plan.items if id(item) not in shared])
+        reading.read([agreed.mine[entry][0] for entry in agreed.given[own]], rounds.give)
+    except BaseException:
+        rounds.give_up()  # the others wait
+        raise
+    rounds.finish()
+
+
+def _agree(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> _Agreed:
+    """Two collectives, or one where nothing is shared."""
+    size = dist.get_world_size(group)
+    # By their numbers: of a thousand ranks each has a thousand entries.
+    known = sorted({Entry.of(info) for info in metadata.storage_data.values()})
+    items = reading.by_entry()
+    large = {
+        entry: own
+        for entry, own in items.items()
+        if entry.length > _SMALL and all(item.type is LoadItemType.TENSOR for item in own)
+    }
+    numbers = np.flatnonzero(np.fromiter((entry in large for entry in known), dtype=bool, count=len(known)))
+    all_numbers: list[list[int]] = [[]] * size
+    dist.all_gather_object(all_numbers, numbers.tolist(), group=group)
+    readers = Counter(number for each in all_numbers for number in each)
+    shared = {known[number] for number, count in readers.items() if count > 1}
+    mine = {entry: own for entry, own in large.items() if entry in shared}
+    wanted: list[dict[Entry, list[Part]]] = [{}] * size
+    if shared:
+        parts = {entry: [(tuple(i.storage_offsets), tuple(i.lengths)) for i in own] for entry, own in mine.items()}
+        dist.all_gather_object(wanted, parts, group=group)
+    given: list[list[Entry]] = [[] for _ in range(size)]
+    load = [0] * size
+    for entry in sorted(shared, key=lambda each: (-each.length, each)):
+        reader = min((rank for rank in range(size) if entry in wanted[rank]), key=load.__getitem__)
+        load[reader] += entry.length
+        given[reader].append(entry)
+    return _Agreed(mine, wanted, [sorted(each) for each in given])  # in the order in which they are read
+
+
+class _Rounds:
+    """In each, all ranks say first whether they have what they are to give."""
+
+    def __init__(self, reading: Reading, metadata: Metadata, group: dist.ProcessGroup, agreed: _Agreed) -> None:
+        self._reading, self._group, self._agreed = reading, group, agreed
+        self._own = dist.get_rank(group)
+        self._metadata = metadata
+        self._done = 0
+        self._over = False  # there will be no more of them
+
+    def give(self, content: memoryview, items: list[ReadItem], name: str) -> None:
+        """This round's entry, as it was read. Called in the order of entries, by one thread."""
+        self._round(lambda: whole_tensor(content, name))
+
+    def finish(self) -> None:
+        """The rounds in which other ranks give, and this one does not."""
+        while self._done < self._agreed.rounds and not self._over:
+            self._round(None)
+
+    def give_up(self) -> None:
+        """Tell the others that this rank won't give."""
+        if self._done < self._agreed.rounds and not self._over:
+            self._all_have(False)
+
+    def _round(self, make: Callable[[], Tensor] | None) -> None:
+        if self._over:
+            return
+        whole: Tensor | None = None
+        try:
+            whole = make() if make else None
+        except BaseException:
+            self._all_have(False)
+            raise
+        if self._all_have(True):
+            self._over = True  # where the exchange itself fails
+            self._exchange(whole)
+            self._done, self._over = self._done + 1, False
+
+    def _all_have(self, have: bool) -> bool:
+        failed = torch.tensor([0 if have else 1])
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
+        self._over = bool(failed.item())
+        return not self._over
+
+    def _exchange(self, whole: Tensor | None) -> None:
+        agreed, works, coming = self._agreed, [], list[tuple[ReadItem, Tensor]]()
+        sent = []  # kept until they have gone
+        for rank, entries in enumerate(agreed.given):
+            entry = entries[self._done] if self._done < len(entries) else None
+            if entry is None or rank == self._own:
+                continue
+            for item in agreed.mine.get(entry, []):
+                coming.append((item, torch.empty(self._bytes(item), dtype=torch.uint8)))
+                works.append(dist.irecv(coming[-1][1], group=self._group, group_src=rank))
+        if whole is not None:
+            entry = agreed.given[self._own][self._done]
+            for rank, wanted in enumerate(agreed.wanted):
+                for offsets, lengths in wanted.get(entry, []) if rank != self._own else []:
+                    part = narrow_tensor_by_index(whole, offsets, lengths).contiguous()
+                    sent.append(part.flatten().view(torch.uint8))
+                    works.append(dist.isend(sent[-1], group=self._group, group_dst=rank))
+            for item in agreed.mine[entry]:
+                self._reading.take(item, narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+        for work in works:
+            assert work is not None, "this rank is in the group"
+            work.wait()
+        for item, received in coming:
+            self._reading.take(item, received.view(self._type(item)).reshape(tuple(item.lengths)))
+
+    def _bytes(self, item: ReadItem) -> int:
+        return prod(item.lengths) * self._type(item).itemsize
+
+    def _type(self, item: ReadItem) -> torch.dtype:
+        entry = self._metadata.state_dict_metadata[item.storage_index.fqn]
+        assert isinstance(entry, TensorStorageMetadata)
+        return entry.properties.dtype
