@@ -4,7 +4,7 @@ So a checkpoint comes once from the storage, whatever the layouts it was saved i
 reads what, balanced by bytes; then they go in rounds, in each of which every rank has at most one entry to give.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -76,10 +76,14 @@ def _agree(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> _A
     if shared:
         parts = {entry: [(tuple(i.storage_offsets), tuple(i.lengths)) for i in own] for entry, own in mine.items()}
         dist.all_gather_object(wanted, parts, group=group)
+    wanting = defaultdict[Entry, list[int]](list)
+    for rank, parts_of_rank in enumerate(wanted):
+        for entry in parts_of_rank:
+            wanting[entry].append(rank)
     given: list[list[Entry]] = [[] for _ in range(size)]
     load = [0] * size
-    for entry in sorted(shared, key=lambda each: (-each.length, each)):
-        reader = min((rank for rank in range(size) if entry in wanted[rank]), key=load.__getitem__)
+    for entry in sorted(wanting, key=lambda each: (-each.length, each)):
+        reader = min(wanting[entry], key=load.__getitem__)
         load[reader] += entry.length
         given[reader].append(entry)
     return _Agreed(mine, wanted, [sorted(each) for each in given])  # in the order in which they are read
