@@ -81,7 +81,7 @@ def job(
         "precision": precision,
         "parallel": {"data": data},
         "checkpoint": {"every": 10**6},
-        "evaluation": {"every": 10**6, "batches": 1},
+        "evaluation": {"every": 10**6},
         "threads": None if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // processes),
     }
     return TrainerConfig.model_validate(given)

@@ -27,7 +27,7 @@ SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,
     "checkpoint": {"every": 10},
-    "evaluation": {"every": 20, "batches": 1},
+    "evaluation": {"every": 20},
 }
 _SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}
 

@@ -82,11 +82,12 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         if origin and not checkpoints.own(origin):
             require_work(origin, progress.step, config.steps)
 
+        held_out = config.evaluation.batches * ranks.layout.accumulation  # micro-batches of each rank
+
         def evaluate() -> float:
             watch.reached(progress.step, "evaluation", PATIENCE * timeout)
             average_buffers(model.module, ranks)
-            samples = data.held_out(config.evaluation.batches)
-            return held_out_loss(module, passes, samples, config.evaluation.batches, ranks)
+            return held_out_loss(module, passes, data.held_out(held_out), held_out, ranks)
 
         requests, clock = Requests(environment), Clock(device)
         profiler = Profiler(config.profile, environment, results, device)
@@ -176,9 +177,9 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             )
             results.write("results.json", found.model_dump_json(indent=1).encode())
         optimizer.state.clear()  # what the export needs may be as large
-        held_out = list(data.held_out(config.evaluation.batches)) if config.checkpoint.export else []
+        samples = list(data.held_out(held_out)) if config.checkpoint.export else []
         exports = export(
-            model, config, ranks, results, validation_loss, lambda module: loss_of(module, held_out, device)
+            model, config, ranks, results, validation_loss, lambda module: loss_of(module, samples, device)
         )
         if metrics:
             if exports:

@@ -84,7 +84,9 @@ class EvaluationConfig(Contract):
     """Held-out loss."""
 
     every: Whole = Field(20, gt=0, description="Steps between held-out losses; the last step always has one.")
-    batches: Whole = Field(4, gt=0, description="Micro-batches per rank in one held-out loss.")
+    batches: Whole = Field(
+        1, gt=0, description="Batches of batch_size samples in one held-out loss: the same ones in every layout."
+    )
 
 
 class ProfileConfig(Contract):

@@ -27,7 +27,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = (tree / name).read_text()
         assert text.count(before) == 1, f"{name} has changed: what shall be broken there?"
         (tree / name).write_text(text.replace(before, after))
-    train = {"steps": 1, "batch_size": 4, "evaluation": {"batches": 1}}
+    train = {"steps": 1, "batch_size": 4}
     job = {"merge": True, "processes_per_node": 1, "train": train}
     write_stack(tree, "broken", nodes=1, job=job)
     ended = rehearsed(tree, "--stack", "broken", before=loopback_only(), seconds=300)

@@ -110,7 +110,7 @@ def test_nothing_runs_afterwards(local: Ended, tree: Path) -> None:
 
 
 def test_another_job_on_the_same_data_starts_anew(local: Ended, rehearse: Rehearse, s3: Any) -> None:
-    train = {"steps": 1, "batch_size": 4, "evaluation": {"batches": 1}}
+    train = {"steps": 1, "batch_size": 4}
     job = {"merge": True, "name": "another", "processes_per_node": 1, "train": train}
     ended = rehearse("local", nodes=1, job=job)
     assert ended.status == 0, ended.told
@@ -120,7 +120,7 @@ def test_another_job_on_the_same_data_starts_anew(local: Ended, rehearse: Rehear
 
 
 def test_job_resume_goes_on_from_the_named_run(local: Ended, rehearse: Rehearse, s3: Any) -> None:
-    train = {"steps": 61, "batch_size": 4, "evaluation": {"batches": 1}}
+    train = {"steps": 61, "batch_size": 4}
     job = {"merge": True, "name": "resumed", "processes_per_node": 1, "resume": local.report["run"], "train": train}
     ended = rehearse("local", nodes=1, job=job)
     assert ended.status == 0, ended.told

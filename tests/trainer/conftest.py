@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
     "micro_batch_size": 2,
     "precision": "fp32",
     "checkpoint": {"every": 10},
-    "evaluation": {"every": 10, "batches": 2},
+    "evaluation": {"every": 10},
     "timeout_seconds": 60,
     "threads": 1,
 }

@@ -219,6 +219,6 @@ def test_a_step_is_from_step_to_step_without_held_out_losses(
 
     monkeypatch.setattr(Metrics, "step", slowly)
     monkeypatch.setattr("trainer.loop.held_out_loss", slower)
-    train(tiny(steps=3, evaluation={"every": 2, "batches": 1}), alone)
+    train(tiny(steps=3, evaluation={"every": 2}), alone)
     lines = [json.loads(line) for line in (alone.metrics_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(0.1 < line["step_seconds"] < 1 for line in lines[1:])

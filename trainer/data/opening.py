@@ -66,7 +66,7 @@ class Data:
             parts.append((order, _loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = parts
         self._order, self._seed = order, config.seed
-        near = of_rank(0, rank, ranks, config.micro_batch_size * config.evaluation.batches, 0)
+        near = of_rank(0, rank, ranks, config.batch_size // ranks * config.evaluation.batches, 0)
         held_out = {int(number): index.validation[number] for number in held_out_order.locate(near)[0]}
         here = _ranks_here(config, environment, rank, ranks)
         limit = math.inf

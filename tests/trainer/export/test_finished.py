@@ -33,7 +33,7 @@ def test_both_formats_are_held_against_the_same_samples(job: Callable[..., Job],
 
     config = tiny(**changes)
     data = open_data(config, replace(alone, world_size=2, local_world_size=2), rank=0, ranks=2)
-    held_out = list(data.held_out(config.evaluation.batches))
+    held_out = list(data.held_out(config.evaluation.batches * config.batch_size // (2 * config.micro_batch_size)))
     data.close()
     model = empty(config.model)
     fill_from(model, open_storage(str(run.folder / "results"), "RESULTS_URI"))

@@ -85,6 +85,12 @@ def test_losses_are_those_of_one_process(runs: dict[str, list[dict[str, Any]]], 
 
 
 @pytest.mark.parametrize("layout", [name for layouts in LAYOUTS.values() for name in layouts])
+def test_held_out_losses_are_those_of_one_process(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
+    found, alone = (runs[name][-1]["validation_loss"] for name in (layout, "alone"))
+    assert found == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", [name for layouts in LAYOUTS.values() for name in layouts])
 def test_gradients_are_clipped_by_the_norm_of_all(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
     norms = [line["gradient_norm"] for line in runs[layout]]
     assert norms == pytest.approx([line["gradient_norm"] for line in runs["alone"]], rel=1e-4)
