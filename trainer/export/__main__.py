@@ -13,7 +13,7 @@ from contract.base import InputError, Problem
 from contract.training.models import ModelConfig
 from trainer.checkpoints.reader import load_whole
 from trainer.export.int8 import export_int8
-from trainer.export.shape import config_of, empty, prefix_of, shared_names
+from trainer.export.shape import config_of, empty, int8_config_of, prefix_of, shared_names
 from trainer.export.weights import export_checkpoint, fill_from
 from trainer.storage import open_storage
 
@@ -34,7 +34,7 @@ def export(uri: str, target: str, *, int8: bool) -> None:
     if int8:
         model = empty(shape)
         fill_from(model, storage, prefix=prefix, folder="")
-        export_int8(model, config_of(shape), storage, prefix=prefix, folder="int8/")
+        export_int8(model, int8_config_of(shape), storage, prefix=prefix, folder="int8/")
 
 
 def main() -> int:

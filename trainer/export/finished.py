@@ -10,7 +10,7 @@ from torch import nn
 from contract.metrics import Export
 from contract.training import TrainerConfig
 from trainer.export.int8 import export_int8
-from trainer.export.shape import config_of, empty, prefix_of
+from trainer.export.shape import config_of, empty, int8_config_of, prefix_of
 from trainer.export.weights import export_model, fill_from
 from trainer.models import Model
 from trainer.ranks import Ranks
@@ -47,7 +47,9 @@ def export(
             try:
                 whole = empty(shape, config.memory.loss_chunk)
                 fill_from(whole, results, prefix=prefix)
-                report = export_int8(whole.to(ranks.device), own, results, evaluate=evaluate, prefix=prefix)
+                report = export_int8(
+                    whole.to(ranks.device), int8_config_of(shape), results, evaluate=evaluate, prefix=prefix
+                )
             except Exception as error:  # whatever it is, the run has ended well, and its weights are there
                 words = (str(error).strip() or "no more is known").splitlines()[0][:300]
                 print(f"warning: not exported in 8 bits: {type(error).__name__}: {words}", flush=True)

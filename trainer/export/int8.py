@@ -2,8 +2,10 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -59,13 +61,23 @@ def export_int8(
 
 
 def quantize(model: nn.Module) -> int:
-    """In place. Returns how many matrices are now in 8 bits."""
+    """In place. Returns how many matrices are now in 8 bits: one that is an embedding too stays as it is, for the file
+    would hold it twice."""
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao registers by a way that torch now has
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao.quantization import quantize_
+
+    names = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    linear = {id(each) for each in model.modules() if isinstance(each, nn.Linear) and names[id(each.weight)] == 1}
+    quantize_(model, form(), lambda module, _: id(module) in linear)
+    return len(linear)
+
+
+def form() -> Any:
+    """What torchao is to make of a matrix, as it knows it."""
+    from torchao.quantization import Int8WeightOnlyConfig
 
     # Its settings of torch.compile are for whoever serves the model, not for the process that trained it.
-    quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
-    return sum(isinstance(module, nn.Linear) for module in model.modules())
+    return Int8WeightOnlyConfig(set_inductor_config=False)
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

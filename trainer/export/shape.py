@@ -7,6 +7,7 @@ from torch import nn
 
 from contract.training import TrainerConfig
 from contract.training.models import HuggingFaceConfig, ModelConfig
+from trainer.export.int8 import form
 from trainer.models import build
 
 
@@ -22,6 +23,16 @@ def config_of(shape: ModelConfig) -> dict[str, Any]:
     from trainer.models.hugging_face import library_config
 
     return {**library_config(shape).to_dict(), "architectures": [type(_outline(shape)).__name__]}
+
+
+def int8_config_of(shape: ModelConfig) -> dict[str, Any]:
+    """The same for the weights in 8 bits, by which transformers reads them as it reads others."""
+    own = config_of(shape)
+    if isinstance(shape, HuggingFaceConfig):
+        from transformers import TorchAoConfig
+
+        own["quantization_config"] = TorchAoConfig(form()).to_dict()
+    return own
 
 
 def shared_names(shape: ModelConfig) -> list[list[str]]:

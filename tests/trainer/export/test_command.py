@@ -21,11 +21,16 @@ GPT2 = {
     "config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 16},
     "sequence_length": 8,
 }
-BERT_SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {
     "kind": "hugging_face",
     "task": "masked",
-    "config": {"model_type": "bert", "vocab_size": 64, "max_position_embeddings": 16, **BERT_SIZES},
+    "config": {"model_type": "bert", "vocab_size": 64, "max_position_embeddings": 16, **SIZES},
+    "sequence_length": 8,
+}
+LLAMA = {
+    "kind": "hugging_face",
+    "config": {"model_type": "llama", "vocab_size": 64, "max_position_embeddings": 16, **SIZES},
     "sequence_length": 8,
 }
 
@@ -72,6 +77,29 @@ def test_a_hugging_face_model_is_read_by_its_library(
     tokens = torch.randint(0, 64, (1, 8))
     inner: Any = model.get_submodule("model")
     assert torch.allclose(found.eval()(tokens).logits, inner.eval()(tokens).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "matrices"), [(LLAMA, 8), (BERT, 7)])
+def test_its_eight_bits_are_read_by_the_library(
+    shape: dict[str, Any],
+    matrices: int,
+    tmp_path: Path,
+    group: dist.ProcessGroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BERT's last matrix is its embedding too, and stays as it is."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    model, uri = checkpoint(shape, tmp_path / "checkpoints", group)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
+    assert json.loads((tmp_path / "target/int8/report.json").read_text())["matrices"] == matrices
+    maker = AutoModelForMaskedLM if shape is BERT else AutoModelForCausalLM
+    found, info = maker.from_pretrained(tmp_path / "target/int8", local_files_only=True, output_loading_info=True)
+    assert not info["missing_keys"]
+    tokens = torch.randint(0, 64, (1, 8))
+    inner: Any = model.get_submodule("model")
+    exact = inner.eval()(tokens).logits
+    assert (found.eval()(tokens).logits - exact).std() < 0.05 * exact.std()
 
 
 @pytest.mark.parametrize(("shape", "second"), [(GPT2, "lm_head.weight"), (BERT, "cls.predictions.decoder.weight")])
