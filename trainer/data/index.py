@@ -14,7 +14,8 @@ def read_index(storage: Storage) -> Dataset:
     """Raises InputError where there is no dataset, or none that can be read."""
     content = storage.read(INDEX)
     if content is None:
-        raise InputError([problem(storage, f"holds no {INDEX}", "Upload the dataset first")])
+        fix = "Make the dataset by python -m trainer.prepare, or name its folder"
+        raise InputError([problem(storage, f"holds no {INDEX}", fix)])
     try:
         return DATASET.validate_json(content)
     except ValidationError as error:

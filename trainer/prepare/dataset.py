@@ -42,10 +42,16 @@ class Request:
 
     target: str
     name: str
-    held_out: float
+    held_out: float  # more than 0, and less than 1
     workers: int
     work: Path | None = None
     replace: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            why = "leaves nothing to hold out" if self.held_out <= 0 else "leaves nothing to train on"
+            fix = "Take a share between 0 and 1"
+            raise InputError([Problem(key="--held-out", value=self.held_out, why=why, fix=fix)])
 
     @contextmanager
     def open(self, words: Mapping[str, Any]) -> Iterator[Work]:
@@ -176,6 +182,7 @@ def _require_both(train: list[Shard], validation: list[Shard], samples: int, hel
     if not validation or not train:
         which, change = ("held out", "Raise") if not validation else ("left to train on", "Lower")
         why = f"of {samples} documents, or images, none is {which}"
-        enough = f", such as to {min(0.5, 5 / samples):.2g}" if not validation else ""
+        better = min(0.5, 5 / samples)
+        enough = f", such as to {better:.2g}" if not validation and better > held_out else ""
         fix = f"{change} it{enough}, or give more of them; --document-kib cuts text files into smaller ones"
         raise InputError([Problem(key="--held-out", value=held_out, why=why, fix=fix)])

@@ -13,7 +13,7 @@ from trainer.prepare.dataset import Request, Result, build, upload
 from trainer.prepare.labels import Image, labelled
 from trainer.prepare.parts import Made, Part, is_held_out, order_of, parts_of
 from trainer.prepare.pool import Advance
-from trainer.prepare.sources import open_file
+from trainer.prepare.sources import open_file, require_apart
 from trainer.prepare.work import held_out_file
 from trainer.storage import open_storage
 
@@ -56,6 +56,7 @@ class ImageMaker:
 
 def prepare_images(source: str, shard_mib: int, request: Request, says: str | None = None) -> Result:
     """Make the dataset. Raises InputError on what the user can mend, OSError where machine or storage fail."""
+    require_apart([source], request.target)
     images, classes = labelled(source)
     images.sort(key=lambda image: (order_of(image.file.name), image.file.uri))
     listed = "\n".join(f"{one.file.uri} {one.file.size} {one.file.modified} {one.label}" for one in images)

@@ -68,6 +68,21 @@ def list_files(sources: Sequence[str], pattern: str = "*", exclude: Sequence[str
     return sorted(found.values(), key=lambda file: (file.name, file.uri))
 
 
+def require_apart(sources: Sequence[str], target: str) -> None:
+    """Raises InputError where the target lies in a source: its shards would be read as one of its files."""
+    problems = []
+    for source in sources:
+        if source.startswith("s3://") or target.startswith("s3://"):
+            inside = f"{target.rstrip('/')}/".startswith(f"{source.rstrip('/')}/")
+        else:
+            inside = Path(target).resolve().is_relative_to(Path(source).resolve())
+        if inside:
+            why = f"lies in the source {source}, whose files its shards would be"
+            problems.append(Problem(key="--target", value=target, why=why, fix="Name a place beside it"))
+    if problems:
+        raise InputError(problems)
+
+
 def open_file(file: SourceFile) -> Any:
     """A binary file object with buffer, of which any part can be read. Raises OSError where it is gone."""
     system, path = _place(file.uri)

@@ -189,9 +189,7 @@ def adopt(file: Path, end: str | None, target: Path) -> Vocabulary:
     one that is commonly called so. Raises InputError where the file can't be read, or has no token `end`.
     """
     tokenizer = load(file)
-    if end is not None and tokenizer.token_to_id(end) is None:
-        why = f"{file} has no such token"
-        raise InputError([Problem(key="--end", value=end, why=why, fix="Name one of its tokens")])
+    _require_token(tokenizer, end, str(file))
     says = _config(file.with_name("tokenizer_config.json"))
     ends = [end] if end else [*(says.get(key) for key in ("eos_token", "sep_token")), *_ENDS]
     if _first(tokenizer, ends) is None:
@@ -201,6 +199,23 @@ def adopt(file: Path, end: str | None, target: Path) -> Vocabulary:
     assert found is not None
     target.write_text(tokenizer.to_str())
     return Vocabulary(target, max(tokenizer.get_vocab().values()) + 1, found, mask)
+
+
+def require(words: str, end: str | None) -> None:
+    """Raises InputError where `words` name no tokenizer, or none with a token `end`, as far as that is known before one
+    is trained."""
+    if words == "bytes":
+        if end is not None:
+            why = "bytes have no such token"
+            raise InputError([Problem(key="--end", value=end, why=why, fix="Leave it out")])
+    elif not trained(words):
+        _require_token(load(Path(words)), end, words)
+
+
+def _require_token(tokenizer: Any, end: str | None, name: str) -> None:
+    if end is not None and tokenizer.token_to_id(end) is None:
+        why = f"{name} has no such token"
+        raise InputError([Problem(key="--end", value=end, why=why, fix="Name one of its tokens")])
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainer.prepare.documents import Document, Piece, Reading, documents, piece
 from trainer.prepare.parts import Made, Part, is_held_out, order_of, parts_of
 from trainer.prepare.pool import Advance
 from trainer.prepare.progress import say
-from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files
+from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files, require_apart
 from trainer.prepare.tokenizers import BYTES, Vocabulary
 from trainer.prepare.work import Work, held_out_file
 from trainer.storage import open_storage
@@ -71,6 +71,8 @@ class TokenMaker:
 
 def prepare_tokens(text: Text, request: Request) -> Result:
     """Make the dataset. Raises InputError on what the user can mend, OSError where machine or storage fail."""
+    require_apart(text.sources, request.target)
+    tokenizers.require(text.tokenizer, text.end)
     pieces = _pieces(text)
     if not pieces:
         raise InputError([Problem(key="SOURCE", value=" ".join(text.sources), why="holds no text", fix="Name another")])
@@ -174,9 +176,6 @@ def _words(text: Text, pieces: list[Piece]) -> dict[str, object]:
 
 def _vocabulary(text: Text, pieces: list[Piece], held_out: float, work: Work) -> Vocabulary:
     if text.tokenizer == "bytes":
-        if text.end is not None:
-            why = "bytes have no such token"
-            raise InputError([Problem(key="--end", value=text.end, why=why, fix="Leave it out")])
         return BYTES
     file = Path(text.tokenizer)
     if asked := tokenizers.trained(text.tokenizer):

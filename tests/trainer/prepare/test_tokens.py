@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,48 @@ def test_what_can_not_be_found_is_told_together(request_to: Make, tmp_path: Path
     assert told.count("there is no such file or folder. Name one that is there.") == 2
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "end", "words"),
+    [
+        ("none.json", None, "--tokenizer = 'none.json': there is no such file"),
+        ("train:abc", None, "--tokenizer = 'train:abc': is not to be understood"),
+        ("train:10", None, "--tokenizer = 'train:10': a vocabulary of 10 is too small"),
+        ("bytes", "</s>", "--end = '</s>': bytes have no such token"),
+    ],
+)
+def test_a_slip_loses_nothing_of_what_a_killed_run_had_done(
+    lines: Path, request_to: Make, tokenizer: str, end: str | None, words: str
+) -> None:
+    request = request_to()
+    assert request.work
+    with pytest.raises(KeyboardInterrupt), request.open({"--field": "text"}):
+        raise KeyboardInterrupt
+    before = (request.work / "words.json").read_bytes()
+    assert words in refused({"sources": (str(lines),), "tokenizer": tokenizer, "end": end}, request)
+    assert (request.work / "words.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("held_out", "words"), [(0.0, "leaves nothing to hold out"), (1.0, "nothing to train on")])
+def test_a_share_that_is_none_is_told_at_once(request_to: Make, held_out: float, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        request_to(held_out=held_out)
+
+
+def test_advice_to_hold_out_less_is_not_given(request_to: Make, tmp_path: Path) -> None:
+    """Equal documents are all held out, or none of them."""
+    (tmp_path / "same.jsonl").write_text('{"text": "the same"}\n' * 300)
+    told = refused({"sources": (str(tmp_path / "same.jsonl"),)}, request_to(held_out=0.1))
+    assert "of 300 documents, or images, none is held out. Raise it, or give more of them" in told
+
+
+@pytest.mark.parametrize("inside", ["", "out"])
+def test_a_target_among_the_sources_is_told(request_to: Make, lines: Path, inside: str) -> None:
+    request = replace(request_to(), target=str(lines.parent / inside))
+    told = refused({"sources": (str(lines.parent),)}, request)
+    assert f"--target = '{request.target}': lies in the source {lines.parent}" in told
+    assert [file.name for file in lines.parent.iterdir()] == ["a.jsonl"]
+
+
 def test_an_unknown_format_is_told(request_to: Make, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_text("")
     told = refused({"sources": (str(tmp_path / "a.docx"),)}, request_to())
@@ -112,8 +155,8 @@ def test_an_error_in_a_process_is_told_as_it_is(lines: Path, request_to: Make) -
 
 
 def test_nothing_held_out_is_told(lines: Path, request_to: Make) -> None:
-    told = refused({"sources": (str(lines),)}, request_to(held_out=0))
-    assert "--held-out = 0: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in told
+    told = refused({"sources": (str(lines),)}, request_to(held_out=1e-9))
+    assert "--held-out = 1e-09: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in told
 
 
 def test_text_of_empty_documents_is_told(request_to: Make, tmp_path: Path) -> None:
