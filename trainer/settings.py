@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def read_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
     """
     key = str(path)
     try:
-        config = TrainerConfig.model_validate_json(path.read_bytes())
+        config = TrainerConfig.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))  # as some editors write it
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
         if first["type"] == "json_invalid":  # whose value is the whole file

@@ -118,7 +118,7 @@ class TrainerConfig(Contract):
         description="Type of forward and backward; weights and their updates are fp32. float8 (torchao): matrix "
         "products, the rest in bf16, on GPUs that have it.",
     )
-    seed: Whole = Field(1234, ge=0, description="Seed of weights and data order.")
+    seed: Whole = Field(1234, ge=0, lt=2**63, description="Seed of weights and data order.")
     deterministic: bool | None = Field(
         None, description="The same bits in every run on the same ranks, at the cost of speed on GPUs; none: on CPUs."
     )

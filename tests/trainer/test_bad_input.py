@@ -56,6 +56,7 @@ MISTAKES = {
     ),
     "text for a number": Mistake("config.steps = 'many': not a whole number", {"steps": "many"}),
     "truth for a number": Mistake("config.steps = True: not a whole number", {"steps": True}),
+    "more than 63 bits": Mistake("config.seed = 1180591620717411303424: must be less than", {"seed": 2**70}),
     "a negative number": Mistake("config.steps = -1: must be greater than 0", {"steps": -1}),
     "an old key": Mistake("config.checkpoint_every = 5: no such key", {"checkpoint_every": 5}),
     "an unknown precision": Mistake("'int4': not one of 'fp32', 'bf16', 'fp16' or 'float8'", {"precision": "int4"}),
@@ -198,6 +199,12 @@ def test_the_job_that_they_spoil_is_good(tmp_path: Path) -> None:
     read(written(Mistake(""), tmp_path), {**PLACES, **FOUR})
 
 
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"steps": 7}', encoding="utf-8-sig")
+    assert read_config(file, 1, 1).steps == 7
+
+
 @pytest.mark.parametrize("name", ["an unknown model", "a batch that does not split", "text for a world", "not JSON"])
 def test_the_program_says_it_in_one_line_before_it_imports_torch(name: str, tmp_path: Path) -> None:
     file = written(MISTAKES[name], tmp_path)
@@ -251,7 +258,9 @@ def test_a_place_that_is_none_is_told(uri: str, said: str, alone: Environment, s
 
 
 def test_a_folder_without_a_dataset_is_told(alone: Environment, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"DATA_URI = .*dataset.json"):
+    with pytest.raises(
+        InputError, match=r"DATA_URI = .*holds no dataset.json. Make the dataset by python -m trainer.prepare"
+    ):
         reach("data_uri", replace(alone, data_uri=str(tmp_path)))
 
 
