@@ -19,12 +19,13 @@ def _ended(
     """Exit status, and what to say where no traceback helps."""
     from trainer.data import DataError
     from trainer.failures.memory import OutOfMemory
+    from trainer.failures.peers import PeerLost
 
     try:
         train(config, environment)
     except InputError as error:
         return 2, error
-    except (OutOfMemory, DataError, FloatingPointError) as error:
+    except (OutOfMemory, PeerLost, DataError, FloatingPointError) as error:
         return 1, error
     return 0, None
 

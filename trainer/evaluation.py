@@ -1,6 +1,6 @@
 """Held-out loss: on the same samples every time, by all ranks together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -11,15 +11,25 @@ from trainer.ranks import Ranks
 
 
 @torch.no_grad()
-def held_out_loss(module: nn.Module, passes: Passes, batches: Iterator[Batch], count: int, ranks: Ranks) -> float:
-    """Mean over `count` micro-batches of each rank that shares the batch, nats a token (an image)."""
+def held_out_loss(
+    module: nn.Module, passes: Passes, batches: Iterator[Batch], number: int, ranks: Ranks, ended: Callable[[], bool]
+) -> float | None:
+    """Mean over `number` batches of all ranks, nats a token (an image). None where the end is asked for meanwhile, of
+    whatever rank."""
+    total, own = 0.0, ranks.layout.accumulation
     module.eval()
     try:
-        loss = passes.losses(batches, count)
+        for _ in range(number):
+            loss = passes.losses(batches, own)
+            told = torch.stack([loss, torch.full_like(loss, ended())])
+            dist.all_reduce(told)
+            batch_loss, asked = told.tolist()
+            if asked:
+                return None
+            total += batch_loss / ranks.layout.loss_ranks
     finally:
         module.train()
-    dist.all_reduce(loss)
-    return float(loss) / ranks.layout.loss_ranks
+    return total / number
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from trainer.data import open_data
 from trainer.evaluation import average_buffers, held_out_loss
 from trainer.export.finished import export, loss_of
 from trainer.failures.memory import explained
+from trainer.failures.peers import told_of_lost_peers
 from trainer.failures.watch import EXPORT_SECONDS, PATIENCE, Watch, place_of
 from trainer.models import build
 from trainer.parallelism import passes_of, spread
@@ -56,6 +57,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         watch = stack.enter_context(Watch(rank=rank, world_size=ranks.size, where=where, timeout_seconds=timeout))
         watch.reached(0, "setup", PATIENCE * timeout)
         stack.enter_context(explained(config, layout, device, where, model.parameters))
+        progress = Progress()
+        stack.enter_context(told_of_lost_peers(where, rank, lambda: progress.step))
         precision = Precision(config, device)
         loss_scale = precision.loss_scale
         module = spread(model, config, ranks, precision)  # model.module, or DistributedDataParallel around it
@@ -66,7 +69,6 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         passes.warm_up(next(data.held_out(1)))
         optimizer.zero_grad()
 
-        progress = Progress()
         state = State(
             model=model.module,
             optimizer=optimizer,
@@ -82,14 +84,15 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         if origin and not checkpoints.own(origin):
             require_work(origin, progress.step, config.steps)
 
-        held_out = config.evaluation.batches * ranks.layout.accumulation  # micro-batches of each rank
+        requests, clock = Requests(environment), Clock(device)
+        held_out = config.evaluation.batches * layout.accumulation  # micro-batches of each rank
 
-        def evaluate() -> float:
+        def evaluate() -> float | None:
             watch.reached(progress.step, "evaluation", PATIENCE * timeout)
             average_buffers(model.module, ranks)
-            return held_out_loss(module, passes, data.held_out(held_out), held_out, ranks)
+            with closing(data.held_out(held_out)) as samples:
+                return held_out_loss(module, passes, samples, config.evaluation.batches, ranks, lambda: requests.ended)
 
-        requests, clock = Requests(environment), Clock(device)
         profiler = Profiler(config.profile, environment, results, device)
         metrics = Metrics(config, environment, results, model, device) if rank == 0 else None
         if metrics:
@@ -131,7 +134,11 @@ def train(config: TrainerConfig, environment: Environment) -> None:
 
             progress.advance(config.batch_size, mean_loss)
             last = step == config.steps
-            validation_loss = evaluate() if last or step % config.evaluation.every == 0 else None
+            validation_loss = None
+            if last or step % config.evaluation.every == 0:
+                validation_loss = evaluate()
+                if validation_loss is None:
+                    asked = ended = True
             started = time.perf_counter()  # the next step's: to tell of this one and to save it takes training's time
             if metrics:
                 metrics.step(
@@ -162,6 +169,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
 
         if validation_loss is None:  # resumed after the last step
             validation_loss = evaluate()
+            if validation_loss is None:
+                raise SystemExit(TERMINATED)
         watch.reached(progress.step, "export", EXPORT_SECONDS)
         if metrics:
             metrics.finish()

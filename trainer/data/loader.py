@@ -8,10 +8,12 @@ ranks and other workers: the samples of a step are the same.
 """
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +25,7 @@ from torch.utils.data import Dataset as TorchDataset
 from trainer.data.draws import Counts
 from trainer.data.order import Order, of_rank
 from trainer.data.thread import made_ahead
+from trainer.requests import ENDING
 
 Batch = tuple[Tensor, ...]
 Read = tuple[Any, ...]  # tensors or arrays, whose first dimension counts samples
@@ -136,6 +139,18 @@ class _InWorker(TorchDataset[_Made | _Failed]):
             return _Failed(str(error))
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started within never hears what ends the job, by which whole process groups are told (Ctrl-C, `timeout`,
+    systemd): the training is to save a checkpoint yet, and needs its workers until then."""
+    resource_tracker.ensure_running()  # which would lift the mask, were it started with the rest
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _as_it_is(made: Any) -> Any:
     return made
 
@@ -215,6 +230,8 @@ class WorkerLoader:
         context = multiprocessing.get_context("forkserver")
         # Imported once, by the server from which workers are forked; there no thread runs that a fork could break.
         context.set_forkserver_preload([__name__, type(self._samples).__module__])
+        with _deaf():
+            forkserver.ensure_running()
         return DataLoader(
             _InWorker(ByPosition(self._order, self._samples)),
             batch_sampler=positions,  # type: ignore[arg-type]  # a range is as good as a list

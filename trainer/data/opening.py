@@ -66,7 +66,8 @@ class Data:
             parts.append((order, _loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = parts
         self._order, self._seed = order, config.seed
-        near = of_rank(0, rank, ranks, config.batch_size // ranks * config.evaluation.batches, 0)
+        evaluated = min(config.batch_size // ranks * config.evaluation.batches, held_out_order.size)
+        near = of_rank(0, rank, ranks, evaluated, 0)
         held_out = {int(number): index.validation[number] for number in held_out_order.locate(near)[0]}
         here = _ranks_here(config, environment, rank, ranks)
         limit = math.inf

@@ -1,5 +1,6 @@
 """Micro-batches of a rank: exact on any number of ranks and workers, from any position."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -84,6 +85,22 @@ def test_workers_change_nothing(at: At, tmp_path: Path) -> None:
         take(at(tmp_path / "data"), config(model=MASKED, data={"workers": workers}), 30, 24) for workers in (0, 2)
     )
     assert helped == alone
+
+
+def test_workers_outlive_what_ends_the_job(at: At, tmp_path: Path) -> None:
+    """Who tells a process group tells them too, and the training is to save a checkpoint yet."""
+    write_tokens(tmp_path / "data")
+    data = open_data(config(data={"workers": 2}), at(tmp_path / "data"), rank=0, ranks=1)
+    training = data.train(0)
+    next(training)
+    workers = [child for child in psutil.Process().children(recursive=True) if child.name() == "pt_data_worker"]
+    for process in {*workers, *(worker.parent() for worker in workers)}:
+        assert process
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+    assert len(list(islice(training, 20))) == 20
+    data.close()
+    eventually(lambda: not any(worker.is_running() for worker in workers), "the end of the workers")
 
 
 def test_nothing_is_left_after_closing(at: At, tmp_path: Path) -> None:
