@@ -12,19 +12,20 @@ from trainer.ranks import Ranks
 
 @torch.no_grad()
 def held_out_loss(
-    module: nn.Module, passes: Passes, batches: Iterator[Batch], number: int, ranks: Ranks, ended: Callable[[], bool]
+    module: nn.Module, passes: Passes, batches: Iterator[Batch], number: int, ranks: Ranks, leaves: Callable[[], bool]
 ) -> float | None:
-    """Mean over `number` batches of all ranks, nats a token (an image). None where the end is asked for meanwhile, of
-    whatever rank."""
+    """Mean over `number` batches of all ranks, nats a token (an image). None where a rank leaves it: each is
+    asked at each batch."""
     total, own = 0.0, ranks.layout.accumulation
     module.eval()
     try:
         for _ in range(number):
+            left = leaves()
             loss = passes.losses(batches, own)
-            told = torch.stack([loss, torch.full_like(loss, ended())])
+            told = torch.stack([loss, torch.full_like(loss, left)])
             dist.all_reduce(told)
-            batch_loss, asked = told.tolist()
-            if asked:
+            batch_loss, any_left = told.tolist()
+            if any_left:
                 return None
             total += batch_loss / ranks.layout.loss_ranks
     finally:

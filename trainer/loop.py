@@ -87,11 +87,14 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         requests, clock = Requests(environment), Clock(device)
         held_out = config.evaluation.batches * layout.accumulation  # micro-batches of each rank
 
-        def evaluate() -> float | None:
+        def leaves() -> bool:
             watch.reached(progress.step, "evaluation", PATIENCE * timeout)
+            return requests.ended
+
+        def evaluate() -> float | None:
             average_buffers(model.module, ranks)
             with closing(data.held_out(held_out)) as samples:
-                return held_out_loss(module, passes, samples, config.evaluation.batches, ranks, lambda: requests.ended)
+                return held_out_loss(module, passes, samples, config.evaluation.batches, ranks, leaves)
 
         profiler = Profiler(config.profile, environment, results, device)
         metrics = Metrics(config, environment, results, model, device) if rank == 0 else None
