@@ -8,7 +8,10 @@ ranks and other workers: the samples of a step are the same.
 """
 
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -151,6 +154,19 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _follow(worker: int) -> None:
+    """A worker ends with the training, however that ends. DataLoader's own watch is on the worker's parent, the server
+    from which it is forked; and that one lives as long as its workers do."""
+    parent = multiprocessing.parent_process()
+    assert parent
+
+    def follow() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, name="follow", daemon=True).start()
+
+
 def _as_it_is(made: Any) -> Any:
     return made
 
@@ -238,6 +254,7 @@ class WorkerLoader:
             num_workers=self._workers,
             prefetch_factor=self._prefetch,
             collate_fn=_as_it_is,
+            worker_init_fn=_follow,
             pin_memory=self._pinned,
             multiprocessing_context=context,
             generator=torch.Generator(),  # else it draws from the generator of the model

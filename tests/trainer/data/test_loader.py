@@ -1,8 +1,10 @@
 """Micro-batches of a rank: exact on any number of ranks and workers, from any position."""
 
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from contract.base import InputError
 from contract.training import TrainerConfig
 from tests.polling import eventually
+from tests.trainer.conftest import Job
 from tests.trainer.data.conftest import LENGTH, MASKED, MODEL, PICTURES, config, write_images, write_tokens
 from trainer.data import open_data
 from trainer.data.draws import Counts
@@ -101,6 +104,26 @@ def test_workers_outlive_what_ends_the_job(at: At, tmp_path: Path) -> None:
     assert len(list(islice(training, 20))) == 20
     data.close()
     eventually(lambda: not any(worker.is_running() for worker in workers), "the end of the workers")
+
+
+def test_workers_end_with_a_job_that_is_killed(job: Callable[..., Job]) -> None:
+    run = job("killed")
+    run.configure(steps=10**6, checkpoint={"every": 10**6}, data={"workers": 2})
+    process = subprocess.Popen(run.command(1), env=run.environment, stdout=subprocess.DEVNULL)
+    started: list[psutil.Process] = []
+    try:
+        lines = run.folder / "metrics/metrics.jsonl"
+        eventually(lambda: lines.exists() and lines.read_text().count("\n") > 2, "the steps")
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert [each.name() for each in started].count("pt_data_worker") >= 2
+        process.kill()
+        eventually(lambda: not any(each.is_running() for each in started), "the end of all that it had started", 20)
+    finally:
+        for each in started:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.kill()
+        process.wait()
 
 
 def test_nothing_is_left_after_closing(at: At, tmp_path: Path) -> None:
