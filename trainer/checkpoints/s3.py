@@ -4,13 +4,15 @@ import os
 from functools import cache
 from typing import Any
 
-from s3torchconnector import S3ClientConfig
+from s3torchconnector import S3ClientConfig, S3ReaderConstructor
 from s3torchconnector._s3client import S3Client
 from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
 from s3torchconnector.dcp.s3_file_system import S3FileSystem
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from trainer.storage import region
+
+_GAP = 2**20  # bytes: a request takes as long as so many
 
 
 def s3_writer(uri: str, ahead: int) -> FileSystemWriter:
@@ -25,8 +27,10 @@ def s3_writer(uri: str, ahead: int) -> FileSystemWriter:
 
 def s3_reader(uri: str) -> FileSystemReader:
     """From S3, straight into memory."""
-    made = S3StorageReader(_region(), uri, s3client_config=_settings())
-    made.fs = _files(made._reader_constructor)
+    # What lies between two entries comes with them where it is less than this: other ranks read it already.
+    constructor = S3ReaderConstructor.dcp_optimized(max_gap_size=_GAP)
+    made = S3StorageReader(_region(), uri, s3client_config=_settings(), reader_constructor=constructor)
+    made.fs = _files(constructor)
     found: FileSystemReader = made
     return found
 

@@ -1,7 +1,8 @@
 """Reading by many ranks what several of them want: one reads an entry, checks it, and hands the others their parts.
 
-So a checkpoint comes once from the storage, whatever the layouts it was saved in and is loaded on. Ranks agree on who
-reads what, balanced by bytes; then they go in rounds, in each of which every rank has at most one entry to give.
+So a checkpoint comes once from the storage, but for its smallest entries, whatever the layouts it was saved in and is
+loaded on. Ranks agree on who reads what, balanced by bytes; then they go in rounds, in each of which every rank has at
+most one entry to give.
 """
 
 from collections import Counter, defaultdict
@@ -49,10 +50,16 @@ def read_together(reading: Reading, metadata: Metadata, group: dist.ProcessGroup
     try:
         reading.read([item for item in reading.plan.items if id(item) not in shared])
         reading.read([agreed.mine[entry][0] for entry in agreed.given[own]], rounds.give)
+        rounds.finish()
+    except _Over:
+        return
     except BaseException:
         rounds.give_up()  # the others wait
         raise
-    rounds.finish()
+
+
+class _Over(Exception):
+    """Another rank has failed, and tells it."""
 
 
 def _agree(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> _Agreed:
@@ -80,13 +87,17 @@ def _agree(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> _A
     for rank, parts_of_rank in enumerate(wanted):
         for entry in parts_of_rank:
             wanting[entry].append(rank)
+    # In runs, as they lie in the files: what lies between two entries may come from S3 with them.
+    enough = sum(entry.length for entry in wanting) / max(1, sum(map(bool, wanted)))
     given: list[list[Entry]] = [[] for _ in range(size)]
     load = [0] * size
-    for entry in sorted(wanting, key=lambda each: (-each.length, each)):
-        reader = min(wanting[entry], key=load.__getitem__)
+    reader = -1
+    for entry in sorted(wanting):
+        if reader not in wanting[entry] or load[reader] >= enough:
+            reader = min(wanting[entry], key=load.__getitem__)
         load[reader] += entry.length
         given[reader].append(entry)
-    return _Agreed(mine, wanted, [sorted(each) for each in given])  # in the order in which they are read
+    return _Agreed(mine, wanted, given)
 
 
 class _Rounds:
@@ -98,6 +109,7 @@ class _Rounds:
         self._metadata = metadata
         self._done = 0
         self._over = False  # there will be no more of them
+        self._failed: BaseException | None = None  # of this rank
 
     def give(self, content: memoryview, items: list[ReadItem], name: str) -> None:
         """This round's entry, as it was read. Called in the order of entries, by one thread."""
@@ -105,7 +117,7 @@ class _Rounds:
 
     def finish(self) -> None:
         """The rounds in which other ranks give, and this one does not."""
-        while self._done < self._agreed.rounds and not self._over:
+        while self._done < self._agreed.rounds:
             self._round(None)
 
     def give_up(self) -> None:
@@ -115,17 +127,27 @@ class _Rounds:
 
     def _round(self, make: Callable[[], Tensor] | None) -> None:
         if self._over:
-            return
-        whole: Tensor | None = None
+            raise self._failed or _Over()
         try:
+            if self._failed:
+                raise self._failed
             whole = make() if make else None
-        except BaseException:
+            sent, coming = self._sent(whole), self._coming()
+        except BaseException as error:
+            self._failed = error
             self._all_have(False)
             raise
-        if self._all_have(True):
-            self._over = True  # where the exchange itself fails
-            self._exchange(whole)
-            self._done, self._over = self._done + 1, False
+        if not self._all_have(True):
+            raise _Over()
+        self._over = True  # where the exchange itself fails
+        self._exchange(sent, coming)
+        self._done, self._over = self._done + 1, False
+        try:
+            self._fill(whole, coming)
+        except BaseException as error:
+            self._failed = error  # the others are in the next round by now, and hear it there
+            if self._done == self._agreed.rounds:
+                raise
 
     def _all_have(self, have: bool) -> bool:
         failed = torch.tensor([0 if have else 1])
@@ -133,29 +155,39 @@ class _Rounds:
         self._over = bool(failed.item())
         return not self._over
 
-    def _exchange(self, whole: Tensor | None) -> None:
-        agreed, works, coming = self._agreed, [], list[tuple[ReadItem, Tensor]]()
-        sent = []  # kept until they have gone
-        for rank, entries in enumerate(agreed.given):
-            entry = entries[self._done] if self._done < len(entries) else None
-            if entry is None or rank == self._own:
-                continue
-            for item in agreed.mine.get(entry, []):
-                coming.append((item, torch.empty(self._bytes(item), dtype=torch.uint8)))
-                works.append(dist.irecv(coming[-1][1], group=self._group, group_src=rank))
-        if whole is not None:
-            entry = agreed.given[self._own][self._done]
-            for rank, wanted in enumerate(agreed.wanted):
-                for offsets, lengths in wanted.get(entry, []) if rank != self._own else []:
-                    part = narrow_tensor_by_index(whole, offsets, lengths).contiguous()
-                    sent.append(part.flatten().view(torch.uint8))
-                    works.append(dist.isend(sent[-1], group=self._group, group_dst=rank))
-            for item in agreed.mine[entry]:
-                self._reading.take(item, narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+    def _sent(self, whole: Tensor | None) -> list[tuple[int, Tensor]]:
+        """The parts of this round's entry that others want, and who."""
+        if whole is None:
+            return []
+        entry = self._agreed.given[self._own][self._done]
+        return [
+            (rank, narrow_tensor_by_index(whole, offsets, lengths).contiguous().flatten().view(torch.uint8))
+            for rank, wanted in enumerate(self._agreed.wanted)
+            if rank != self._own
+            for offsets, lengths in wanted.get(entry, [])
+        ]
+
+    def _coming(self) -> list[tuple[int, ReadItem, Tensor]]:
+        """Room for the parts that this rank gets in this round, and from whom."""
+        return [
+            (rank, item, torch.empty(self._bytes(item), dtype=torch.uint8))
+            for rank, entries in enumerate(self._agreed.given)
+            if rank != self._own and self._done < len(entries)
+            for item in self._agreed.mine.get(entries[self._done], [])
+        ]
+
+    def _exchange(self, sent: list[tuple[int, Tensor]], coming: list[tuple[int, ReadItem, Tensor]]) -> None:
+        works = [dist.irecv(part, group=self._group, group_src=rank) for rank, _, part in coming]
+        works += [dist.isend(part, group=self._group, group_dst=rank) for rank, part in sent]
         for work in works:
             assert work is not None, "this rank is in the group"
             work.wait()
-        for item, received in coming:
+
+    def _fill(self, whole: Tensor | None, coming: list[tuple[int, ReadItem, Tensor]]) -> None:
+        if whole is not None:
+            for item in self._agreed.mine[self._agreed.given[self._own][self._done - 1]]:
+                self._reading.take(item, narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+        for _, item, received in coming:
             self._reading.take(item, received.view(self._type(item)).reshape(tuple(item.lengths)))
 
     def _bytes(self, item: ReadItem) -> int:

@@ -208,6 +208,29 @@ def away(folder: Path, rank: int) -> None:
     (folder / f"away-{rank}").write_text(str(reads > 4))
 
 
+def full(folder: Path, rank: int) -> None:
+    """One rank fails to take what another has handed it, which it finds when the others are in the next round."""
+    saved_whole(folder / "full", (3,))
+    sharing._SMALL = 0
+    state = sharded(init_device_mesh("cpu", (2,)), 5)
+    real, calls = sharing._Rounds._fill, 0
+
+    def fill(self: sharing._Rounds, *given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if rank == 1 and calls == 3:
+            raise ConnectionResetError("no answer")
+        real(self, *given)
+
+    sharing._Rounds._fill = fill  # type: ignore[method-assign, assignment]
+    with here(folder / "full") as checkpoints:
+        checkpoints.resume(state)
+    with here(folder / "taken") as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+    (folder / f"full-{rank}").write_text(str(rank == 1 and calls > 3))
+
+
 def killed(folder: Path, rank: int) -> None:
     """One rank dies when it has written half of its file."""
     state = sharded(init_device_mesh("cpu", (2,)), 5)
@@ -238,7 +261,7 @@ def resumed(folder: Path, rank: int) -> None:
 
 PHASES: dict[str, list[tuple[int, Phase]]] = {
     "layouts": [(4, fsdp), (2, ddp), (4, hsdp), (2, pipeline)],
-    "failures": [(2, damaged), (2, damaged_for_all), (2, away), (2, killed), (2, resumed)],
+    "failures": [(2, damaged), (2, damaged_for_all), (2, away), (2, full), (2, killed), (2, resumed)],
 }
 
 

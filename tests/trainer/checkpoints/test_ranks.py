@@ -124,9 +124,10 @@ def test_what_one_rank_reads_for_all_is_damaged_for_all(failures: Path) -> None:
     assert (failures / "log").read_text().count("step-00000002/ is damaged and passed over: __") == 2
 
 
-def test_what_one_rank_fails_to_read_for_others_is_read_again(failures: Path) -> None:
-    assert [(failures / f"away-{rank}").read_text() for rank in range(2)] == ["False", "True"]
-    expected, found = whole(failures, "away"), whole(failures, "back")
+@pytest.mark.parametrize(("name", "after"), [("away", "back"), ("full", "taken")])
+def test_where_one_rank_fails_to_read_or_to_take_all_begin_again(failures: Path, name: str, after: str) -> None:
+    assert [(failures / f"{name}-{rank}").read_text() for rank in range(2)] == ["False", "True"]
+    expected, found = whole(failures, name), whole(failures, after)
     for name in {name for name in expected if not name.startswith("generators.")}:
         value = expected[name]
         assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name

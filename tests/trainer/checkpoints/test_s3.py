@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from s3torchconnector._s3client import S3Client
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.base import InputError
 from tests.trainer.checkpoints.states import place, saved, state_after
 from trainer import check
 from trainer.checkpoints import Checkpoints, writer
+from trainer.checkpoints.files import read_metadata, reading
 
 
 @pytest.fixture
@@ -28,6 +31,27 @@ def test_what_was_saved_is_loaded(here: Checkpoints) -> None:
     for mine, theirs in zip(loaded.model.parameters(), first.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert check.check(uri)["step"] == 3
+
+
+def test_what_lies_between_is_left_there(here: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every second large entry, as where other ranks read the others, no more is fetched than that."""
+    (uri,) = saved(here, state_after(3, width=512))
+    metadata = read_metadata(uri)
+    lengths = {index.fqn: info.length for index, info in metadata.storage_data.items() if info.length > 2**20}
+    wanted = sorted(lengths, key=lambda name: metadata.storage_data[MetadataIndex(name, [0, 0])].offset)[::2]
+    fetched: list[int] = []
+    real = S3Client._get_object_stream
+
+    def stream(self: S3Client, bucket: str, key: str, start: int, end: int) -> Any:
+        fetched.append(end - start)
+        return real(self, bucket, key, start, end)
+
+    monkeypatch.setattr(S3Client, "_get_object_stream", stream)
+    known: Any = metadata.state_dict_metadata
+    content = {name: torch.empty(known[name].size) for name in wanted}
+    reading(content, uri, metadata).read()
+    assert len(wanted) > 3
+    assert sum(fetched) == sum(lengths[name] for name in wanted)
 
 
 def test_a_save_outlives_an_outage_of_20_s(
