@@ -19,6 +19,8 @@ from trainer.telemetry.flops import language_model_flops
 # What transformers and torch raise where they can't make a model of what they are given.
 _REFUSALS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)
 
+_SLIP = 0.9  # of difflib's ratio: num_hidden_layer for num_hidden_layers, and not position_embedding_type for anything
+
 
 class LanguageModel(nn.Module):
     """Called with (batch, length) tokens and targets, which are the next tokens or, where masked, the hidden ones."""
@@ -96,14 +98,19 @@ def library_config(config: HuggingFaceConfig) -> Any:
 
 
 def _require_known(own: Mapping[str, Any], kind: Any) -> None:
-    """Raises InputError for a key of the user's that the library would keep and never look at."""
+    """Raises InputError for keys that are slips of ones the library has. Others that it does not list may well be read
+    by a model's code, or be left from an older version: published configurations are full of them."""
     plain = kind()
+    known = {*plain.to_dict(), *plain.attribute_map}
+    problems = []
     for key, value in own.items():
-        if hasattr(plain, key) or key not in kind(**{key: value}).to_dict():  # an older name is not kept as it is
-            continue
-        near = get_close_matches(key, [*plain.to_dict(), *plain.attribute_map], 1)
-        why = f"{kind.__name__} of transformers knows no such key and would ignore it"
-        raise _refused(f"config.{key}", value, why, f"Write {near[0]}" if near else "Remove it")
+        near = get_close_matches(key, known - own.keys(), 1, _SLIP)
+        # A former name that is still understood is not kept as it is.
+        if near and not hasattr(plain, key) and key in kind(**{key: value}).to_dict():
+            why = f"{kind.__name__} of transformers knows no such key and would ignore it"
+            problems.append(Problem(key=f"config.model.config.{key}", value=value, why=why, fix=f"Write {near[0]}"))
+    if problems:
+        raise InputError(problems)
 
 
 def _own(config: HuggingFaceConfig) -> dict[str, Any]:

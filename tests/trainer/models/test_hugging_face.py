@@ -104,7 +104,7 @@ def test_bert_large_has_its_size() -> None:
             "config.model.config.num_hidden_layer = 2: LlamaConfig of transformers knows no such key and would ignore "
             "it. Write num_hidden_layers",
         ),
-        ({"preset": "gpt2", "config": {"layers_of_it": 2}}, "config.model.config.layers_of_it = 2: GPT2Config of"),
+        ({"preset": "gpt2", "config": {"n_layers": 2}}, "config.model.config.n_layers = 2: GPT2Config of"),
         ({"path": "/nowhere"}, "config.model.path = '/nowhere': there is no config.json"),
         ({"preset": "gpt2", "sequence_length": 2048}, "is longer than the 1024 positions of the model"),
     ],
@@ -120,8 +120,27 @@ def test_what_is_no_model_is_told(config: dict[str, Any], words: str) -> None:
     [
         {"model_type": "llama", "rope_theta": 5e5, "torch_dtype": "float32", "attn_implementation": "sdpa"},
         {"model_type": "gpt2", "num_hidden_layers": 2, "hidden_size": 64},
-        {"model_type": "bert", "architectures": ["BertForMaskedLM"], "transformers_version": "4.0", "pad_token_id": 0},
+        {
+            "model_type": "bert",
+            "gradient_checkpointing": False,
+            "position_embedding_type": "absolute",
+            "pad_token_id": 0,
+        },
+        {"model_type": "gpt2", "n_ctx": 1024, "task_specific_params": {}, "summary_type": "cls_index", "n_inner": None},
+        {"model_type": "deberta-v2", "position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        {"model_type": "modernbert", "global_attn_every_n_layers": 2, "position_embedding_type": "absolute"},
+        {"model_type": "qwen2", "use_mrope": False, "rope_theta": 1e6, "max_window_layers": 21},
+        {"model_type": "opt", "activation_dropout": 0.0, "prefix": "</s>"},
+        {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"},
+        {"model_type": "albert", "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0},
+        {
+            "model_type": "xlm-roberta",
+            "output_past": True,
+            "architectures": ["X"],
+            "transformers_version": "4.17.0.dev0",
+        },
+        {"model_type": "bloom", "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "unk_token_id": 0},
     ],
 )
-def test_older_and_second_names_of_keys_are_known(config: dict[str, Any]) -> None:
+def test_what_published_configurations_have_is_taken(config: dict[str, Any]) -> None:
     library_config(HuggingFaceConfig.model_validate({"kind": "hugging_face", "config": config}))
