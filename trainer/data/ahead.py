@@ -40,7 +40,7 @@ class Ahead:
         self._planned: int | None = None
         self._asked: int | None = None
         self._missing: deque[Shard] = deque()
-        self._complete = False  # the plan all fits, and is there
+        self._complete = False  # the plan all fits, and none of it could not be had
         self._closed = False
         # Daemons: a job that ends by an error waits for no download.
         self._threads = [
@@ -76,22 +76,27 @@ class Ahead:
                 _log.debug("%s is not ahead: %s", shard.key, error)
 
     def _next(self) -> Shard | None:
-        with self._changed:
-            while not self._closed:
-                if self._asked is not None:
-                    self._plan(self._asked)
-                    self._asked = None
-                if self._missing:
+        while True:
+            with self._changed:
+                while not (self._closed or self._missing or self._asked is not None):
+                    self._changed.wait()
+                if self._closed:
+                    return None
+                if self._asked is None:
                     return self._missing.popleft()
-                self._changed.wait()
-        return None
+                position, self._asked = self._asked, None
+            missing, complete = self._plan(position)  # which takes a while: training does not wait for it
+            with self._changed:
+                if self._asked is None:  # else a later plan is due
+                    self._missing, self._complete = missing, complete
+                    self._changed.notify(len(missing))
 
-    def _plan(self, position: int) -> None:
-        needed, self._complete = self._needed(position)
+    def _plan(self, position: int) -> tuple[deque[Shard], bool]:
+        """What is to be fetched, and whether that is all which is needed."""
+        needed, complete = self._needed(position)
         # The nearest is touched last: whatever goes to make room for others, it goes last.
         there = {shard.sha256 for shard in reversed(needed) if self._cache.touch(shard)}
-        self._missing = deque(shard for shard in needed if shard.sha256 not in there)
-        self._changed.notify(len(self._missing))
+        return deque(shard for shard in needed if shard.sha256 not in there), complete
 
     def _needed(self, position: int) -> tuple[list[Shard], bool]:
         """Those for which there is room, in the order of need, and whether they are all."""

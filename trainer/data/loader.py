@@ -33,6 +33,7 @@ from trainer.requests import ENDING
 Batch = tuple[Tensor, ...]
 Read = tuple[Any, ...]  # tensors or arrays, whose first dimension counts samples
 Batches = Generator[Batch, None, None]
+_FOLLOW_SECONDS = 1.0
 _LOCATED = 4096  # positions of a rank whose samples are found at once: many cost hardly more than one
 
 
@@ -155,13 +156,19 @@ def _deaf() -> Iterator[None]:
 
 
 def _follow(worker: int) -> None:
-    """A worker ends with the training, however that ends. DataLoader's own watch is on the worker's parent, the server
-    from which it is forked; and that one lives as long as its workers do."""
-    parent = multiprocessing.parent_process()
-    assert parent
+    """A worker ends with the training, however that ends, or when it tells the worker to, and at nobody else's word.
+
+    DataLoader's own watch is on the worker's parent, the server from which it is forked; and that one lives as long as
+    its workers do.
+    """
+    training = multiprocessing.parent_process()
+    assert training
 
     def follow() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
+        while not multiprocessing.connection.wait([training.sentinel], 0):
+            told = signal.sigtimedwait(ENDING, _FOLLOW_SECONDS)  # blocked here, so that a thread can wait for them
+            if told and told.si_pid == training.pid:
+                break
         os._exit(1)
 
     threading.Thread(target=follow, name="follow", daemon=True).start()

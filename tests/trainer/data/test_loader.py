@@ -1,6 +1,5 @@
 """Micro-batches of a rank: exact on any number of ranks and workers, from any position."""
 
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -91,19 +90,20 @@ def test_workers_change_nothing(at: At, tmp_path: Path) -> None:
 
 
 def test_workers_outlive_what_ends_the_job(at: At, tmp_path: Path) -> None:
-    """Who tells a process group tells them too, and the training is to save a checkpoint yet."""
+    """Who tells a process group tells them too, and the training is to save a checkpoint yet; it can end them."""
     write_tokens(tmp_path / "data")
     data = open_data(config(data={"workers": 2}), at(tmp_path / "data"), rank=0, ranks=1)
     training = data.train(0)
     next(training)
     workers = [child for child in psutil.Process().children(recursive=True) if child.name() == "pt_data_worker"]
-    for process in {*workers, *(worker.parent() for worker in workers)}:
-        assert process
-        for number in (signal.SIGTERM, signal.SIGINT):
-            process.send_signal(number)
+    everyone = {str(process.pid) for worker in workers for process in (worker, worker.parent()) if process}
+    for number in ("TERM", "INT"):
+        subprocess.run(["kill", f"-{number}", *everyone], check=True)
     assert len(list(islice(training, 20))) == 20
+    for worker in workers:
+        worker.terminate()
+    eventually(lambda: not any(worker.is_running() for worker in workers), "the end of the workers", 10)
     data.close()
-    eventually(lambda: not any(worker.is_running() for worker in workers), "the end of the workers")
 
 
 def test_workers_end_with_a_job_that_is_killed(job: Callable[..., Job]) -> None:
