@@ -25,7 +25,7 @@ def _ended(
         train(config, environment)
     except InputError as error:
         return 2, error
-    except (OutOfMemory, PeerLost, DataError, FloatingPointError) as error:
+    except (OutOfMemory, PeerLost, DataError, FloatingPointError, OSError) as error:
         return 1, error
     return 0, None
 

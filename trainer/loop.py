@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from contract.base import InputError, Problem
 from contract.training import TrainerConfig
@@ -189,10 +190,11 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             )
             results.write("results.json", found.model_dump_json(indent=1).encode())
         optimizer.state.clear()  # what the export needs may be as large
-        samples = list(data.held_out(held_out)) if config.checkpoint.export else []
-        exports = export(
-            model, config, ranks, results, validation_loss, lambda module: loss_of(module, samples, device)
-        )
+
+        def of_whole(module: nn.Module) -> float:
+            return loss_of(module, data.held_out(held_out), device)
+
+        exports = export(model, config, ranks, results, validation_loss, of_whole)
         if metrics:
             if exports:
                 found = found.model_copy(update={"exports": exports})

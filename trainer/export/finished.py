@@ -1,6 +1,6 @@
 """What a finished run leaves for others: weights as safetensors, and in 8 bits with what that costs in loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -65,7 +65,7 @@ def export(
 
 
 @torch.no_grad()
-def loss_of(module: nn.Module, batches: list[tuple[torch.Tensor, ...]], device: torch.device) -> float:
+def loss_of(module: nn.Module, batches: Iterable[tuple[torch.Tensor, ...]], device: torch.device) -> float:
     """Mean held-out loss of a whole model by one rank, in the type that its weights have."""
     module.eval()
     losses = [float(module(*(each.to(device) for each in batch))) for batch in batches]
