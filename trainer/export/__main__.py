@@ -29,12 +29,12 @@ def export(uri: str, target: str, *, int8: bool) -> None:
         raise InputError(
             [Problem(key="CHECKPOINT_URI", value=uri, why="is not a checkpoint of this trainer", fix="Name one")]
         ) from None
-    prefix = prefix_of(shape)
-    export_checkpoint(source.uri, config_of(shape), storage, prefix=prefix, shared=shared_names(shape))
+    own, prefix = config_of(shape), prefix_of(shape)
+    export_checkpoint(source.uri, own, storage, prefix=prefix, shared=shared_names(shape))
     if int8:
         model = empty(shape)
         fill_from(model, storage, prefix=prefix, folder="")
-        export_int8(model, int8_config_of(shape), storage, prefix=prefix, folder="int8/")
+        export_int8(model, int8_config_of(shape, own), storage, prefix=prefix, folder="int8/")
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ def export(
                 whole = empty(shape, config.memory.loss_chunk)
                 fill_from(whole, results, prefix=prefix)
                 report = export_int8(
-                    whole.to(ranks.device), int8_config_of(shape), results, evaluate=evaluate, prefix=prefix
+                    whole.to(ranks.device), int8_config_of(shape, own), results, evaluate=evaluate, prefix=prefix
                 )
             except Exception as error:  # whatever it is, the run has ended well, and its weights are there
                 words = (str(error).strip() or "no more is known").splitlines()[0][:300]

@@ -25,14 +25,13 @@ def config_of(shape: ModelConfig) -> dict[str, Any]:
     return {**library_config(shape).to_dict(), "architectures": [type(_outline(shape)).__name__]}
 
 
-def int8_config_of(shape: ModelConfig) -> dict[str, Any]:
-    """The same for the weights in 8 bits, by which transformers reads them as it reads others."""
-    own = config_of(shape)
-    if isinstance(shape, HuggingFaceConfig):
-        from transformers import TorchAoConfig
+def int8_config_of(shape: ModelConfig, own: dict[str, Any]) -> dict[str, Any]:
+    """`own`, as `config_of` gives it, for the weights in 8 bits: transformers reads them by it as it reads others."""
+    if not isinstance(shape, HuggingFaceConfig):
+        return own
+    from transformers import TorchAoConfig
 
-        own["quantization_config"] = TorchAoConfig(form()).to_dict()
-    return own
+    return {**own, "quantization_config": TorchAoConfig(form()).to_dict()}
 
 
 def shared_names(shape: ModelConfig) -> list[list[str]]:
