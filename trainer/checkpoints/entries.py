@@ -8,7 +8,7 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future as Submitted
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,6 +38,7 @@ class Entry:
         return cls(info.relative_path, info.offset, info.length)
 
 
+Wanting = dict[Entry, list[ReadItem]]  # what is read, and who wants a part of it
 Deliver = Callable[[memoryview, list[ReadItem], str], None]
 
 
@@ -46,22 +47,18 @@ class Reading:
 
     def __init__(self, source: Any, plan: LoadPlan, planner: LoadPlanner) -> None:
         """`source`: one of the library's readers, set up."""
-        self.plan = plan
-        self._source, self._planner = source, planner
-
-    def by_entry(self, items: Iterable[ReadItem] | None = None) -> dict[Entry, list[ReadItem]]:
-        """Each entry's items, all of the plan's or these, in the order in which they are read."""
+        self._source, self._plan, self._planner = source, plan, planner
         found: dict[Entry, list[ReadItem]] = {}
-        for item in self.plan.items if items is None else items:
-            found.setdefault(Entry.of(self._source.storage_data[item.storage_index]), []).append(item)
-        return dict(sorted(found.items()))
+        for item in plan.items:
+            found.setdefault(Entry.of(source.storage_data[item.storage_index]), []).append(item)
+        self.entries: Wanting = dict(sorted(found.items()))  # in the order in which they are read
 
-    def read(self, items: Sequence[ReadItem] | None = None, deliver: Deliver | None = None) -> None:
-        """Each entry of all items, or of these, once. `deliver` gets it, and those of the items that want a part of it,
-        by one thread in the order of entries; without it, they are filled. Raises Damaged, OSError."""
-        entries = self.by_entry(items)
+    def read(self, entries: Wanting | None = None, deliver: Deliver | None = None) -> None:
+        """All entries, or these, in their order, each once. `deliver` gets it, and the items that want a part of it, by
+        one thread; without it, they are filled. Raises Damaged, OSError."""
+        entries = self.entries if entries is None else entries
         # The connector wants to know which bytes will be read, and takes each once.
-        self._source.prepare_local_plan(replace(self.plan, items=[wanting[0] for wanting in entries.values()]))
+        self._source.prepare_local_plan(replace(self._plan, items=[wanting[0] for wanting in entries.values()]))
         # Two buffers for all: fresh memory costs as much as a copy. While one is read into, a thread checks the other.
         longest = max((entry.length for entry in entries), default=0)
         buffers = [torch.empty(longest, dtype=torch.uint8).numpy().data for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Loading: the newest checkpoint that can be read, on any number of ranks, each byte read once by all of them."""
+"""Loading: the newest checkpoint that can be read, on any number of ranks, what several want read once."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast

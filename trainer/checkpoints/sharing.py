@@ -18,7 +18,7 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from trainer.checkpoints.entries import Entry, Reading, whole_tensor
+from trainer.checkpoints.entries import Entry, Reading, Wanting, whole_tensor
 
 _SMALL = 2**16  # bytes: to read less costs no more than to be handed it
 
@@ -29,7 +29,7 @@ Part = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the entry's
 class _Agreed:
     """The same on all ranks but `mine`."""
 
-    mine: dict[Entry, list[ReadItem]]  # of this rank's items, those of shared entries
+    mine: Wanting  # of what this rank wants, the shared entries
     wanted: list[dict[Entry, list[Part]]]  # by rank
     given: list[list[Entry]]  # by rank: what it reads, an entry a round
 
@@ -46,10 +46,9 @@ def read_together(reading: Reading, metadata: Metadata, group: dist.ProcessGroup
     agreed = _agree(reading, metadata, group)
     rounds = _Rounds(reading, metadata, group, agreed)
     own = dist.get_rank(group)
-    shared = {id(item) for items in agreed.mine.values() for item in items}
     try:
-        reading.read([item for item in reading.plan.items if id(item) not in shared])
-        reading.read([agreed.mine[entry][0] for entry in agreed.given[own]], rounds.give)
+        reading.read({entry: items for entry, items in reading.entries.items() if entry not in agreed.mine})
+        reading.read({entry: agreed.mine[entry] for entry in agreed.given[own]}, rounds.give)
         rounds.finish()
     except _Over:
         return
@@ -67,10 +66,9 @@ def _agree(reading: Reading, metadata: Metadata, group: dist.ProcessGroup) -> _A
     size = dist.get_world_size(group)
     # By their numbers: of a thousand ranks each has a thousand entries.
     known = sorted({Entry.of(info) for info in metadata.storage_data.values()})
-    items = reading.by_entry()
     large = {
         entry: own
-        for entry, own in items.items()
+        for entry, own in reading.entries.items()
         if entry.length > _SMALL and all(item.type is LoadItemType.TENSOR for item in own)
     }
     numbers = np.flatnonzero(np.fromiter((entry in large for entry in known), dtype=bool, count=len(known)))

@@ -44,15 +44,19 @@ def whole(folder: Path, name: str) -> dict[str, Any]:
     return load_whole(str(folder / name / "step-00000003"))
 
 
-@pytest.mark.parametrize("layout", ["ddp", "hsdp", "pipeline"])
-def test_each_layout_goes_on_with_equal_tensors(layouts: Path, layout: str) -> None:
-    """FSDP on 4 ranks -> DDP on 2 -> HSDP on 2 x 2, and DDP -> two stages of a pipeline."""
-    expected, found = whole(layouts, "fsdp"), whole(layouts, layout)
+def require_equal(expected: dict[str, Any], found: dict[str, Any]) -> None:
     common = {name for name in expected if not name.startswith("generators.")}
     assert common == {name for name in found if not name.startswith("generators.")}
     for name in common:
         value = expected[name]
         assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
+
+
+@pytest.mark.parametrize("layout", ["ddp", "hsdp", "pipeline"])
+def test_each_layout_goes_on_with_equal_tensors(layouts: Path, layout: str) -> None:
+    """FSDP on 4 ranks -> DDP on 2 -> HSDP on 2 x 2, and DDP -> two stages of a pipeline."""
+    expected, found = whole(layouts, "fsdp"), whole(layouts, layout)
+    require_equal(expected, found)
 
 
 def test_all_replicas_hold_what_one_has_read(layouts: Path) -> None:
@@ -128,9 +132,7 @@ def test_what_one_rank_reads_for_all_is_damaged_for_all(failures: Path) -> None:
 def test_where_one_rank_fails_to_read_or_to_take_all_begin_again(failures: Path, name: str, after: str) -> None:
     assert [(failures / f"{name}-{rank}").read_text() for rank in range(2)] == ["False", "True"]
     expected, found = whole(failures, name), whole(failures, after)
-    for name in {name for name in expected if not name.startswith("generators.")}:
-        value = expected[name]
-        assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
+    require_equal(expected, found)
 
 
 def test_a_rank_killed_in_a_save_leaves_the_older_one_the_newest(failures: Path) -> None:
