@@ -3,8 +3,10 @@
 Two ranks on this machine hold the same state, as in DDP, and train without a pause. A turn saves once by each way, to a
 file system: ours, DCP's `save`, and torch.save by the first rank; and to S3 by ours and DCP's, where a server is at
 hand. Counted is what the slower rank's training thread waits: the whole call of a synchronous save, and of ours the
-call and the wait before the next update. While ours is written, steps go on; how much longer they took because the
-writing shares the cores is told as `slowdown_seconds`, which GPU training does not see.
+call and the wait before the next update. The copy is made beside a step's gradients, which take several times as long:
+they are of 256 tokens, little for a model of this size. With less to do than to copy, the update would wait for it.
+While ours is written, steps go on; how much longer they took because the writing shares the cores is told as
+`slowdown_seconds`, which GPU training does not see.
 """
 
 import json
@@ -26,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a fil
 from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
 
 RANKS, MIB = 2, 288
-_ROWS = 32  # of a step's batch: some tenths of a second of gradients
+_ROWS = 256  # tokens of a step's batch
 
 
 class Rank:
@@ -58,7 +60,7 @@ class Rank:
             self._opened.append(in_s3)
             self.ways["ours to S3"] = lambda: self.ours(in_s3)
             self.ways["dcp to S3"] = lambda: self.dcp(True)
-        self._undisturbed = median(self._step() for _ in range(5))
+        self.undisturbed = median(self._step() for _ in range(5))
 
     def ours(self, checkpoints: Any) -> float:
         """Steps go on until it is written."""
@@ -74,7 +76,7 @@ class Rank:
             done = self._all(bool(checkpoints.poll()))
         stall: float = checkpoints.stalled()
         if checkpoints is self._ours:
-            self.slowdown.append(time.perf_counter() - began - steps * self._undisturbed - stall)
+            self.slowdown.append(time.perf_counter() - began - steps * self.undisturbed - stall)
             self._save_and_load()
         return stall
 
@@ -172,7 +174,13 @@ def _run(rank: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
                 seconds[name].append(float(took))
     own.close()
     if rank == 0:
-        found = {"stall": seconds, "slowdown": own.slowdown[1:], "saved": own.saved[1:], "loaded": own.loaded[1:]}
+        found = {
+            "stall": seconds,
+            "step": own.undisturbed,
+            "slowdown": own.slowdown[1:],
+            "saved": own.saved[1:],
+            "loaded": own.loaded[1:],
+        }
         (scratch / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -208,6 +216,7 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
         "server": named,
         "no_s3": missing,
         "stall_seconds": {name: round(value, 4) for name, value in stall.items()},
+        "step_seconds": round(found["step"], 3),
         "slowdown_seconds": round(median(found["slowdown"]), 3),
         "save_seconds": round(saved, 3),
         "load_seconds": round(loaded, 3),
@@ -234,7 +243,7 @@ def main(
         print(found["no_s3"])
     for name, value in found["stall_seconds"].items():
         print(f"{name:>12}: training waits {value:.4f} s")
-    print(f"steps beside the writing took {found['slowdown_seconds']} s longer in all")
+    print(f"a step takes {found['step_seconds']} s; beside the writing {found['slowdown_seconds']} s more in all")
     print(f"save {found['save_seconds']} s, load {found['load_seconds']} s: ratio_load {found['ratio_load']}")
     print(f"over torch.save {found['ratio_torch_save']}, to S3 {found['ratio_s3']}, ratio {found['ratio']}")
 

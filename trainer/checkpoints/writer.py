@@ -11,14 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainer.checkpoints.failures import insist, together
 from trainer.checkpoints.files import writer
-from trainer.checkpoints.state import State, generators, without_warnings
+from trainer.checkpoints.staging import Stager
+from trainer.checkpoints.state import State, generators
 
 
 class Writer:
@@ -26,20 +25,7 @@ class Writer:
 
     def __init__(self, group: dist.ProcessGroup, *, asynchronous: bool) -> None:
         self._group = group
-        accelerated = torch.accelerator.is_available()
-        # Memory is kept from save to save; pinned, it takes a GPU's copies at the bus's speed.
-        self._stager = (
-            DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=torch.cuda.is_available(),
-                    use_shared_memory=False,  # a thread of this process reads it, no other process
-                    use_async_staging=True,
-                    use_non_blocking_copy=accelerated,
-                )
-            )
-            if asynchronous
-            else None
-        )
+        self._stager = Stager() if asynchronous else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
         self._staged: Future[dict[str, Any]] | None = None
         self._writing: Future[str] | None = None
@@ -58,12 +44,7 @@ class Writer:
             if self._thread is None or self._stager is None:
                 self._written.append(self._write(content, uri, begin, finish))
                 return
-            if torch.accelerator.is_available():
-                torch.accelerator.current_stream().synchronize()  # the copies run beside it, and don't wait for it
-            with without_warnings():
-                staged = self._stager.stage(content)
-            assert isinstance(staged, Future)
-            self._staged = staged
+            staged = self._staged = self._thread.submit(self._stager.stage(content))
             self._writing = self._thread.submit(lambda: self._write(staged.result(), uri, begin, finish))
 
     def before_update(self) -> None:
@@ -95,9 +76,7 @@ class Writer:
         """Wait for what is being written, whatever becomes of it, and let memory and thread go."""
         if self._thread:
             self._thread.shutdown()
-        if self._stager:
-            self._stager.close()
-        self._staged = self._writing = None
+        self._stager = self._staged = self._writing = None
 
     def _collect(self) -> None:
         self.before_update()

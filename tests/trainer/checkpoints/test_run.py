@@ -1,7 +1,7 @@
 """Saving, finding and loading checkpoints in one process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.staging import DefaultStager
 
 from contract.base import InputError
 from tests.trainer.checkpoints.states import Net, place, saved, state_after, state_of, stepped
 from trainer.checkpoints import Checkpoints, State
+from trainer.checkpoints.staging import Stager
 
 
 @pytest.fixture(params=[True, False], ids=["asynchronous", "synchronous"])
@@ -58,16 +58,25 @@ def test_what_is_saved_is_the_state_at_that_moment(here: Checkpoints) -> None:
     same(loaded, expected)
 
 
-def test_an_update_waits_for_the_copy(
-    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copying, real = threading.Event(), DefaultStager._stage
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies wait for it."""
+    may_begin, real = threading.Event(), Stager.stage
 
-    def held(self: DefaultStager, *given: Any, **more: Any) -> Any:
-        assert copying.wait(20)
-        return real(self, *given, **more)
+    def stage(self: Stager, content: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        copy = real(self, content)
 
-    monkeypatch.setattr(DefaultStager, "_stage", held)
+        def held() -> dict[str, Any]:
+            assert may_begin.wait(20)
+            return copy()
+
+        return held
+
+    monkeypatch.setattr(Stager, "stage", stage)
+    return may_begin
+
+
+def test_an_update_waits_for_the_copy(tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event) -> None:
     with place(tmp_path, group) as checkpoints, ThreadPoolExecutor(1) as other:
         checkpoints.save(state_after(3))
         update = other.submit(checkpoints.before_update)
@@ -78,17 +87,8 @@ def test_an_update_waits_for_the_copy(
         checkpoints.wait()
 
 
-def test_buffers_are_saved_as_they_were(
-    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buffers_are_saved_as_they_were(tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event) -> None:
     """The next forward pass changes them while the rest is copied."""
-    copying, real = threading.Event(), DefaultStager._stage
-
-    def held(self: DefaultStager, *given: Any, **more: Any) -> Any:
-        assert copying.wait(20)
-        return real(self, *given, **more)
-
-    monkeypatch.setattr(DefaultStager, "_stage", held)
     normalization = nn.BatchNorm1d(4)
     net = nn.Sequential(nn.Linear(8, 4), normalization)
     state = state_of(net)
