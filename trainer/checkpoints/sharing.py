@@ -124,30 +124,23 @@ class _Rounds:
             self._all_have(False)
 
     def _round(self, make: Callable[[], Tensor] | None) -> None:
-        if self._over:
-            raise self._failed or _Over()
+        if self._failed:
+            raise self._failed  # of the entry before this one, which was already on its way
         try:
-            if self._failed:
-                raise self._failed
             whole = make() if make else None
             sent, coming = self._sent(whole), self._coming()
-        except BaseException as error:
-            self._failed = error
-            self._all_have(False)
-            raise
-        if not self._all_have(True):
-            raise _Over()
-        self._over = True  # where the exchange itself fails
-        self._exchange(sent, coming)
-        self._done, self._over = self._done + 1, False
-        try:
+            if not self._all_have(True):
+                raise _Over()
+            self._over = True  # where the exchange itself fails, nobody listens
+            self._exchange(sent, coming)
+            self._done, self._over = self._done + 1, False
             self._fill(whole, coming)
         except BaseException as error:
-            self._failed = error  # the others are in the next round by now, and hear it there
-            if self._done == self._agreed.rounds:
-                raise
+            self._failed = error
+            raise
 
     def _all_have(self, have: bool) -> bool:
+        self._over = True  # so it is where this fails
         failed = torch.tensor([0 if have else 1])
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
         self._over = bool(failed.item())

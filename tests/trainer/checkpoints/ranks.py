@@ -180,6 +180,15 @@ def damaged_for_all(folder: Path, rank: int) -> None:
     (folder / f"shared-{rank}").write_text(str(state.progress.step))
 
 
+def moved(state: State, source: Path, target: Path) -> None:
+    """Load the newest checkpoint of one folder, and save what was loaded in another."""
+    with here(source) as checkpoints:
+        checkpoints.resume(state)
+    with here(target) as checkpoints:
+        checkpoints.save(state)
+        checkpoints.wait()
+
+
 def away(folder: Path, rank: int) -> None:
     """The storage fails one rank in the midst of what it reads for both, and then answers again."""
     saved_whole(folder / "away", (3,))
@@ -200,11 +209,7 @@ def away(folder: Path, rank: int) -> None:
         real_read(*given)
 
     sharing._agree = agree  # type: ignore[assignment]
-    with here(folder / "away") as checkpoints:
-        checkpoints.resume(state)
-    with here(folder / "back") as checkpoints:
-        checkpoints.save(state)
-        checkpoints.wait()
+    moved(state, folder / "away", folder / "back")
     (folder / f"away-{rank}").write_text(str(reads > 4))
 
 
@@ -223,11 +228,7 @@ def full(folder: Path, rank: int) -> None:
         real(self, *given)
 
     sharing._Rounds._fill = fill  # type: ignore[method-assign, assignment]
-    with here(folder / "full") as checkpoints:
-        checkpoints.resume(state)
-    with here(folder / "taken") as checkpoints:
-        checkpoints.save(state)
-        checkpoints.wait()
+    moved(state, folder / "full", folder / "taken")
     (folder / f"full-{rank}").write_text(str(rank == 1 and calls > 3))
 
 
