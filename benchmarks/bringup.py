@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
@@ -23,6 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the rooms
 from benchmarks.launch import Silent
+from benchmarks.options import AsJson, Sizes
 from contract import objects
 from contract.base import CONFIG_KEY, InputError
 from contract.events import TaskEvent
@@ -125,8 +126,8 @@ def measure(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
-    sizes: Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")] = None,
+    as_json: AsJson = False,
+    sizes: Sizes = None,
 ) -> None:
     """Seconds from running instances to a started job, for each number of booted nodes."""
     try:

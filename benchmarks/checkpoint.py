@@ -20,11 +20,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson, Runs, Server, StateMib
 from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
 
 RANKS, MIB = 2, 288
@@ -228,10 +229,10 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
-    server: Annotated[Path | None, typer.Option("--server", help="The S3 server's program.")] = None,
-    mib: Annotated[int, typer.Option("--mib", min=1, help="Size of the state, MiB.")] = MIB,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs of each way.")] = 7,
+    as_json: AsJson = False,
+    server: Server = None,
+    mib: StateMib = MIB,
+    runs: Runs = 7,
 ) -> None:
     """Seconds that training waits for a checkpoint, by each way to save one."""
     found = measure(server, mib, runs)

@@ -20,6 +20,7 @@ import boto3
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson, Sizes
 from benchmarks.preview import ROOT, config_of
 from contract import objects
 from contract.dataset import INDEX
@@ -194,8 +195,8 @@ def measure(sizes: Sequence[int] = SIZES, polls: int = POLLS) -> dict[str, Any]:
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
-    sizes: Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")] = None,
+    as_json: AsJson = False,
+    sizes: Sizes = None,
     polls: Annotated[int, typer.Option("--polls", min=10, help="Polls that a bring-up lasts.")] = POLLS,
 ) -> None:
     """API calls of a launch for each number of nodes."""

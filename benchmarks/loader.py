@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson, Server
 from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
 from benchmarks.trainer import WARM_UP, job, lines_of
 from contract.dataset import INDEX, ImageDataset, Shard, TokenDataset
@@ -275,10 +276,10 @@ def _images(folder: Path, cache: Path, rounds: int, seconds: float) -> dict[str,
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
+    as_json: AsJson = False,
     images: Annotated[bool, typer.Option("--images", help="Images, too.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each.")] = ROUNDS,
-    server: Annotated[Path | None, typer.Option("--server", help="The S3 server's program.")] = None,
+    server: Server = None,
 ) -> None:
     """Samples a second of our loader against others."""
     try:

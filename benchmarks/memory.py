@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson
 from benchmarks.trainer import WARM_UP, dataset, job, lines_of
 from contract.training import TrainerConfig
 from contract.training.models import DecoderConfig
@@ -55,7 +56,7 @@ def main(
     preset: Annotated[str, typer.Option(help="The model.")] = "124m",
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a round that count.")] = 6,
-    machine: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    machine: AsJson = False,
 ) -> None:
     """Measure and print."""
     if not torch.cuda.is_available():

@@ -19,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson, Sizes
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static import StaticAccount
 
@@ -109,8 +110,8 @@ def _preview(config: dict[str, Any]) -> tuple[float, int]:
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
-    sizes: Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")] = None,
+    as_json: AsJson = False,
+    sizes: Sizes = None,
     runs: Annotated[int, typer.Option("--runs", min=5, help="Runs of each size.")] = 5,
     cold_runs: Annotated[int, typer.Option("--cold-runs", min=1, help="Fresh processes of each kind.")] = 7,
 ) -> None:

@@ -23,6 +23,7 @@ import torch
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson
 from contract.dataset import INDEX, Shard, TokenDataset
 from contract.training import TrainerConfig
 from contract.training.models import DecoderConfig
@@ -125,7 +126,7 @@ def main(
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens; none: the preset's.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a round that count.")] = 6,
-    machine: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    machine: AsJson = False,
 ) -> None:
     """Measure and print."""
     gpus = torch.cuda.device_count()

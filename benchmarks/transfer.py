@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+from benchmarks.options import AsJson, Runs, Server, StateMib
 from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
 
 MIB = 288
@@ -105,10 +106,10 @@ def _tensors(content: dict[str, Any]) -> list[Any]:
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
-    server: Annotated[Path | None, typer.Option("--server", help="The S3 server's program.")] = None,
-    mib: Annotated[int, typer.Option("--mib", min=1, help="Size of the state, MiB.")] = MIB,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs of each way.")] = 7,
+    as_json: AsJson = False,
+    server: Server = None,
+    mib: StateMib = MIB,
+    runs: Runs = 7,
 ) -> None:
     """MB/s of a checkpoint and of a plain file, to S3 and back."""
     try:
