@@ -6,7 +6,7 @@ hand. Counted is what the slower rank's training thread waits: the whole call of
 call and the wait before the next update. The copy is made beside a step's gradients, which take several times as long:
 they are of 256 tokens, little for a model of this size. With less to do than to copy, the update would wait for it.
 While ours is written, steps go on; how much longer they took because the writing shares the cores is told as
-`slowdown_seconds`, which GPU training does not see.
+`slowdown_seconds`.
 """
 
 import json

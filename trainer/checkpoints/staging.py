@@ -5,7 +5,7 @@ a CPU holds that lock for as long as the copy takes, and walks the state beside 
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,33 +35,28 @@ class Stager:
         """
         kept, self._copies = self._copies, {}
         by_memory: dict[tuple[object, ...], Tensor] = {}
+        by_names: dict[tuple[str, ...], Tensor] = {}
         sources: list[Tensor] = []
         targets: list[Tensor] = []
         fresh: list[Tensor] = []
-
-        def place(value: Any, *names: str) -> Any:
-            if isinstance(value, dict):
-                return {name: place(each, *names, name) for name, each in value.items()}
-            if not isinstance(value, Tensor):
-                return value
-            own = local(value)
-            memory = (own.data_ptr(), own.dtype, own.stride(), value.size())
-            if memory in by_memory:
-                return by_memory[memory]
-            copy = kept.get(names)
-            if copy is None or not _alike(copy, value):
-                copy = torch.empty_like(value, device="cpu")
-                fresh.append(local(copy))
-            self._copies[names] = by_memory[memory] = copy
-            sources.append(own)
-            targets.append(local(copy))
-            return copy
-
-        staged: dict[str, Any] = place(content)
+        for names, live in _tensors(content):
+            own = local(live)
+            memory = (own.data_ptr(), own.dtype, own.stride(), live.size())
+            copy = by_memory.get(memory)
+            if copy is None:
+                copy = kept.get(names)
+                if copy is None or not _alike(copy, live):
+                    copy = torch.empty_like(live, device="cpu")
+                    fresh.append(local(copy))
+                self._copies[names] = by_memory[memory] = copy
+                sources.append(own)
+                targets.append(local(copy))
+            by_names[names] = copy
+        staged = _with(by_names, content)
         if self._stream:
             self._stream.wait_stream(torch.accelerator.current_stream())
 
-        def copy() -> dict[str, Any]:
+        def fill() -> dict[str, Any]:
             if self._pins:
                 for each in fresh:
                     _pin(each)
@@ -71,7 +66,24 @@ class Stager:
                 self._stream.synchronize()
             return staged
 
-        return copy
+        return fill
+
+
+def _tensors(content: dict[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Each with the names that lead to it."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _tensors(value, *place, name)
+        elif isinstance(value, Tensor):
+            yield (*place, name), value
+
+
+def _with(tensors: dict[tuple[str, ...], Tensor], content: dict[str, Any], *place: str) -> dict[str, Any]:
+    """The same nested dicts with these tensors in their places."""
+    return {
+        name: _with(tensors, value, *place, name) if isinstance(value, dict) else tensors.get((*place, name), value)
+        for name, value in content.items()
+    }
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

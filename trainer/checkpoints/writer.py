@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -26,7 +27,7 @@ class Writer:
     def __init__(self, group: dist.ProcessGroup, *, asynchronous: bool) -> None:
         self._group = group
         self._stager = Stager() if asynchronous else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+        self._thread = _thread() if asynchronous else None
         self._staged: Future[dict[str, Any]] | None = None
         self._writing: Future[str] | None = None
         self._written: list[str] = []
@@ -100,3 +101,11 @@ class Writer:
             yield
         finally:
             self._stall += time.perf_counter() - began
+
+
+def _thread() -> ThreadPoolExecutor:
+    """On this thread's device, as each begins on the first one, where it would take memory."""
+    name, accelerator = "checkpoint", torch.accelerator
+    if not accelerator.is_available():
+        return ThreadPoolExecutor(1, name)
+    return ThreadPoolExecutor(1, name, accelerator.set_device_index, (accelerator.current_device_index(),))

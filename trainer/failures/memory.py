@@ -17,7 +17,7 @@ _FRAGMENTED = 0.1  # of the GPU's memory: what is reserved and not allocated is 
 # not asked (contexts, pinned memory), its libraries' own workspaces, and NCCL's buffers.
 _WORDS = re.compile(
     r"DefaultCPUAllocator: (can't allocate memory|not enough memory)"
-    r"|CUDA( driver)? error: out of memory|CUDA ran out of memory"
+    r"|CUDA( driver)? error: out of memory|CUDA ran out of memory|Registering memory failed with cudaError: 2\b"
     r"|\bCU[A-Z]+_\w*ALLOC(ATION)?_FAILED"
     r"|Cuda failure (\d+ )?'out of memory'"
 )

@@ -1,5 +1,7 @@
 """Copies of a state's tensors in the host's memory."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -50,6 +52,19 @@ def test_another_size_or_type_gets_memory_of_its_own(stager: Stager, other: Tens
     found = staged(stager, a=other)["a"]
     assert found.dtype == other.dtype
     assert torch.equal(found, other)
+
+
+def test_nothing_of_the_state_is_held_after_the_copy(stager: Stager) -> None:
+    """Not until a collection: optimizer states and copies of buffers are large, and on a GPU."""
+    live = torch.zeros(4)
+    ended = weakref.finalize(live, lambda: None)
+    gc.disable()
+    try:
+        staged(stager, model={"a": live})
+        del live
+        assert not ended.alive
+    finally:
+        gc.enable()
 
 
 def test_memory_with_two_names_is_copied_once(stager: Stager) -> None:
