@@ -125,10 +125,7 @@ def measure(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
     }
 
 
-def main(
-    as_json: AsJson = False,
-    sizes: Sizes = None,
-) -> None:
+def main(as_json: AsJson = False, sizes: Sizes = None) -> None:
     """Seconds from running instances to a started job, for each number of booted nodes."""
     try:
         usable_backend("nspawn")

@@ -228,12 +228,7 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
     }
 
 
-def main(
-    as_json: AsJson = False,
-    server: Server = None,
-    mib: StateMib = MIB,
-    runs: Runs = 7,
-) -> None:
+def main(as_json: AsJson = False, server: Server = None, mib: StateMib = MIB, runs: Runs = 7) -> None:
     """Seconds that training waits for a checkpoint, by each way to save one."""
     found = measure(server, mib, runs)
     if as_json:

@@ -56,7 +56,7 @@ def main(
     preset: Annotated[str, typer.Option(help="The model.")] = "124m",
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a round that count.")] = 6,
-    machine: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure and print."""
     if not torch.cuda.is_available():
@@ -91,7 +91,7 @@ def main(
             for way in ways
         },
     }
-    if machine:
+    if as_json:
         print(json.dumps(said))
         return
     table = Table("", "tokens/s", "speed", "GiB", "memory", title=f"{said['device']}, {preset}")

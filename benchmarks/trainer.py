@@ -126,7 +126,7 @@ def main(
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens; none: the preset's.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a round that count.")] = 6,
-    machine: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure and print."""
     gpus = torch.cuda.device_count()
@@ -145,7 +145,7 @@ def main(
             for loop in LOOPS[turn:] + LOOPS[:turn]:
                 lines = lines_of(loop, folder, folder / "config.json", processes)
                 found[loop].append(seconds_a_step(lines))
-                if not machine:
+                if not as_json:
                     print(f"round {number + 1}: {loop} {found[loop][-1]:.3f} s a step", flush=True)
     tokens = config.batch_size * config.model.sequence_length
     medians = {loop: statistics.median(seconds) for loop, seconds in found.items()}
@@ -168,7 +168,7 @@ def main(
         "device": torch.cuda.get_device_name() if gpus else f"CPU, {os.cpu_count()} cores",
         "rounds": rounds,
     }
-    print(json.dumps(said) if machine else json.dumps(said, indent=1))
+    print(json.dumps(said) if as_json else json.dumps(said, indent=1))
 
 
 if __name__ == "__main__":

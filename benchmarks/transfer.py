@@ -36,12 +36,13 @@ def measure(program: Path, mib: int, runs: int) -> dict[str, Any]:
     from benchmarks.states import state_of_size
     from contract.training.config import CheckpointConfig
     from trainer.checkpoints import Checkpoints
+    from trainer.checkpoints.state import tensors_of
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     group = dist.group.WORLD
     assert group is not None
     state = state_of_size(mib)
-    size = sum(path.nbytes for tensors in state.tensors().values() for path in _tensors(tensors))
+    size = sum(tensor.nbytes for _, tensor in tensors_of(state.tensors()))
     content = torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes()
     seconds: dict[str, list[float]] = {}
     with serving(program), tempfile.TemporaryDirectory() as scratch:
@@ -98,19 +99,7 @@ def measure(program: Path, mib: int, runs: int) -> dict[str, Any]:
     }
 
 
-def _tensors(content: dict[str, Any]) -> list[Any]:
-    found = []
-    for value in content.values():
-        found += _tensors(value) if isinstance(value, dict) else [value]
-    return found
-
-
-def main(
-    as_json: AsJson = False,
-    server: Server = None,
-    mib: StateMib = MIB,
-    runs: Runs = 7,
-) -> None:
+def main(as_json: AsJson = False, server: Server = None, mib: StateMib = MIB, runs: Runs = 7) -> None:
     """MB/s of a checkpoint and of a plain file, to S3 and back."""
     try:
         found = measure(find(server), mib, runs)

@@ -14,7 +14,7 @@ from trainer.checkpoints.entries import Reading
 from trainer.checkpoints.failures import Damaged, insist, together
 from trainer.checkpoints.files import read_metadata, reading
 from trainer.checkpoints.sharing import read_together
-from trainer.checkpoints.state import State, generators, local, require_same_sizes, restore_generators
+from trainer.checkpoints.state import State, generators, local, require_same_sizes, restore_generators, tensors_of
 from trainer.storage import Storage
 
 T = TypeVar("T")
@@ -134,17 +134,9 @@ def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.Proces
     wanted = together(begun, group)
     together(lambda: read_together(wanted, metadata, group), group)
     if replicas:
-        _spread([local(tensor) for tensor in _tensors(content)], members[0], replicas)
+        in_order = sorted(tensors_of(content), key=lambda each: each[0])  # the same on all ranks that hold the same
+        _spread([local(tensor) for _, tensor in in_order], members[0], replicas)
     restore_generators(content["generators"][str(dist.get_rank())])
-
-
-def _tensors(content: dict[str, Any]) -> Iterator[Tensor]:
-    """In the same order on all ranks that hold the same."""
-    for _, value in sorted(content.items()):
-        if isinstance(value, dict):
-            yield from _tensors(value)
-        elif isinstance(value, Tensor):
-            yield value
 
 
 def _spread(tensors: list[Tensor], source: int, replicas: dist.ProcessGroup) -> None:

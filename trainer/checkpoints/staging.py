@@ -5,7 +5,7 @@ a CPU holds that lock for as long as the copy takes, and walks the state beside 
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 
-from trainer.checkpoints.state import local
+from trainer.checkpoints.state import local, tensors_of
 
 _PINNED_FROM = 64 * 2**10  # bytes; less is copied sooner than its pages are pinned
 
@@ -39,7 +39,7 @@ class Stager:
         sources: list[Tensor] = []
         targets: list[Tensor] = []
         fresh: list[Tensor] = []
-        for names, live in _tensors(content):
+        for names, live in tensors_of(content):
             own = local(live)
             memory = (own.data_ptr(), own.dtype, own.stride(), live.size())
             copy = by_memory.get(memory)
@@ -67,15 +67,6 @@ class Stager:
             return staged
 
         return fill
-
-
-def _tensors(content: dict[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Each with the names that lead to it."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _tensors(value, *place, name)
-        elif isinstance(value, Tensor):
-            yield (*place, name), value
 
 
 def _with(tensors: dict[tuple[str, ...], Tensor], content: dict[str, Any], *place: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,7 +55,7 @@ class State:
     def tensors(self) -> dict[str, Any]:
         """The live tensors by name. Of the optimizer only its tensors: rates, decay and betas are the configuration's,
         also after a resume."""
-        with without_warnings():
+        with warnings.catch_warnings(action="ignore"):  # the library's, of its own deprecations
             return {
                 "model": get_model_state_dict(self.model),
                 "optimizer": get_optimizer_state_dict(self.model, self.optimizer)["state"],
@@ -146,9 +145,10 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Without the library's warnings of its own deprecations. Not for threads beside others: filters are global."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def tensors_of(content: Mapping[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Each tensor of nested dicts, with the names that lead to it."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from tensors_of(value, *place, name)
+        elif isinstance(value, Tensor):
+            yield (*place, name), value

@@ -42,9 +42,10 @@ class Writer:
         with self._stalling():
             self._collect()
             content = {**state.snapshot(), **state.words(), "generators": {str(dist.get_rank()): generators()}}
-            if self._thread is None or self._stager is None:
+            if self._thread is None:
                 self._written.append(self._write(content, uri, begin, finish))
                 return
+            assert self._stager, "closed"
             staged = self._staged = self._thread.submit(self._stager.stage(content))
             self._writing = self._thread.submit(lambda: self._write(staged.result(), uri, begin, finish))
 
