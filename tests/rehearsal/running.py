@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -172,14 +172,22 @@ class Running:
         sweep(self.folder)
 
 
-def child(running: Running, word: str) -> bool:
-    found = psutil.Process(running.process.pid).children()
-    return any(word in one.cmdline() for one in found if one.status() != psutil.STATUS_ZOMBIE)
+def started(above: int, *words: str) -> list[psutil.Process]:
+    """Those below process `above` that were started with these words.
+
+    Not their own children: one that is forked and has not yet become its program has its parent's words.
+    """
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(above).children():
+            with suppress(psutil.NoSuchProcess):
+                found += [one] if {*words} <= {*one.cmdline()} else started(one.pid, *words)
+    return found
 
 
 PHASES: dict[str, Callable[[Running], bool]] = {
     "start": lambda one: "pydantic_core" in Path(f"/proc/{one.process.pid}/maps").read_text(),
-    "account": lambda one: one.port() is None and child(one, "rehearsal.aws"),
+    "account": lambda one: one.port() is None and bool(started(one.process.pid, "rehearsal.aws")),
     "preview": lambda one: "GetCallerIdentity" in one.calls(),
     "resources": lambda one: "CreateVpc" in one.calls(),
     "bring-up": lambda one: "configuring itself" in one.told(),

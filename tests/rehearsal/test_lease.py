@@ -16,7 +16,7 @@ import pytest
 from rehearsal.hypervisor.processes import kill, marked
 from tests.polling import eventually
 from tests.rehearsal.conftest import kept_account
-from tests.rehearsal.running import Running, beginning, nothing_left
+from tests.rehearsal.running import Running, beginning, nothing_left, started
 
 LEASE_SECONDS, HEARTBEAT_SECONDS = 20 * 60, 120
 CONTROLLER = "trainyard-controller.service"
@@ -76,11 +76,7 @@ class Leased(Running):
 
     def launch(self) -> psutil.Process:
         """`trainyard launch`, which runs."""
-        (found,) = [
-            one
-            for one in psutil.Process(self.process.pid).children(recursive=True)
-            if one.cmdline()[1:4] == ["-m", "trainyard", "launch"]
-        ]
+        (found,) = started(self.process.pid, "trainyard", "launch")
         return found
 
     def running(self, word: str) -> list[psutil.Process]:

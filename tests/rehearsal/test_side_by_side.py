@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import pytest
 
 from infra.bundle import pack_bundle
 from rehearsal.hypervisor.processes import marked
 from tests.polling import eventually
 from tests.rehearsal.conftest import LEFT_OUT, ROOT, RUN_SECONDS, Ended, clean_environment
+from tests.rehearsal.running import started
 from tests.rehearsal.test_road import metric_lines
 
 NOBODY = 65534
@@ -77,12 +77,6 @@ class Clone:
         return found
 
 
-def rehearsals(make: int) -> list[int]:
-    """Below this process: those that are `python -m rehearsal run`."""
-    below = psutil.Process(make).children(recursive=True)
-    return [one.pid for one in below if {"rehearsal", "run"} <= {*one.cmdline()}]
-
-
 @pytest.fixture(scope="module")
 def clone() -> Iterator[Clone]:
     """Where the user can reach it; files with other times, modes and owner than ours."""
@@ -114,7 +108,7 @@ def pair(clone: Clone) -> dict[str, Ended]:
         processes = {"local": clone.start("local", one), "own-job": clone.start("own-job", other)}
         lock = clone.folder("local") / "lock"
         eventually(lambda: lock.exists() and lock.read_text() != "", "the lock of the first")
-        clone.holders = rehearsals(processes["local"].pid)
+        clone.holders = [one.pid for one in started(processes["local"].pid, "rehearsal", "run")]
         processes["third"] = clone.start("local", third)
         for process in reversed(processes.values()):
             process.wait(RUN_SECONDS)
