@@ -179,6 +179,10 @@ def _require_both(train: list[Shard], validation: list[Shard], samples: int, hel
     if not samples:
         why = "holds nothing: every document is empty"
         raise InputError([Problem(key="SOURCE", value=None, why=why, fix="Name another")])
+    if samples == 1:
+        why = "nothing is left to train on once it is held out"
+        fix = "Cut a text file into smaller ones, such as by --document-kib 16 --held-out 0.1, or give more of them"
+        raise InputError([Problem(key="SOURCE", value="one document, or image", why=why, fix=fix)])
     if not validation or not train:
         which, change = ("held out", "Raise") if not validation else ("left to train on", "Lower")
         why = f"of {samples} documents, or images, none is {which}"

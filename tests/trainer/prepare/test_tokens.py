@@ -159,6 +159,15 @@ def test_nothing_held_out_is_told(lines: Path, request_to: Make) -> None:
     assert "--held-out = 1e-09: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in told
 
 
+def test_one_document_is_told(request_to: Make, tmp_path: Path) -> None:
+    """A small corpus in one file: no share of it would do."""
+    source = tmp_path / "input.txt"
+    source.write_text("Speak, speak.\n" * 20_000)
+    told = refused({"sources": (str(source),)}, request_to(held_out=0.5))
+    assert "SOURCE = 'one document, or image': nothing is left to train on once it is held out" in told
+    assert "by --document-kib 16 --held-out 0.1" in told
+
+
 def test_text_of_empty_documents_is_told(request_to: Make, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
     told = refused({"sources": (str(tmp_path / "a.jsonl"),)}, request_to())
