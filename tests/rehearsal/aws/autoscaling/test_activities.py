@@ -45,14 +45,14 @@ def test_each_launch_and_termination_is_told_the_newest_first(client: Client, gr
 def test_a_raised_capacity_is_not_atomic_and_what_failed_is_told(
     client: Client, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
-    name = group()
-    running = sum(one.state == "running" for one in aws.instances())
-    aws.inject(Capacity(limit=running + 2))
+    kind = "m7i.large"  # no other test launches it
+    name = group({"InstanceType": kind})
+    aws.inject(Capacity(limit=2, instance_type=kind))
     grow(client, name, 3)
     assert len(members(client, name)) == 2
     newest = activities(client, name)[0]
     assert newest["StatusCode"] == "Failed"
-    assert newest["StatusMessage"].startswith("We currently do not have sufficient t3.medium capacity")
+    assert newest["StatusMessage"].startswith(f"We currently do not have sufficient {kind} capacity")
     assert newest["StatusMessage"].endswith("Launching EC2 instance failed.")
 
 
