@@ -24,9 +24,19 @@ P, STANDARD, SPOT_STANDARD = "L-417A185B", "L-1216C47A", "L-34B43A08"
 
 @pytest.fixture(autouse=True)
 def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
+    """Nothing that other tests left counts."""
+    terminate_all(aws, client)
+    cancel_all(client)
     yield
     aws.clear_faults()
     terminate_all(aws, client)
+
+
+def cancel_all(client: Client) -> None:
+    active = [{"Name": "state", "Values": ["active"]}]
+    for each in client("ec2").describe_capacity_reservations(Filters=active)["CapacityReservations"]:
+        if each["ReservationType"] == "default":  # the others are Capacity Blocks, which count for no quota
+            client("ec2").cancel_capacity_reservation(CapacityReservationId=each["CapacityReservationId"])
 
 
 def applied(client: Client, code: str) -> float:

@@ -35,7 +35,7 @@ def root_volume(key: str) -> dict[str, Any]:
     return {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"Encrypted": True, "KmsKeyId": key}}]}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def linked(client: Client, network: Network) -> None:
     """The account's first group was made: Auto Scaling has its role."""
     data = {"ImageId": network.image, "InstanceType": "t3.medium"}
