@@ -173,7 +173,7 @@ class Running:
 
 
 def started(above: int, *words: str) -> list[psutil.Process]:
-    """Those below process `above` that were started with these words.
+    """Those below process `above` that were started with these words, one after the other.
 
     Not their own children: one that is forked and has not yet become its program has its parent's words.
     """
@@ -181,7 +181,9 @@ def started(above: int, *words: str) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         for one in psutil.Process(above).children():
             with suppress(psutil.NoSuchProcess):
-                found += [one] if {*words} <= {*one.cmdline()} else started(one.pid, *words)
+                line = one.cmdline()
+                fits = any((*line[at : at + len(words)],) == words for at in range(len(line)))
+                found += [one] if fits else started(one.pid, *words)
     return found
 
 

@@ -76,7 +76,7 @@ class Leased(Running):
 
     def launch(self) -> psutil.Process:
         """`trainyard launch`, which runs."""
-        (found,) = started(self.process.pid, "trainyard", "launch")
+        (found,) = started(self.process.pid, "-m", "trainyard", "launch")
         return found
 
     def running(self, word: str) -> list[psutil.Process]:

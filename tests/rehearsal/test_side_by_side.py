@@ -108,7 +108,7 @@ def pair(clone: Clone) -> dict[str, Ended]:
         processes = {"local": clone.start("local", one), "own-job": clone.start("own-job", other)}
         lock = clone.folder("local") / "lock"
         eventually(lambda: lock.exists() and lock.read_text() != "", "the lock of the first")
-        clone.holders = [one.pid for one in started(processes["local"].pid, "rehearsal", "run")]
+        clone.holders = [one.pid for one in started(processes["local"].pid, "-m", "rehearsal", "run")]
         processes["third"] = clone.start("local", third)
         for process in reversed(processes.values()):
             process.wait(RUN_SECONDS)

@@ -17,6 +17,7 @@ from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Outage, Throt
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
 from tests.rehearsal.aws.autoscaling.test_lifecycle import members, put_hook
 from tests.rehearsal.aws.conftest import Client, Network
+from tests.rehearsal.aws.ec2.test_reservations import terminate_all
 
 TYPE = "c7i.2xlarge"  # no other test launches it
 
@@ -39,9 +40,9 @@ def ids_of(answer: dict[str, Any]) -> list[str]:
     return [one for pool in answer["Instances"] for one in pool["InstanceIds"]]
 
 
-def run(client: Client, network: Network, lowest: int, most: int) -> list[str]:
+def run(client: Client, network: Network, lowest: int, most: int, kind: str = TYPE) -> list[str]:
     made = client("ec2").run_instances(
-        ImageId=network.image, InstanceType=TYPE, SubnetId=network.subnet, MinCount=lowest, MaxCount=most
+        ImageId=network.image, InstanceType=kind, SubnetId=network.subnet, MinCount=lowest, MaxCount=most
     )
     return [each["InstanceId"] for each in made["Instances"]]
 
@@ -51,13 +52,6 @@ def code_of(call: Callable[[], Any]) -> tuple[str, int]:
         call()
     told = caught.value.response
     return told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"]
-
-
-def running(client: Client) -> int:
-    """What other tests left; without what runs in reservations, which no shortage meets."""
-    pages = client("ec2").get_paginator("describe_instances").paginate()
-    left = (each for page in pages for one in page["Reservations"] for each in one["Instances"])
-    return sum(each["State"]["Name"] == "running" and "CapacityReservationId" not in each for each in left)
 
 
 # Capacity
@@ -127,9 +121,14 @@ def test_run_instances_launches_nothing_below_its_least(
     assert aws.dump() == before
 
 
-def test_capacity_may_be_short_for_all_types(client: Client, inject: Any, group: Callable[..., str]) -> None:
+def test_capacity_may_be_short_for_all_types(
+    client: Client, inject: Any, aws: EmulatedAws, network: Network, group: Callable[..., str]
+) -> None:
+    """An instance of another type takes of it."""
+    terminate_all(aws, client)
     name = group({"InstanceType": TYPE})
-    inject(Capacity(limit=running(client) + 1))
+    run(client, network, 1, 1, "t3.medium")
+    inject(Capacity(limit=2))
     assert len(ids_of(launch(client, name, 3))) == 1
 
 
