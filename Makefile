@@ -11,11 +11,11 @@ FAULT ?=
 ENGINE ?= mocks
 BACKEND ?= process
 BAKE ?=
-UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' fleet/requirements.txt)
+UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' trainyard/node/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
-REQUIREMENTS := requirements.txt infra/requirements.txt fleet/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt constraints.txt
+REQUIREMENTS := requirements.txt infra/requirements.txt trainyard/node/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt constraints.txt
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,7 +52,7 @@ format: $(STAMP) ## Let ruff write the format
 	@$(BIN)/ruff check --fix .
 
 schemas: $(STAMP) ## JSON Schemas of the contract into build/schemas
-	@$(BIN)/python -m contract.schemas build/schemas
+	@$(BIN)/python -m trainyard.models.schemas build/schemas
 
 clean: ## Remove what was built, not the virtual environment
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache

@@ -24,23 +24,23 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the rooms
 from benchmarks.launch import Silent
 from benchmarks.options import AsJson, Sizes
-from contract import objects
-from contract.base import CONFIG_KEY, InputError
-from contract.events import TaskEvent
-from contract.layout import RunLayout
-from contract.streams import Cursor, node_events
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.ground import environment
-from rehearsal.hypervisor.choice import usable_backend
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.nspawn.backend import NspawnBackend
 from rehearsal.hypervisor.nspawn.machine import Machine
-from rehearsal.hypervisor.nspawn.needs import lacking_for
+from rehearsal.hypervisor.nspawn.requirements import lacking_for
+from rehearsal.hypervisor.registry import usable_backend
 from rehearsal.scaling import scale
-from trainyard.cluster import Cluster
-from trainyard.launch import Launch
+from rehearsal.workspace import environment
+from trainyard.aws import s3 as objects
+from trainyard.base import CONFIG_KEY, InputError
+from trainyard.models.events import TaskEvent
+from trainyard.models.layout import RunLayout
+from trainyard.models.streams import Cursor, node_events
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch
 
 STACK = "own-job"
 SIZES = (1, 2, 4, 8)

@@ -39,8 +39,8 @@ class Rank:
         import torch.distributed as dist
 
         from benchmarks.states import state_of_size
-        from contract.training.config import CheckpointConfig
         from trainer.checkpoints import Checkpoints
+        from trainyard.config.training.config import CheckpointConfig
 
         self._scratch = scratch
         self._state = state_of_size(mib, replicas=dist.group.WORLD)

@@ -22,19 +22,19 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
 from benchmarks.options import AsJson, Sizes
 from benchmarks.preview import ROOT, config_of
-from contract import objects
-from contract.dataset import INDEX
-from contract.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
-from contract.layout import HEAD_EVENTS, RunLayout, attempt_source, chunk_key, chunk_prefix, split_s3_uri
-from contract.metrics import MetricLine
-from contract.run import Outcome
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
-from rehearsal.ground import environment
-from trainyard import bringup
-from trainyard.cluster import Cluster
-from trainyard.launch import Launch
+from rehearsal.workspace import environment
+from trainyard.aws import s3 as objects
+from trainyard.models.dataset import INDEX
+from trainyard.models.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
+from trainyard.models.layout import HEAD_EVENTS, RunLayout, attempt_source, chunk_key, chunk_prefix, split_s3_uri
+from trainyard.models.metrics import MetricLine
+from trainyard.models.run import Outcome
+from trainyard.operations import startup as bringup
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch
 
 SIZES = (2, 64, 512)
 STACK = "local"

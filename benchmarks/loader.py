@@ -36,10 +36,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a fil
 from benchmarks.options import AsJson, Server
 from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
 from benchmarks.trainer import WARM_UP, job, lines_of
-from contract.dataset import INDEX, ImageDataset, Shard, TokenDataset
-from contract.training import TrainerConfig
 from trainer.data import Data, open_data
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+from trainyard.models.dataset import INDEX, ImageDataset, Shard, TokenDataset
 
 LENGTH, MICRO_BATCH, SHARDS, SAMPLES = 1024, 16, 16, 1000  # tokens; samples; shards; samples of a shard
 VOCABULARY = 32_000

@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from contract.dataset import DATASET, INDEX, TokenDataset
-from contract.training import TrainerConfig
-from contract.training.models import DecoderConfig
 from trainer.models.decoder import Decoder
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
+from trainyard.models.dataset import DATASET, INDEX, TokenDataset
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):

@@ -21,8 +21,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
 from benchmarks.options import AsJson
 from benchmarks.trainer import WARM_UP, dataset, job, lines_of
-from contract.training import TrainerConfig
-from contract.training.models import DecoderConfig
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 
 BASE = "fp32"
 FLOAT8 = (8, 9)  # compute capability

@@ -24,11 +24,11 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
 from benchmarks.options import AsJson
-from contract.dataset import INDEX, Shard, TokenDataset
-from contract.training import TrainerConfig
-from contract.training.models import DecoderConfig
 from trainer.models import build
 from trainer.telemetry.flops import peak_flops, utilization
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
+from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOPS = ("ours", "plain", "nanogpt")

@@ -34,9 +34,9 @@ def measure(program: Path, mib: int, runs: int) -> dict[str, Any]:
     from botocore.config import Config
 
     from benchmarks.states import state_of_size
-    from contract.training.config import CheckpointConfig
     from trainer.checkpoints import Checkpoints
     from trainer.checkpoints.state import tensors_of
+    from trainyard.config.training.config import CheckpointConfig
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     group = dist.group.WORLD

@@ -1,1 +1,1 @@
-"""The Pulumi program: `__main__` wires, one component a module. Imports nothing of ours but the contract."""
+"""The Pulumi program. `__main__` reads the settings and wires the components."""

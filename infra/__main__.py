@@ -14,30 +14,30 @@ if str(ROOT) not in sys.path:
 
 import pulumi
 
-from contract.base import InputError
-from contract.demand import capped_usd
-from contract.reading import read_settings
 from infra import outputs
-from infra.adoption import look_up_earlier
-from infra.archive import Packed
-from infra.bundle import Archives, ArchivesArgs, Kind, pack_bundle
-from infra.checks import capacity_ends, check_account
-from infra.facts import look_up_facts, scope_of, zone_is_ours
-from infra.filesystem import FileSystem, FileSystemArgs
-from infra.guardrails import Guardrails, GuardrailsArgs
-from infra.hardware import look_up_hardware
-from infra.head import Head, HeadArgs
-from infra.identity import Identity, IdentityArgs
-from infra.image import look_up_image
-from infra.key import StackKey, StackKeyArgs
-from infra.launch import Launch, LaunchArgs
-from infra.manifest import ManifestArgs, ManifestObject, manifest_uri
-from infra.network import lay_network
-from infra.placement import Placement, PlacementArgs
-from infra.source import pack_source
-from infra.storage import DataArgs, DataBucket, StagingArgs, StagingBucket
-from infra.userdata import Role, user_data
-from infra.workers import WorkerGroup, WorkerGroupArgs
+from infra.components.filesystem import FileSystem, FileSystemArgs
+from infra.components.guardrails import Guardrails, GuardrailsArgs
+from infra.components.head import Head, HeadArgs
+from infra.components.identity import Identity, IdentityArgs
+from infra.components.key import StackKey, StackKeyArgs
+from infra.components.launch import Launch, LaunchArgs
+from infra.components.manifest import ManifestArgs, ManifestObject, manifest_uri
+from infra.components.network import lay_network
+from infra.components.placement import Placement, PlacementArgs
+from infra.components.storage import DataArgs, DataBucket, StagingArgs, StagingBucket
+from infra.components.workers import WorkerGroup, WorkerGroupArgs
+from infra.lookups.account import look_up_facts, scope_of, zone_is_ours
+from infra.lookups.image import look_up_image
+from infra.lookups.instance_type import look_up_hardware
+from infra.lookups.retained import look_up_earlier
+from infra.packaging.archive import Packed
+from infra.packaging.bundle import Archives, ArchivesArgs, Kind, pack_bundle
+from infra.packaging.source import pack_source
+from infra.packaging.user_data import Role, user_data
+from infra.validators.account import capacity_ends, check_account
+from trainyard.base import InputError
+from trainyard.config.demand import capped_usd
+from trainyard.config.loader import read_settings
 
 if not gc.get_freeze_count():  # tests run the program many times in one process: what it loads is the same
     gc.freeze()

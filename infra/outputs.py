@@ -4,9 +4,9 @@ from typing import Any
 
 import pulumi
 
-from contract.demand import bill, capped_usd, hourly_usd
-from contract.prices import prices
-from contract.settings import StackSettings
+from trainyard.config.demand import bill, capped_usd, hourly_usd
+from trainyard.config.prices import prices
+from trainyard.config.settings import StackSettings
 
 _COMMAND = ".venv/bin/python -m trainyard"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from contract import tags
+from trainyard.aws import tags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,18 +16,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from contract.base import InputError
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.engine.choice import ENGINES, usable_engine
+from rehearsal.display import Show
+from rehearsal.engine.registry import ENGINES, usable_engine
 from rehearsal.faults import FORMS, faults_of
-from rehearsal.ground import ROOT, Options, account_folder, bakeable, check_region, sweep_accounts, whole_nodes
-from rehearsal.hypervisor.choice import BACKENDS, usable_backend
+from rehearsal.hypervisor.registry import BACKENDS, usable_backend
 from rehearsal.locks import address_block
-from rehearsal.page import write_page
 from rehearsal.report import show as show_report
 from rehearsal.report import write
+from rehearsal.report_page import write_page
 from rehearsal.run import rehearse
-from rehearsal.show import Show
+from rehearsal.workspace import ROOT, Options, account_folder, bakeable, check_region, sweep_accounts, whole_nodes
+from trainyard.base import InputError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from contract import tags
-from contract.layout import RunLayout
-from contract.metrics import MetricLine, Results
-from contract.objects import Bucket, client
-from contract.report import LostResource
-from contract.streams import metric_lines
+from rehearsal.aws.control_models import Resource
 from rehearsal.aws.journal import JournalEntry
-from rehearsal.aws.truth import Resource
+from trainyard.aws import tags
+from trainyard.aws.s3 import Bucket, client
+from trainyard.models.layout import RunLayout
+from trainyard.models.metrics import MetricLine, Results
+from trainyard.models.report import LostResource
+from trainyard.models.streams import metric_lines
 
 _ROOT = Path(__file__).parents[1]
 CHECK_SECONDS = 120

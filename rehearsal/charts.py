@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from contract.metrics import MetricLine
-from rehearsal.story import NodeLine, Span
+from rehearsal.timeline import NodeLine, Span
+from trainyard.models.metrics import MetricLine
 
 Tone = Literal["phase", "wait", "configure", "work", "bad"]
 Side = Literal["after", "before", "inside"]

@@ -6,11 +6,11 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from contract.base import InputError, Problem
-from contract.catalog import catalog
-from contract.settings import StackSettings
-from contract.wording import in_words
 from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Fault, SpotInterruption, check_operation, denied
+from trainyard.base import InputError, Problem
+from trainyard.config.catalog import catalog
+from trainyard.config.settings import StackSettings
+from trainyard.config.validation_messages import in_words
 
 _MODELS = {model.model_fields["kind"].default: model for model in get_args(Fault)}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from contract.base import InputError, Problem
+from trainyard.base import InputError, Problem
 
 # An address block is taken by whoever listens on this port of its first address: a lock of the kernel's, machine-wide,
 # between all users, gone with its holder.

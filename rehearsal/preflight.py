@@ -5,10 +5,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from contract.base import InputError, Problem
-from contract.report import BackendName
-from contract.settings import StackSettings
-from rehearsal.hypervisor.nspawn.needs import lacking_for
+from rehearsal.hypervisor.nspawn.requirements import lacking_for
+from trainyard.base import InputError, Problem
+from trainyard.config.settings import StackSettings
+from trainyard.models.report import BackendName
 
 # A node holds the bundle, its play's artifacts and, for the built-in trainer, the corpus: 12 MiB, seen on CPU and GPU
 # stacks. The account's journal, the results and the report stay below one more share.

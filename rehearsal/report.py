@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from contract.report import Billed, Report
+from trainyard.models.report import Billed, Report
 
 
 def write(report: Report, folder: Path) -> Path:

@@ -2,31 +2,31 @@
 
 from contextlib import ExitStack
 
-from contract.base import InputError
-from contract.report import Report, Scaled
 from rehearsal.adapter.mocks import UpFailed
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.clearing import Clearing
+from rehearsal.context import Scene
+from rehearsal.disk_reserve import Reserve
+from rehearsal.display import Show
 from rehearsal.engine.base import Engine
-from rehearsal.engine.choice import ENGINES
+from rehearsal.engine.registry import ENGINES
 from rehearsal.faults import spec_of
-from rehearsal.findings import Findings
-from rehearsal.follow import FollowError
-from rehearsal.given import prepare
-from rehearsal.ground import Options, empty, environment, given_account, marking, prepare_folder, read_stack
 from rehearsal.hypervisor.backend import Backend
-from rehearsal.hypervisor.choice import BACKENDS, suits
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.processes import marked
+from rehearsal.hypervisor.registry import BACKENDS, suits
 from rehearsal.interrupts import INTERRUPTED, Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
-from rehearsal.reserve import Reserve
-from rehearsal.road import Road
-from rehearsal.scene import Scene
-from rehearsal.show import Show
-from rehearsal.story import Span, Story
+from rehearsal.result import Findings
+from rehearsal.run_progress import FollowError
+from rehearsal.seed import prepare
+from rehearsal.stages import Road
+from rehearsal.teardown import Clearing
+from rehearsal.timeline import Span, Story
+from rehearsal.workspace import Options, empty, environment, given_account, marking, prepare_folder, read_stack
+from trainyard.base import InputError
+from trainyard.models.report import Report, Scaled
 
 
 def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Report, Story]:

@@ -5,11 +5,11 @@ import sys
 from math import gcd
 from typing import Any
 
-from contract.catalog import catalog
-from contract.report import BackendName, Scaled
-from contract.training import TrainerConfig
-from contract.training.parallel import ParallelConfig
-from rehearsal.given import in_this_account
+from rehearsal.seed import in_this_account
+from trainyard.config.catalog import catalog
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.parallel import ParallelConfig
+from trainyard.models.report import BackendName, Scaled
 
 BRING_UP_MINUTES = 10.0
 # Roles that a booted node leaves out, and what they configure that is not here.

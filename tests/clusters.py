@@ -8,19 +8,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from contract.events import AgentEvent, PlayEvent, ServiceEvent, VerificationEvent
-from contract.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
-from contract.layout import MANIFEST as MANIFEST_OBJECT
-from contract.manifest import Manifest, WorkerGroup
-from contract.objects import Bucket, client
-from contract.run import RunRecord
-from contract.verification import Measured
-from fleet.node import Node
-from infra.userdata import user_data
+from infra.packaging.user_data import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.manifests import MANIFEST
-from trainyard.bringup import OUTAGE_SECONDS
+from trainyard.aws.s3 import Bucket, client
+from trainyard.models.events import AgentEvent, PlayEvent, ServiceEvent, VerificationEvent
+from trainyard.models.health_check import Measured
+from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
+from trainyard.models.layout import MANIFEST as MANIFEST_OBJECT
+from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.models.run import RunRecord
+from trainyard.node.identity import Node
+from trainyard.operations.startup import OUTAGE_SECONDS
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 _numbers = count(1)

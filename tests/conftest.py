@@ -12,10 +12,10 @@ import boto3
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from contract import objects
-from contract.objects import Bucket
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.hypervisor.nspawn.needs import lacking
+from rehearsal.hypervisor.nspawn.requirements import lacking
+from trainyard.aws import s3 as objects
+from trainyard.aws.s3 import Bucket
 
 REGION = "us-east-1"
 _numbers = count(1)

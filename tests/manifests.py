@@ -1,8 +1,8 @@
 """A manifest that tests start from."""
 
-from contract.manifest import Archive, Head, Job, Limits, Manifest, NodeSystem, WorkerGroup
-from contract.training import TrainerConfig
-from contract.verification import Measured
+from trainyard.config.training import TrainerConfig
+from trainyard.models.health_check import Measured
+from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, NodeSystem, WorkerGroup
 
 MANIFEST = Manifest(
     project="trainyard",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contract.metrics import MetricLine
+from trainyard.models.metrics import MetricLine
 
 
 def metric(step: int, loss: float = 5.0, **changes: Any) -> MetricLine:

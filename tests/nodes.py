@@ -11,16 +11,9 @@ from typing import Any
 
 import boto3
 
-from contract import tags
-from contract.events import AgentEvent, PlayEvent, TaskEvent
-from contract.layout import CURRENT_RUN, MANIFEST, RunLayout, bundle_key
-from contract.manifest import Archive, Manifest
-from contract.objects import Bucket, client
-from contract.run import RunRecord
-from contract.streams import Cursor, node_events
-from infra.archive import Packed
-from infra.bundle import pack_bundle
-from infra.userdata import user_data
+from infra.packaging.archive import Packed
+from infra.packaging.bundle import pack_bundle
+from infra.packaging.user_data import user_data
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.nspawn.backend import NspawnBackend
@@ -28,6 +21,13 @@ from rehearsal.hypervisor.nspawn.machine import Machine
 from tests.clusters import profile, ubuntu
 from tests.manifests import MANIFEST as STANDARD
 from tests.polling import eventually
+from trainyard.aws import tags
+from trainyard.aws.s3 import Bucket, client
+from trainyard.models.events import AgentEvent, PlayEvent, TaskEvent
+from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, bundle_key
+from trainyard.models.manifest import Archive, Manifest
+from trainyard.models.run import RunRecord
+from trainyard.models.streams import Cursor, node_events
 
 ROOT = Path(__file__).parents[1]
 REGION = "us-east-1"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from contract.tables import PAGES, TABLES, filled, shipped
 from infra.outputs import commands
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static import StaticAccount
+from tools.docs.stacks_table import PAGES, TABLES, filled, shipped
 from trainyard.__main__ import app
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ SERVICES = {"vpc": "ec2", "cloudcontrol": "cloudformation", "resourcegroupstaggi
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_are_fresh(name: str) -> None:
     page = (ROOT / name).read_text()
-    assert filled(page, shipped(ROOT)) == page, "python -m contract.tables"
+    assert filled(page, shipped(ROOT)) == page, "python -m tools.docs.stacks_table"
 
 
 def test_every_table_stands_in_a_page() -> None:

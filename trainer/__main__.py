@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.base import InputError
-from contract.training import TrainerConfig
 from trainer.settings import Environment, read_config
+from trainyard.base import InputError
+from trainyard.config.training import TrainerConfig
 
 
 def _ended(
@@ -32,7 +32,7 @@ def _ended(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="trainer", description="Train a model, alone or under torchrun.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file of contract.training.TrainerConfig")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file of a TrainerConfig")
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the stacks of a hung rank, on its stderr
     try:

@@ -5,9 +5,9 @@ import sys
 
 import torch
 
-from contract.base import InputError
 from trainer.checkpoints.reader import load_whole
 from trainer.storage import open_storage
+from trainyard.base import InputError
 
 
 def check(uri: str) -> dict[str, object]:

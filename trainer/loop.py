@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract.base import InputError, Problem
-from contract.training import TrainerConfig
 from trainer.checkpoints import Checkpoints, Progress, State
 from trainer.data import open_data
 from trainer.evaluation import average_buffers, held_out_loss
@@ -30,6 +28,8 @@ from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
 from trainer.telemetry.results import results_of
 from trainer.telemetry.timing import Clock
+from trainyard.base import InputError, Problem
+from trainyard.config.training import TrainerConfig
 
 TERMINATED = 128 + 15  # as a shell tells what SIGTERM has ended
 

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from contract.base import InputError, Problem
-from contract.training import TrainerConfig
-from contract.training.parallel import Layout
 from trainer.failures import flight
 from trainer.failures.watch import EXPORT_SECONDS, GRACE_SECONDS, group_timeout
 from trainer.settings import Environment
+from trainyard.base import InputError, Problem
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.parallel import Layout
 
 # Of the group of checkpoints and exports, where one rank may write for long: after all that the watch grants.
 CHECKPOINT_TIMEOUT = timedelta(seconds=EXPORT_SECONDS + GRACE_SECONDS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from contract.training.config import OptimizerConfig
+from trainyard.config.training.config import OptimizerConfig
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:

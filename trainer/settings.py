@@ -10,8 +10,8 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from contract.base import InputError, Problem, problems_of
-from contract.training import TrainerConfig
+from trainyard.base import InputError, Problem, problems_of
+from trainyard.config.training import TrainerConfig
 
 _URIS = {
     "DATA_URI": "the dataset, the folder of its dataset.json",

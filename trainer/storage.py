@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from contract.base import InputError, Problem
-from contract.layout import split_s3_uri
+from trainyard.base import InputError, Problem
+from trainyard.models.layout import split_s3_uri
 
 _DELETED_AT_ONCE = 1000  # S3's own limit
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a URI with a slash too few: no folder is called so

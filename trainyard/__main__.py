@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.base import InputError
-from trainyard import archive, bake, runs
-from trainyard.builder import end_builders
-from trainyard.cluster import Cluster
-from trainyard.errors import LaunchError
-from trainyard.launch import Launch
-from trainyard.progress import display
-from trainyard.status import in_words, status_of
+from trainyard.base import InputError
+from trainyard.operations import archive, bake, runs
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.image_builder import end_builders
+from trainyard.operations.launch import Launch
+from trainyard.operations.progress import display
+from trainyard.operations.status import in_words, status_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 

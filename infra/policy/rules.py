@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contract import tags
 from infra.policy.unscoped import UNSCOPED
+from trainyard.aws import tags
 
 Inputs = Mapping[str, Any]
 Check = Callable[[str, Inputs], Iterator[str]]

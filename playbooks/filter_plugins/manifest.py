@@ -7,12 +7,12 @@ from jsonschema import Draft202012Validator
 
 # Key of the manifest -> the module of the Pulumi program that produces it.
 PRODUCERS = {
-    "bundle": "infra/bundle.py",
-    "data_bucket": "infra/storage.py",
-    "staging_bucket": "infra/storage.py",
-    "head": "infra/head.py",
-    "groups": "infra/workers.py",
-    "fsx": "infra/filesystem.py",
+    "bundle": "infra/packaging/bundle.py",
+    "data_bucket": "infra/components/storage.py",
+    "staging_bucket": "infra/components/storage.py",
+    "head": "infra/components/head.py",
+    "groups": "infra/components/workers.py",
+    "fsx": "infra/components/filesystem.py",
 }
 
 
@@ -24,7 +24,7 @@ def manifest_problems(manifest: dict[str, Any], schema: dict[str, Any]) -> list[
         absent = error.message.split("'")[1] if error.validator == "required" else ""
         top = keys[0] if keys else absent
         where = ".".join(keys) or "manifest"
-        found.append(f"{where}: {error.message} (made by {PRODUCERS.get(top, 'infra/manifest.py')})")
+        found.append(f"{where}: {error.message} (made by {PRODUCERS.get(top, 'infra/components/manifest.py')})")
     return found
 
 

@@ -17,10 +17,10 @@ from rehearsal.adapter import (
     keys,
     logs,
     network,
-    notices,
     security,
     storage,
 )
+from rehearsal.adapter import sns as notices
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import AdapterError, Refused, UnknownType, gone_already
 from rehearsal.adapter.handler import Call, Found, Handler, Made, check_keys

@@ -20,11 +20,11 @@ import yaml
 from google.protobuf import empty_pb2  # type: ignore[import-untyped]
 from pulumi.runtime import config, mocks, proto, rpc, settings, stack, sync_await
 
-from contract.base import InputError
 from rehearsal.adapter.account import Account, Adapter
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
 from rehearsal.adapter.pool import settled, some_done
+from trainyard.base import InputError
 
 PROJECT = "trainyard"
 _THREADS = 16

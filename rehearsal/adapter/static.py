@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contract import tags
 from rehearsal.adapter.account import Subject, checked, handlers
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import Refused, UnknownType
@@ -20,6 +19,7 @@ from rehearsal.adapter.static_ec2 import (
     reservation,
     suiting_network,
 )
+from trainyard.aws import tags
 
 ACCOUNT = "123456789012"
 _SCALING = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"

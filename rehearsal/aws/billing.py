@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from contract.report import Billed
-from rehearsal.aws.truth import InstanceTruth
+from rehearsal.aws.control_models import InstanceTruth
+from trainyard.models.report import Billed
 
 LEAST_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 
-from rehearsal.aws.ec2.reservation_calls import find
+from rehearsal.aws.ec2.reservation_actions import find
 from rehearsal.aws.ec2.reservations import CapacityReservation
 from rehearsal.aws.injection import Refusal
 from rehearsal.aws.operations import Call

@@ -12,10 +12,10 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.autoscaling.service_roles import is_linked
-from rehearsal.aws.ec2 import endings
+from rehearsal.aws.control_models import InstanceTruth, Resource
+from rehearsal.aws.ec2 import terminations as endings
 from rehearsal.aws.ec2.images import is_public
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.truth import InstanceTruth, Resource
 
 _KINDS = {
     "ec2": {

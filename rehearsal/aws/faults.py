@@ -6,9 +6,9 @@ import botocore.session
 from botocore.exceptions import UnknownServiceError
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from contract.base import Contract
-from contract.quotas import QUOTAS
-from contract.wording import spelled
+from trainyard.base import Contract
+from trainyard.config.quotas import QUOTAS
+from trainyard.config.validation_messages import spelled
 
 _WORDS = "a service as in IAM and one of its API operations, such as fsx:CreateFileSystem"
 Operation = Annotated[

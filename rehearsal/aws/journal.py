@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from contract.base import Contract
 from rehearsal.aws.operations import Call, error_of
+from trainyard.base import Contract
 
 ROLE = "trainyard.role"  # where the server leaves the caller's in a request's environment
 

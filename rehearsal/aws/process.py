@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from rehearsal.aws.billing import billed_seconds
+from rehearsal.aws.control_models import InstanceTruth, Resource
 from rehearsal.aws.faults import FAULTS, Fault
-from rehearsal.aws.given import Given
 from rehearsal.aws.journal import JournalEntry, read_journal
-from rehearsal.aws.truth import InstanceTruth, Resource
+from rehearsal.aws.seed_models import Given
 
 ACCOUNT = "123456789012"
 OPERATOR_KEY = "AKIAREHEARSALOPERATE"

@@ -11,7 +11,8 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from rehearsal.aws import cloudcontrol, pages
+from rehearsal.aws import cloudcontrol
+from rehearsal.aws import control_pages as pages
 from rehearsal.aws.autoscaling import activities, groups, launch_instances, lifecycle, members, schedules, service_roles
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2 import (
@@ -24,23 +25,24 @@ from rehearsal.aws.ec2 import (
     own_images,
     placement,
     quotas,
-    reservation_calls,
     reservations,
     security_rules,
     spot,
     visibility,
 )
+from rehearsal.aws.ec2 import reservation_actions as reservation_calls
 from rehearsal.aws.ec2.interfaces import Addresses
 from rehearsal.aws.ec2.launch import Launcher
 from rehearsal.aws.iam import boundaries
+from rehearsal.aws.iam.authorization import rights
 from rehearsal.aws.iam.callers import caller_of
-from rehearsal.aws.iam.rights import rights
 from rehearsal.aws.injection import INJECTED, Refusal
 from rehearsal.aws.journal import ROLE, Journal
+from rehearsal.aws.monitoring import alarms, budgets, log_groups
+from rehearsal.aws.monitoring import sns as notices
 from rehearsal.aws.operations import Call, call_of
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.storage import bucket_policies, encryption, fsx, fsx_links, keys, object_lifecycle
-from rehearsal.aws.watching import alarms, budgets, log_groups, notices
 
 StartResponse = Callable[..., Any]
 

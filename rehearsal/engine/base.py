@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from contract.base import InputError
-from contract.report import Scaled
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.teardown import Destroyed
 from rehearsal.aws.journal import JournalEntry
+from trainyard.base import InputError
+from trainyard.models.report import Scaled
 
 
 class Engine(Protocol):

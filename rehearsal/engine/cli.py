@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from contract.base import InputError, Problem
-from contract.report import EngineName, Scaled
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.mocks import UpFailed
@@ -17,11 +15,13 @@ from rehearsal.adapter.session import ACCESS_KEY
 from rehearsal.adapter.teardown import Destroyed, DestroyFailed
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
+from rehearsal.context import Scene
 from rehearsal.engine.base import ProgramRefused
 from rehearsal.engine.log import CRASHED, EngineLog
 from rehearsal.engine.state import exports_of, resources_of
 from rehearsal.engine.workspace import Workspace
-from rehearsal.scene import Scene
+from trainyard.base import InputError, Problem
+from trainyard.models.report import EngineName, Scaled
 
 NEEDED = ("pulumi", "pulumi-language-python")
 

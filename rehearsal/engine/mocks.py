@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from contract.report import Scaled
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.mocks import up
@@ -11,7 +10,8 @@ from rehearsal.adapter.session import ACCESS_KEY
 from rehearsal.adapter.teardown import Destroyed, destroy
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
-from rehearsal.scene import Scene
+from rehearsal.context import Scene
+from trainyard.models.report import Scaled
 
 
 class Mocks:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from contract.base import InputError, Problem
-from contract.report import Scaled
 from rehearsal.adapter.account import handlers
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.lookups import LOOK_UPS
 from rehearsal.aws.journal import JournalEntry
+from rehearsal.context import Scene
 from rehearsal.engine.cli import Cli, attaching, check_cli, has_plugin
-from rehearsal.scene import Scene
+from trainyard.base import InputError, Problem
+from trainyard.models.report import Scaled
 
 # Types and look-ups that go to another service than the one they are named for: by token, or by the token's module.
 _SERVED_BY = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from contract.report import BackendName, NotRehearsed, Scaled
+from trainyard.models.report import BackendName, NotRehearsed, Scaled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import boto3
 
-from contract import tags
+from rehearsal.aws.control_models import InstanceTruth
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
-from rehearsal.aws.truth import InstanceTruth
 from rehearsal.hypervisor.backend import Backend, NodeSpec
 from rehearsal.hypervisor.metadata import Credentials, Metadata, MetadataServer
+from trainyard.aws import tags
 
 POLL_SECONDS = 0.5
 # EC2 gives a terminated instance some minutes to shut down; a rehearsed one that is done needs seconds.

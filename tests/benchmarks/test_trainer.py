@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.trainer import ROOT, dataset, job, lines_of
-from contract.dataset import DATASET, INDEX, TokenDataset
+from trainyard.models.dataset import DATASET, INDEX, TokenDataset
 
 
 @pytest.mark.parametrize("vocabulary", [2**16, 2**17])

@@ -18,8 +18,8 @@ import psutil
 import pytest
 import yaml
 
-from contract.base import CONFIG_KEY
-from contract.reading import read_settings
+from trainyard.base import CONFIG_KEY
+from trainyard.config.loader import read_settings
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning")

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch.distributed as dist
 
-from contract.objects import Bucket
 from tests.conftest import REGION
+from trainyard.aws.s3 import Bucket
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import InputError
-from infra import source
-from infra.archive import Packed
-from infra.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
-from infra.source import pack_source
+from infra.packaging import source
+from infra.packaging.archive import Packed
+from infra.packaging.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
+from infra.packaging.source import pack_source
 from rehearsal.adapter.graph import Deployment
 from tests.infra.conftest import ROOT
+from trainyard.base import InputError
 
 Job = Callable[..., Packed]
 
@@ -58,7 +58,7 @@ def test_what_nodes_run_finds_all_that_it_imports_in_the_bundle(tmp_path: Path) 
         archive.extractall(tmp_path)
     modules = [
         ".".join(path.relative_to(tmp_path).with_suffix("").parts)
-        for room in ("fleet", "trainer", "contract")
+        for room in ("trainyard", "trainer")
         for path in (tmp_path / room).rglob("*.py")
         if path.stem not in ("__init__", "__main__")
     ]
@@ -71,9 +71,9 @@ def test_what_nodes_run_finds_all_that_it_imports_in_the_bundle(tmp_path: Path) 
 
 def test_new_price_is_no_new_code_on_nodes(tree: Path) -> None:
     first = pack_bundle(tree)
-    (tree / "contract/settings").mkdir()
+    (tree / "trainyard/config/settings").mkdir(parents=True)
     for name in ("prices.json", "catalog.json", "settings/stack.py"):
-        (tree / "contract" / name).write_text("changed")
+        (tree / "trainyard/config" / name).write_text("changed")
     assert pack_bundle(tree) == first
 
 
@@ -87,7 +87,7 @@ def test_bundle_is_equal_whatever_times_and_modes_the_files_have(tree: Path) -> 
 
 def test_changed_file_is_another_bundle(tree: Path) -> None:
     first = pack_bundle(tree)
-    (tree / "fleet/one.py").write_text("changed")
+    (tree / "trainyard/one.py").write_text("changed")
     assert pack_bundle(tree).sha256 != first.sha256
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from contract.manifest import Manifest
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, reservation
 from tests.infra.conftest import templates_of
+from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"
 SPOT = {"spotInstanceType": "one-time", "instanceInterruptionBehavior": "terminate"}

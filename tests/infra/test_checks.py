@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from contract.base import CONFIG_KEY, InputError, Problem
-from contract.settings import StackSettings
-from infra import checks
-from infra.facts import Facts
+from infra.lookups.account import Facts
+from infra.validators import account as checks
 from rehearsal.adapter import mocks
 from rehearsal.adapter.errors import Refused
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static import StaticAccount
 from rehearsal.adapter.static_ec2 import RESERVATION, SUBNET, VPC, StaticEc2, StaticNetwork, StaticSubnet, reservation
 from tests.infra.conftest import ECR_IMAGE, ROOT, stack_config, with_container
+from trainyard.base import CONFIG_KEY, InputError, Problem
+from trainyard.config.settings import StackSettings
 
 NAMED = {"reservation": {"id": RESERVATION}}
 THERE = {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}

@@ -10,17 +10,17 @@ import pulumi_aws as aws
 import pytest
 from pulumi.runtime import rpc
 
-from contract.catalog import InstanceType, catalog
-from infra.hardware import differences
+from infra.lookups.instance_type import differences
 from rehearsal.adapter.instance_types import as_look_up, shipped
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static import StaticAccount
 from tests.infra.conftest import ROOT
+from trainyard.config.catalog import InstanceType, catalog
 
 PROGRAM = """\
 import pulumi
-from contract.catalog import catalog
-from infra.hardware import look_up_hardware
+from trainyard.config.catalog import catalog
+from infra.lookups.instance_type import look_up_hardware
 
 pulumi.export("found", [str(each) for each in look_up_hardware(catalog().get("p5.48xlarge"))])
 """
@@ -110,7 +110,7 @@ def test_the_program_warns_of_each_difference(tmp_path: Path, caplog: pytest.Log
     shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "infra/__main__.py").write_text(PROGRAM)
     run = up({}, "hardware", tmp_path, account=ChangedAccount())
-    says = "p5.48xlarge: the hardware catalog (contract/catalog.json) says"
+    says = "p5.48xlarge: trainyard/config/catalog.json has"
     assert run.exports["found"] == [
         f"{says} network cards (by interfaces that each bears) = 32 of 2, EC2 says 31 of 2: "
         "the launch goes by the catalog and may fail",

@@ -49,7 +49,7 @@ def test_table_gives_a_reason_and_awss_page_for_each(changed: Callable[..., Depl
 
 
 def test_statement_without_a_reason_in_the_table_can_not_be_made() -> None:
-    from infra.identity import _unscoped
+    from infra.components.identity import _unscoped
 
     with pytest.raises(AssertionError, match="say in UNSCOPED why"):
         _unscoped("All", "ec2:RunInstances")

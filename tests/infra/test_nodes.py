@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.base import InputError
-from contract.catalog import catalog
-from infra.userdata import LIMIT_BYTES, user_data
+from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, templates_of
+from trainyard.base import InputError
+from trainyard.config.catalog import catalog
 
 
 def template_of(run: Deployment) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployme
         assert len(text.encode()) < LIMIT_BYTES
         config = yaml.safe_load(text)
         files = {file["path"]: file["content"] for file in config["write_files"]}
-        assert files["/opt/trainyard/bootstrap.py"] == (ROOT / "fleet/bootstrap.py").read_text()
+        assert files["/opt/trainyard/bootstrap.py"] == (ROOT / "trainyard/node/bootstrap.py").read_text()
         unit = files["/etc/systemd/system/trainyard-node.service"]
         assert (
             "ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py "
@@ -150,9 +150,9 @@ def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployme
 
 
 def test_user_data_that_ec2_would_refuse_is_refused_here(tmp_path: Path) -> None:
-    (tmp_path / "fleet").mkdir()
-    (tmp_path / "fleet/bootstrap.py").write_text("#" * LIMIT_BYTES)
-    with pytest.raises(AssertionError, match="shorten fleet/bootstrap"):
+    (tmp_path / "trainyard/node").mkdir(parents=True)
+    (tmp_path / "trainyard/node/bootstrap.py").write_text("#" * LIMIT_BYTES)
+    with pytest.raises(AssertionError, match="shorten trainyard/node/bootstrap"):
         user_data("worker", "workers", "s3://bucket/manifest.json", "us-east-1", tmp_path)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from contract.base import InputError
-from contract.manifest import Manifest
 from rehearsal.adapter.graph import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static import StaticAccount
 from tests.infra.conftest import INSTANCE, ROOT, STACKS, deployed, stack_config
+from trainyard.base import InputError
+from trainyard.models.manifest import Manifest
 
 # What AWS gives no tags.
 UNTAGGED = {
@@ -148,12 +148,12 @@ def test_absent_settings_end_with_a_message() -> None:
 def test_run_leaves_path_and_modules_as_they_were(tmp_path: Path, changed: Callable[..., Deployment]) -> None:
     import sys
 
-    import infra.archive
+    import infra.packaging.archive
 
-    path, module = list(sys.path), sys.modules["infra.archive"]
+    path, module = list(sys.path), sys.modules["infra.packaging.archive"]
     changed()
     assert sys.path == path
-    assert sys.modules["infra.archive"] is module is infra.archive
+    assert sys.modules["infra.packaging.archive"] is module is infra.packaging.archive
 
 
 def test_outputs_say_where_things_lie_what_to_type_and_what_it_costs(shipped: Deployment) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.schemas import schema_text
 from tests.manifests import MANIFEST
+from trainyard.models.schemas import schema_text
 
 FILE = Path(__file__).parents[2] / "playbooks/filter_plugins/manifest.py"
 
@@ -30,7 +30,12 @@ def test_a_good_manifest_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "producer"), [("bundle", "infra/bundle.py"), ("head", "infra/head.py"), ("groups", "infra/workers.py")]
+    ("key", "producer"),
+    [
+        ("bundle", "infra/packaging/bundle.py"),
+        ("head", "infra/components/head.py"),
+        ("groups", "infra/components/workers.py"),
+    ],
 )
 def test_a_missing_key_names_its_producer(key: str, producer: str) -> None:
     manifest = MANIFEST.model_dump(mode="json")

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.events import PlayEvent, TaskEvent
-from contract.manifest import Fsx, Gpus, Hardware, Manifest
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn import backend, cgroups
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
@@ -23,6 +21,8 @@ from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT, STORE, efa_insta
 from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
 from tests.playbooks.roles.nvidia import CUDA_VARS, UBUNTU, cuda_toolkit, cudnn, distribution, ubuntu_driver
 from tests.polling import eventually
+from trainyard.models.events import PlayEvent, TaskEvent
+from trainyard.models.manifest import Fsx, Gpus, Hardware, Manifest
 
 pytestmark = pytest.mark.booted
 

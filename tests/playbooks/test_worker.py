@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.archive import Entry
-from infra.bundle import pack_bundle
+from infra.packaging.archive import Entry
+from infra.packaging.bundle import pack_bundle
 from tests.nodes import ROOT, Cloud
 from tests.polling import eventually
 
@@ -62,7 +62,7 @@ def test_a_broken_bundle_leaves_it_as_it_is_and_is_told(place: Cloud, node: str)
 
 def test_a_newer_bundle_takes_its_place(place: Cloud, node: str) -> None:
     before = len(place.plays(node))
-    newer = pack_bundle(ROOT, {"fleet/newer.txt": Entry(b"newer")})
+    newer = pack_bundle(ROOT, {"trainyard/newer.txt": Entry(b"newer")})
     place.publish(newer)
     assert place.play(node, before + 1).status == "ok"
     assert place.machine(node).run("readlink", "/opt/trainyard/current").stdout.strip().endswith(newer.sha256)

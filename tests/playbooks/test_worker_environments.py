@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.bundle import FILES, FOLDERS, pack_bundle
+from infra.packaging.bundle import FILES, FOLDERS, pack_bundle
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.nspawn.network import GATEWAY
 from tests.nodes import ROOT, Cloud, cloud
 from tests.polling import eventually
 from tests.served import Served
 from tests.wheels import STAND_INS
-from trainyard.bringup import Plays
+from trainyard.operations.startup import Plays
 
 pytestmark = pytest.mark.booted
 PREFIX = "wheels/"
@@ -48,7 +48,7 @@ def own_constraints(more: str) -> str:
 def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """As docs/deploy.md fills a mirror."""
     folder = tmp_path_factory.mktemp("wheels")
-    lists = ["-r", str(tree / "fleet/requirements.txt"), "-c", str(tree / "constraints.txt")]
+    lists = ["-r", str(tree / "trainyard/node/requirements.txt"), "-c", str(tree / "constraints.txt")]
     command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), *lists]
     subprocess.run(command, check=True, timeout=MAKE_SECONDS)
     for one in STAND_INS:

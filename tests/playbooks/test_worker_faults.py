@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from contract.events import PlayEvent
 from rehearsal.aws.faults import Outage, Throttle
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor import hypervisor
 from rehearsal.hypervisor.metadata import MetadataServer
 from tests.nodes import Cloud
 from tests.polling import eventually
+from trainyard.models.events import PlayEvent
 
 pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("nodes_of_its_own")]
 SLOW_SECONDS = 10.0

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from rehearsal.hypervisor.choice import sweep
 from rehearsal.hypervisor.processes import marked
+from rehearsal.hypervisor.registry import sweep
 from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment, write_stack

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from contract import tags
 from rehearsal.aws.billing import billed_by_type
+from rehearsal.aws.control_models import InstanceTruth
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.truth import InstanceTruth
 from rehearsal.hypervisor.processes import marked
 from tests.rehearsal.conftest import LEFT_OUT, kept_account, rehearsed, write_stack
+from trainyard.aws import tags
 
 HOUR = 3600.0
 

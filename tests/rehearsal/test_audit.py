@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from contract.layout import RunLayout
-from contract.objects import Bucket, client
 from rehearsal import audit
+from rehearsal.aws.control_models import Resource
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.truth import Resource
 from tests.clusters import UBUNTU
 from tests.conftest import REGION
 from tests.rehearsal.conftest import Ended
+from trainyard.aws.s3 import Bucket, client
+from trainyard.models.layout import RunLayout
 
 
 @pytest.fixture

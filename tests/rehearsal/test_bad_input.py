@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no nodes": ({"nodes": 0}, "nodes = 0: must be greater than 0", f"Write a larger one in {FILE}"),
     "an unknown instance type": (
         {"instance_type": "p9.huge"},
-        "instance_type = 'p9.huge': not in the hardware catalog (contract/catalog.json), which has ",
+        "instance_type = 'p9.huge': not in the hardware catalog (trainyard/config/catalog.json), which has ",
         f"Change it in {FILE}",
     ),
     "EFA of a type without": (

@@ -12,7 +12,7 @@ BREAKS = [
     # a loss in results.json that is not the last one
     ("trainer/telemetry/results.py", "last_loss=progress.last_loss", "last_loss=progress.last_loss + 1"),
     # a checkpoint in the list that is none
-    ("trainyard/runs.py", "for name in names)", 'for name in [*names, "step-99999999"])'),
+    ("trainyard/operations/runs.py", "for name in names)", 'for name in [*names, "step-99999999"])'),
     # a resource that destroy passes over
     ("rehearsal/adapter/network.py", "release_address(AllocationId=call.id)", "describe_addresses()"),
 ]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.layout import split_s3_uri
 from tests.rehearsal.conftest import ROOT, Rehearse
+from trainyard.models.layout import split_s3_uri
 
 JOB = re.compile(r"```yaml\n(job: .*?)```", re.DOTALL)
 SMALL = ["--steps", "4", "--batch-size", "4", "--length", "64", "--checkpoint-every", "2"]

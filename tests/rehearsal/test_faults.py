@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import InputError
-from contract.reading import read_settings
 from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Outage, Throttle
 from rehearsal.faults import check_faults, faults_of, spec_of
+from trainyard.base import InputError
+from trainyard.config.loader import read_settings
 
 FAULTS: dict[str, Fault] = {
     "capacity,limit=2": Capacity(limit=2),

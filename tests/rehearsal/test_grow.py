@@ -12,12 +12,12 @@ from typing import Any
 import boto3
 import pytest
 
-from contract.layout import MANIFEST
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment
 from tests.rehearsal.running import Running, beginning, nothing_left
+from trainyard.models.layout import MANIFEST
 
 # A job that tells how many it is and what it goes on from, and saves that when it is asked to.
 COUNTING = """\

@@ -145,11 +145,11 @@ def test_a_dead_controller_comes_back_and_renews_the_lease_and_without_it_the_wo
 ) -> None:
     running = start("uncontrolled")
     running.reaches("training")
-    (first,) = running.running("fleet.controller")
+    (first,) = running.running("trainyard.node.controller")
     lease = running.lease()
     first.kill()
     eventually(lambda: running.lease() > lease, "a lease that the next controller renewed")
-    (second,) = running.running("fleet.controller")
+    (second,) = running.running("trainyard.node.controller")
     assert second != first
 
     root = running.root()
@@ -158,11 +158,11 @@ def test_a_dead_controller_comes_back_and_renews_the_lease_and_without_it_the_wo
     systemctl = [str(root / "usr/bin/systemctl"), "daemon-reload"]
     subprocess.run(systemctl, env=os.environ | {"TRAINYARD_ROOT": str(root)}, check=True, timeout=30)
     second.kill()
-    eventually(lambda: not running.running("fleet.controller"), "the end of the controller")
+    eventually(lambda: not running.running("trainyard.node.controller"), "the end of the controller")
     assert running.worker() == "running"
     running.jump_to_the_end()
     running.ended_by_aws()
-    assert running.running("fleet.controller") == []
+    assert running.running("trainyard.node.controller") == []
 
 
 def test_launch_controller_and_head_killed_at_once_do_not_keep_workers(start: Callable[[str], Leased]) -> None:
@@ -172,7 +172,7 @@ def test_launch_controller_and_head_killed_at_once_do_not_keep_workers(start: Ca
     launch.suspend()  # else it has done its work once the job runs
     running.until("the job", lambda: bool(running.running("train.py")))
     running.freeze()
-    kill([launch, *running.running("fleet.controller"), *marked(running.folder, running.root())])
+    kill([launch, *running.running("trainyard.node.controller"), *marked(running.folder, running.root())])
     assert (running.worker(), len(running.running("train.py")) > 0) == ("running", True)
     running.jump_to_the_end()
     running.ended_by_aws()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import InputError
-from contract.settings import StackSettings
 from rehearsal.preflight import check_machine
+from trainyard.base import InputError
+from trainyard.config.settings import StackSettings
 
 SETTINGS = StackSettings.model_validate(
     {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}

@@ -6,13 +6,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from contract.base import CONFIG_KEY
-from contract.manifest import SystemRole
-from contract.reading import read_settings
-from contract.report import BackendName
-from contract.settings import StackSettings
-from contract.training.models import DecoderConfig
 from rehearsal.scaling import NOT_HERE, scale, why_left_out
+from trainyard.base import CONFIG_KEY
+from trainyard.config.loader import read_settings
+from trainyard.config.settings import StackSettings
+from trainyard.config.training.models import DecoderConfig
+from trainyard.models.manifest import SystemRole
+from trainyard.models.report import BackendName
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,12 +14,12 @@ from typing import IO, Any
 
 import pytest
 
-from infra.bundle import pack_bundle
+from infra.packaging.bundle import pack_bundle
 from rehearsal.hypervisor.processes import marked
 from tests.polling import eventually
 from tests.rehearsal.conftest import LEFT_OUT, ROOT, RUN_SECONDS, Ended, clean_environment
 from tests.rehearsal.running import started
-from tests.rehearsal.test_road import metric_lines
+from tests.rehearsal.test_stages import metric_lines
 
 NOBODY = 65534
 # Mounts of the test's own, in a namespace of its own, where a folder above the virtual environment is closed to others:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from contract.dataset import INDEX, Shard, TokenDataset
-from contract.training import TrainerConfig
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from contract.training import TrainerConfig
 from trainer.loop import train
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
 
 
 def main() -> None:

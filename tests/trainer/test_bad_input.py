@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from contract.base import InputError
-from contract.dataset import INDEX
 from tests.trainer.conftest import ROOT, TINY, Job, tiny
 from trainer.data import open_data
 from trainer.settings import Environment, read_config
 from trainer.storage import open_storage
+from trainyard.base import InputError
+from trainyard.models.dataset import INDEX
 
 PLACES = {"DATA_URI": "/d", "CHECKPOINT_URI": "/c", "RESULTS_URI": "/r"}
 FOUR = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

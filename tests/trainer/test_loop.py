@@ -11,9 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from contract.base import InputError
-from contract.dataset import INDEX
-from contract.metrics import Results
 from tests.trainer.conftest import tiny
 from trainer.checkpoints.reader import load_whole
 from trainer.evaluation import held_out_loss
@@ -21,6 +18,9 @@ from trainer.loop import train
 from trainer.models.decoder import Decoder
 from trainer.settings import Environment
 from trainer.telemetry.metrics import Metrics
+from trainyard.base import InputError
+from trainyard.models.dataset import INDEX
+from trainyard.models.metrics import Results
 
 
 def losses(environment: Environment) -> list[float]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.base import InputError
 from tests.trainer.conftest import tiny
 from trainer.ranks import choose_device
 from trainer.settings import Environment
+from trainyard.base import InputError
 
 
 @pytest.fixture

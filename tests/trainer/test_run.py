@@ -18,14 +18,14 @@ import psutil
 import pytest
 import torch
 
-from contract.layout import COMMIT_MARK
-from contract.metrics import MetricLine, Results
 from tests.polling import eventually
 from tests.trainer.conftest import TINY, Job, tiny
 from trainer.checkpoints.reader import load_whole
 from trainer.models import build
 from trainer.schedule import learning_rate
 from trainer.storage import open_storage
+from trainyard.models.layout import COMMIT_MARK
+from trainyard.models.metrics import MetricLine, Results
 
 Jobs = Callable[..., Job]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from contract.base import InputError, Problem
+from trainyard.base import InputError, Problem
 
 # Seconds between the tries of one save or load: an outage of two minutes is ridden out. The same on every rank, so that
 # all ranks try again together.

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from contract.layout import COMMIT_MARK
 from trainer.checkpoints.entries import Reading
 from trainer.checkpoints.failures import Damaged
 from trainer.storage import Storage, open_storage
+from trainyard.models.layout import COMMIT_MARK
 
 
 def writer(uri: str, *, staged: bool) -> FileSystemWriter:

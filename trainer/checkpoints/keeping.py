@@ -1,8 +1,8 @@
 """Which checkpoints stay."""
 
-from contract.layout import COMMIT_MARK
-from contract.training.config import CheckpointConfig
 from trainer.storage import Storage
+from trainyard.config.training.config import CheckpointConfig
+from trainyard.models.layout import COMMIT_MARK
 
 _NAME = "step-"
 

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from contract.base import InputError, Problem
 from trainer.checkpoints import keeping
 from trainer.checkpoints.entries import Reading
 from trainer.checkpoints.failures import Damaged, insist, together
@@ -16,6 +15,7 @@ from trainer.checkpoints.files import read_metadata, reading
 from trainer.checkpoints.sharing import read_together
 from trainer.checkpoints.state import State, generators, local, require_same_sizes, restore_generators, tensors_of
 from trainer.storage import Storage
+from trainyard.base import InputError, Problem
 
 T = TypeVar("T")
 

@@ -5,14 +5,14 @@ from typing import Self
 
 import torch.distributed as dist
 
-from contract.base import InputError, Problem
-from contract.layout import COMMIT_MARK
-from contract.training.config import CheckpointConfig
 from trainer.checkpoints import keeping
 from trainer.checkpoints.reader import load_newest
 from trainer.checkpoints.state import State
 from trainer.checkpoints.writer import Writer
 from trainer.storage import open_storage
+from trainyard.base import InputError, Problem
+from trainyard.config.training.config import CheckpointConfig
+from trainyard.models.layout import COMMIT_MARK
 
 
 class Checkpoints:

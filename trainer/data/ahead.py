@@ -5,9 +5,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from contract.dataset import Shard
 from trainer.data.cache import Cache
 from trainer.data.order import Order
+from trainyard.models.dataset import Shard
 
 _THREADS = 4  # shards at once; each comes over several connections already
 _NEAR = 256  # of a rank's next positions, whose shards come first and in the very order of need

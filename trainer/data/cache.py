@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from contract.dataset import Shard
 from trainer.data.space import NoRoom, Space, locked, open_shared
 from trainer.storage import S3Refused, Storage, open_storage
+from trainyard.models.dataset import Shard
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds between tries: an outage of a minute is ridden out
 _PATIENCE = 60.0  # seconds for other processes to let go of what they use

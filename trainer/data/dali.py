@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from contract.base import InputError, Problem
 from trainer.data.draws import keyed, uniform
 from trainer.data.images import AUGMENTING, DEVIATION, DRAWS, MEAN, RESIZE, ImageSamples, crop, flips
 from trainer.data.loader import Batches
 from trainer.data.order import Order, of_rank
+from trainyard.base import InputError, Problem
 
 _THREADS = 4  # of the CPU's part of decoding
 

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from contract.dataset import ImageDataset, Shard
 from trainer.data.cache import Cache
 from trainer.data.draws import Counts, keyed, uniform
 from trainer.data.shards import Shards
 from trainer.data.tar import Entries, entries
+from trainyard.models.dataset import ImageDataset, Shard
 
 # ImageNet's mean and standard deviation of each channel, as torchvision's own weights have them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -2,12 +2,12 @@
 
 from pydantic import ValidationError
 
-from contract.base import InputError, Problem, problems_of
-from contract.dataset import DATASET, INDEX, Dataset, ImageDataset, TokenDataset
-from contract.training import TrainerConfig
-from contract.training.models import ImageModelConfig
 from trainer.data.space import GIB
 from trainer.storage import Storage
+from trainyard.base import InputError, Problem, problems_of
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import ImageModelConfig
+from trainyard.models.dataset import DATASET, INDEX, Dataset, ImageDataset, TokenDataset
 
 
 def read_index(storage: Storage) -> Dataset:

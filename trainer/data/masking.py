@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from contract.training.models import IGNORED
 from trainer.data.draws import Counts, keyed, uniform
+from trainyard.config.training.models import IGNORED
 
 _MASKING = 16  # what a key is for
 _TO_MASK, _TO_RANDOM = 0.8, 0.9  # of the chosen: 80 % the mask, 10 % a random token, 10 % left as they are

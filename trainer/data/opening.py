@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from contract.dataset import Dataset, ImageDataset, Shard
-from contract.training import TrainerConfig
-from contract.training.models import ImageModelConfig
 from trainer.data.ahead import Ahead
 from trainer.data.cache import Cache
 from trainer.data.index import read_index, require_fit, require_known, require_room
@@ -19,6 +16,9 @@ from trainer.data.order import Order, of_rank, streams_of
 from trainer.data.space import GIB
 from trainer.data.tokens import Masking, TokenSamples
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import ImageModelConfig
+from trainyard.models.dataset import Dataset, ImageDataset, Shard
 
 if TYPE_CHECKING:
     from trainer.data.images import ImageSamples
@@ -181,7 +181,7 @@ def _loader(
 
 
 def _ranks_here(config: TrainerConfig, environment: Environment, rank: int, ranks: int) -> list[int]:
-    """Those of this node that share the batch, as contract.training.parallel.Layout places them: side by side."""
+    """Those of this node that share the batch, as parallel.Layout places them: side by side."""
     number = min(ranks, max(1, environment.local_world_size // config.parallel.tensor))
     first = rank // number * number
     return list(range(first, min(ranks, first + number)))

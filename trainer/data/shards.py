@@ -4,8 +4,8 @@ import mmap
 import os
 from collections.abc import Sequence
 
-from contract.dataset import Shard
 from trainer.data.cache import Cache
+from trainyard.models.dataset import Shard
 
 _AT_MOST = 128  # maps of one age, each with a descriptor: a process may have 1024 where nobody raised it
 _AGE = 1024  # reads; what was not read for so long, or twice it, is closed: while it is open no cache can remove it

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from contract.dataset import Shard
 from trainer.data.cache import Cache
+from trainyard.models.dataset import Shard
 
 ENTRY = np.dtype([("offset", np.int64), ("size", np.int64), ("label", np.int64)])
 Entries = npt.NDArray[np.void]
@@ -18,7 +18,7 @@ _IMAGES = ("jpg", "jpeg", "png")
 def entries(shard: Shard, cache: Cache, classes: int) -> Entries:
     """Place, size in bytes, and label of each image of the shard, which is open.
 
-    Raises OSError, with the shard named, for one that is not what contract.dataset.ImageDataset says.
+    Raises OSError, with the shard named, for one that is not what trainyard.models.dataset.ImageDataset says.
     """
     kept = cache.beside(shard, "entries.npy")
     try:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from contract.dataset import Shard, TokenDataset
 from trainer.data.cache import Cache
 from trainer.data.draws import Counts
 from trainer.data.masking import mask
 from trainer.data.shards import Shards
+from trainyard.models.dataset import Shard, TokenDataset
 
 _TOGETHER = 2 * 2**20  # bytes of micro-batches that are worth making at once
 _AT_MOST = 128  # samples of them: short ones are not to be read far ahead of the training

@@ -9,13 +9,13 @@ import sys
 
 from pydantic import TypeAdapter, ValidationError
 
-from contract.base import InputError, Problem
-from contract.training.models import ModelConfig
 from trainer.checkpoints.reader import load_whole
 from trainer.export.int8 import export_int8
 from trainer.export.shape import config_of, empty, int8_config_of, prefix_of, shared_names
 from trainer.export.weights import export_checkpoint, fill_from
 from trainer.storage import open_storage
+from trainyard.base import InputError, Problem
+from trainyard.config.training.models import ModelConfig
 
 
 def export(uri: str, target: str, *, int8: bool) -> None:

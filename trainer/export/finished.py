@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract.metrics import Export
-from contract.training import TrainerConfig
 from trainer.export.int8 import export_int8
 from trainer.export.shape import config_of, empty, int8_config_of, prefix_of
 from trainer.export.weights import export_model, fill_from
 from trainer.models import Model
 from trainer.ranks import Ranks
 from trainer.storage import Storage
+from trainyard.config.training import TrainerConfig
+from trainyard.models.metrics import Export
 
 Exports = dict[Literal["safetensors", "int8"], Export]
 

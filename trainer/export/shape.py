@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from contract.training import TrainerConfig
-from contract.training.models import HuggingFaceConfig, ModelConfig
 from trainer.export.int8 import form
 from trainer.models import build
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import HuggingFaceConfig, ModelConfig
 
 
 def prefix_of(shape: ModelConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from contract.base import Contract
+from trainyard.base import Contract
 
 ENTRIES = 2000  # a few hundred bytes each
 _BACKENDS = ("gloo", "nccl")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from contract.training import TrainerConfig
-from contract.training.parallel import Layout
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.parallel import Layout
 
 _GIB = 2**30
 _STATE_BYTES = 16  # of a parameter in training: its weight, its gradient and AdamW's two moments, in fp32

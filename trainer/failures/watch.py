@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from contract.base import Contract
 from trainer.failures import flight
+from trainyard.base import Contract
 
 EXIT_HUNG = 75  # EX_TEMPFAIL of sysexits.h: begun again, it may well go on
 GRACE_SECONDS = 30.0  # from the end of a rank's time to its own end, at the most

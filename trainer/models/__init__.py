@@ -2,11 +2,11 @@
 
 import torch
 
-from contract.training import TrainerConfig
-from contract.training.models import DecoderConfig, HuggingFaceConfig
 from trainer.models.built import Model
 from trainer.models.decoder import Decoder, stage_layers
 from trainer.telemetry.flops import decoder_flops
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig
 
 __all__ = ["Model", "build"]
 

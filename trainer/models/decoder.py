@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contract.training.models import DecoderConfig
 from trainer.models.loss import next_token_loss
+from trainyard.config.training.models import DecoderConfig
 
 
 def rotary_table(length: int, width: int, theta: float) -> Tensor:

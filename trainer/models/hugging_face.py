@@ -9,12 +9,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from contract.base import InputError, Problem
-from contract.training.models import HuggingFaceConfig
-from contract.training.presets import HUGGING_FACE
 from trainer.models.built import Model, repeated
 from trainer.models.loss import next_token_loss
 from trainer.telemetry.flops import language_model_flops
+from trainyard.base import InputError, Problem
+from trainyard.config.training.models import HuggingFaceConfig
+from trainyard.config.training.presets import HUGGING_FACE
 
 # What transformers and torch raise where they can't make a model of what they are given.
 _REFUSALS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)

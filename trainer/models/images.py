@@ -4,9 +4,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from contract.training.models import ImageModelConfig
 from trainer.models.built import Model, repeated
 from trainer.telemetry.flops import counted_flops
+from trainyard.config.training.models import ImageModelConfig
 
 
 class Classifier(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from contract.training.models import IGNORED
+from trainyard.config.training.models import IGNORED
 
 
 def next_token_loss(

@@ -2,11 +2,11 @@
 
 from torch import nn
 
-from contract.training import TrainerConfig
 from trainer.parallelism.passes import Accumulated, Passes, Pipelined
 from trainer.parallelism.spread import spread
 from trainer.precision import Precision
 from trainer.ranks import Ranks
+from trainyard.config.training import TrainerConfig
 
 __all__ = ["Passes", "passes_of", "spread"]
 

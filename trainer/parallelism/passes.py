@@ -13,10 +13,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.training import TrainerConfig
 from trainer.precision import Precision
 from trainer.ranks import Ranks
 from trainer.telemetry.timing import Clock
+from trainyard.config.training import TrainerConfig
 
 Batch = Sequence[Tensor]
 

@@ -14,13 +14,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from contract.training import TrainerConfig
-from contract.training.models import DecoderConfig
 from trainer.models.built import Initialize, Model
 from trainer.models.decoder import Block
 from trainer.parallelism.tensor import split_block, split_ends
 from trainer.precision import Precision, to_float8
 from trainer.ranks import Ranks
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 
 
 def spread(model: Model, config: TrainerConfig, ranks: Ranks, precision: Precision) -> nn.Module:

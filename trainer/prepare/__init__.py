@@ -1,1 +1,1 @@
-"""Text and images into shards with an index (contract.dataset): `python -m trainer.prepare`. It needs no torch."""
+"""Convert text and images into shards with an index: `python -m trainer.prepare`. It needs no torch."""

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from contract.base import InputError, Problem
 from trainer.prepare.dataset import Request, Result
 from trainer.prepare.documents import DOCUMENT, Reading
 from trainer.prepare.images import prepare_images
@@ -19,6 +18,7 @@ from trainer.prepare.progress import say
 from trainer.prepare.samples import Kind, prepare_sample
 from trainer.prepare.sources import Format
 from trainer.prepare.tokens import LEARNT, Text, prepare_tokens
+from trainyard.base import InputError, Problem
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 

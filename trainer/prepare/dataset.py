@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contract.base import Contract, InputError, Problem
-from contract.dataset import DATASET, INDEX, Dataset, ImageDataset, Shard, TokenDataset
 from trainer.prepare.parts import Made, Part
 from trainer.prepare.pool import Maker, run
 from trainer.prepare.progress import Display, say
 from trainer.prepare.work import Work, default_folder, held_out_file
 from trainer.storage import Storage, open_storage
+from trainyard.base import Contract, InputError, Problem
+from trainyard.models.dataset import DATASET, INDEX, Dataset, ImageDataset, Shard, TokenDataset
 
 _PROBE = ".prepare"
 Index = Callable[[list[Shard], list[Shard], int], TokenDataset | ImageDataset]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from contract.base import InputError
 from trainer.prepare.sources import Format, SourceFile, open_file, open_parquet
+from trainyard.base import InputError
 
 DOCUMENT = 4 << 20
 LOOK_AHEAD = 64 << 10

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from contract.base import InputError, Problem
-from contract.dataset import ImageDataset, Shard
 from trainer.prepare.dataset import Request, Result, build, upload
 from trainer.prepare.labels import Image, labelled
 from trainer.prepare.parts import Made, Part, is_held_out, order_of, parts_of
@@ -16,6 +14,8 @@ from trainer.prepare.pool import Advance
 from trainer.prepare.sources import open_file, require_apart
 from trainer.prepare.work import held_out_file
 from trainer.storage import open_storage
+from trainyard.base import InputError, Problem
+from trainyard.models.dataset import ImageDataset, Shard
 
 _BAD_SHARE = 0.01  # of images that may be left out
 _AS_THEY_ARE = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}  # Pillow's names for them

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from contract.base import InputError, Problem
 from trainer.prepare.sources import SourceFile, list_files, open_file
+from trainyard.base import InputError, Problem
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _LISTS = (".csv", ".jsonl", ".ndjson")

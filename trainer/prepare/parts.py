@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from contract.base import Contract
-from contract.dataset import Shard
+from trainyard.base import Contract
+from trainyard.models.dataset import Shard
 
 _PARTS = 16  # of a small corpus, so that all processes and ranks have some of it ...
 _LEAST = 1 << 20  # ... but none smaller than this, bytes

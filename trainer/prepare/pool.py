@@ -12,9 +12,9 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, Protocol
 
-from contract.base import InputError, Problem
 from trainer.prepare.parts import Made, Part
 from trainer.prepare.work import record
+from trainyard.base import InputError, Problem
 
 # Processes that can run at once here.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,11 +7,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from contract.base import InputError, Problem
 from trainer.prepare.dataset import Request, Result
 from trainer.prepare.documents import Reading
 from trainer.prepare.images import prepare_images
 from trainer.prepare.tokens import Text, prepare_tokens
+from trainyard.base import InputError, Problem
 
 Kind = Literal["python-bytes", "python-bpe", "python-wordpiece", "digits"]
 _TOKENIZERS = {"python-bytes": "bytes", "python-bpe": "train:8192", "python-wordpiece": "train:8192:wordpiece"}

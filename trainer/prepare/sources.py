@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from contract.base import InputError, Problem
 from trainer.storage import region
+from trainyard.base import InputError, Problem
 
 Format = Literal["text", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from contract.base import InputError, Problem
 from trainer.prepare.documents import Document
+from trainyard.base import InputError, Problem
 
 Dtype = Literal["uint8", "uint16", "uint32"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from contract.base import InputError, Problem
-from contract.dataset import Shard, TokenDataset
 from trainer.prepare import tokenizers
 from trainer.prepare.dataset import Request, Result, build, upload
 from trainer.prepare.documents import Document, Piece, Reading, documents, pieces_of
@@ -18,6 +16,8 @@ from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files, req
 from trainer.prepare.tokenizers import BYTES, Vocabulary
 from trainer.prepare.work import Work, held_out_file
 from trainer.storage import open_storage
+from trainyard.base import InputError, Problem
+from trainyard.models.dataset import Shard, TokenDataset
 
 _BATCH = 1 << 20  # bytes of text that go to the tokenizer at once
 _MEASURED = 1 << 20  # bytes of text from which tokens per byte are measured

@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from contract.base import InputError, Problem
 from trainer.prepare.parts import Made
+from trainyard.base import InputError, Problem
 
 _WORDS = "words.json"
 _ABANDONED = "abandoned.json"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from contract.chips import Chip, chips
+from trainyard.config.gpus import Chip, chips
 
 Precision = Literal["fp32", "bf16", "fp16", "float8"]
 

@@ -15,12 +15,12 @@ from typing import Protocol, Self
 
 import torch
 
-from contract.metrics import Figures, MetricLine
-from contract.training import TrainerConfig
 from trainer.settings import Environment
 from trainer.storage import Storage
 from trainer.telemetry.flops import peak_flops, utilization
 from trainer.telemetry.prometheus import TextFile
+from trainyard.config.training import TrainerConfig
+from trainyard.models.metrics import Figures, MetricLine
 
 PATIENCE_SECONDS = 60.0  # for the copy at the end
 _WARM_UP = 5  # steps that the figures leave out: they compile, and fill caches

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from contract.training.config import ProfileConfig
 from trainer.settings import Environment
 from trainer.storage import Storage
+from trainyard.config.training.config import ProfileConfig
 
 _STEPS = 3  # on request
 

@@ -7,8 +7,8 @@ prometheus.io/docs/practices/naming and docs/instrumenting/exposition_formats.
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from contract.metrics import MetricLine
 from trainer.telemetry.timing import PHASES
+from trainyard.models.metrics import MetricLine
 
 _GIB = 2**30
 Samples = Iterable[tuple[Mapping[str, str], float | None]]

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from contract.metrics import Export, Figures, Results
-from contract.training import TrainerConfig
 from trainer.checkpoints import Progress
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+from trainyard.models.metrics import Export, Figures, Results
 
 _LIBRARIES = (
     *("torch", "torchao", "torchvision", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "boto3"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rehearsal.aws.ec2 import spot
 from rehearsal.aws.ec2.quotas import check_on_demand, check_spot
-from rehearsal.aws.ec2.reservation_calls import find
+from rehearsal.aws.ec2.reservation_actions import find
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.extension import refuse
 from rehearsal.aws.injection import INJECTED, InsufficientCapacity

@@ -7,7 +7,7 @@ from moto.iam.models import iam_backends
 from moto.logs.models import logs_backends
 
 from rehearsal.aws.extension import extend, refuse
-from rehearsal.aws.iam.service_rights import may_assume
+from rehearsal.aws.iam.service_authorization import may_assume
 
 _SERVICE = "vpc-flow-logs.amazonaws.com"
 

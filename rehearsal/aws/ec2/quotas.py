@@ -9,11 +9,11 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.responses import ServiceQuotasResponse
 
-from contract.catalog import catalog
-from contract.quotas import QUOTAS, Market, Quota, quota_of
 from rehearsal.aws.ec2.reservations import LIVING, block_of, reservations
 from rehearsal.aws.extension import extend, refuse
 from rehearsal.aws.injection import INJECTED
+from trainyard.config.catalog import catalog
+from trainyard.config.quotas import QUOTAS, Market, Quota, quota_of
 
 DEFAULT_VCPUS = 1_000_000.0  # a real account has far less: the fault `quota` gives it
 _RUNNING = LIVING - {"stopping", "stopped", "shutting-down"}

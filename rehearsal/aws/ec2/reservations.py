@@ -12,7 +12,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX
 
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.ec2.endings import reclaim
+from rehearsal.aws.ec2.terminations import reclaim
 
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html

@@ -7,11 +7,11 @@ from moto.core.responses import ActionResult
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from contract.catalog import catalog
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.ec2.endings import reclaim
+from rehearsal.aws.ec2.terminations import reclaim
 from rehearsal.aws.extension import extend, refuse
 from rehearsal.aws.injection import INJECTED
+from trainyard.config.catalog import catalog
 
 NOTICE_SECONDS = 120.0  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 _SHARE = 0.4  # of the On-Demand list price, a figure of ours: in every zone, at any time

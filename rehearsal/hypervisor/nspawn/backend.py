@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from contract.report import BackendName, NotRehearsed, Scaled
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 from rehearsal.hypervisor.nspawn.image import base_root
 from rehearsal.hypervisor.nspawn.machine import Hardware, Machine, empty
 from rehearsal.hypervisor.nspawn.network import NAMES, Network, ip
+from trainyard.models.report import BackendName, NotRehearsed, Scaled
 
 LOG_LINES = 40
 _WHY_SWITCH = "nodes are on one switch, with no way out"

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.booted
 
 BUNDLE = "/opt/bundle"
 VENV = "/opt/trainyard/job-venv"
-CODE = ("__init__", "bootstrap", "environment", "wheelhouse", "job_environment", "installed")
+CODE = (
+    *("__init__", "node/__init__", "node/bootstrap", "node/environments/__init__", "node/environments/node"),
+    *("node/environments/wheelhouse", "node/environments/job", "node/environments/installed"),
+)
 LIST = "torch==2.15.0  # training\ns3torchconnector[dcp]==1.5.0\n"
 
 
@@ -37,7 +40,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     made = tmp_path_factory.mktemp("pytorch")
-    code = {f"{BUNDLE}/fleet/{name}.py": (ROOT / f"fleet/{name}.py").read_text() for name in CODE}
+    code = {f"{BUNDLE}/trainyard/{name}.py": (ROOT / f"trainyard/{name}.py").read_text() for name in CODE}
     with booted(made / "node", {**code, f"{BUNDLE}/constraints.txt": ""}) as machine:
         torch = STAND_INS[0]
         for wheel in (*STAND_INS, replace(torch, version="2.16.0")):

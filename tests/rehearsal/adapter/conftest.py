@@ -12,7 +12,7 @@ from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = ("infra", "contract", "playbooks", "fleet", "trainer", "stacks", "constraints.txt", "Pulumi.yaml")
+PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "constraints.txt", "Pulumi.yaml")
 # In place of trainyard's own: tells what it was asked, and answers as the launch does.
 LAUNCHER = """\
 #!/bin/sh
@@ -45,7 +45,6 @@ def tree(tmp_path: Path) -> Path:
         else:
             shutil.copy(source, tmp_path / name)
     launcher = tmp_path / "trainyard" / "launcher"
-    launcher.parent.mkdir()
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     return tmp_path

@@ -10,8 +10,8 @@ import pytest
 from rehearsal.adapter.account import Adapter, Subject
 from rehearsal.adapter.errors import Refused, UnknownKey
 from rehearsal.adapter.handler import Call
-from rehearsal.aws.given import Given, GivenBucket, GivenNetwork, GivenSubnet
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import Given, GivenBucket, GivenNetwork, GivenSubnet
 
 VPC, SUBNET = "vpc-0123456789abcdef3", "subnet-0123456789abcdef3"
 LINK = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"

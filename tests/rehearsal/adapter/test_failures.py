@@ -72,7 +72,7 @@ def test_refusal_names_resource_and_the_apis_message(account: Adapter, tmp_path:
 def test_program_with_an_unknown_key_fails_the_run_and_can_be_taken_down(
     aws: EmulatedAws, account: Adapter, tree: Path
 ) -> None:
-    network = tree / "infra/vpc.py"
+    network = tree / "infra/components/vpc.py"
     network.write_text(network.read_text().replace('connectivity_type="public",', 'private_ip="10.42.128.9",'))
     before = {(each.service, each.kind, each.id) for each in aws.dump()}
     with pytest.raises(UpFailed, match=r"aws:ec2/natGateway:NatGateway nat.*privateIp") as failed:
@@ -86,7 +86,7 @@ def test_program_with_an_unknown_key_fails_the_run_and_can_be_taken_down(
 
 
 def test_refused_resource_fails_the_run_with_the_apis_message(aws: EmulatedAws, account: Adapter, tree: Path) -> None:
-    security = tree / "infra/security.py"
+    security = tree / "infra/components/security.py"
     security.write_text(security.read_text().replace('cidr_ipv4="0.0.0.0/0"', 'cidr_ipv4="300.0.0.0/0"'))
     with pytest.raises(
         UpFailed, match=r"SecurityGroupEgressRule nodes-to-world: AuthorizeSecurityGroupEgress: "

@@ -12,8 +12,8 @@ from rehearsal.adapter.errors import Refused, UnknownKey
 from rehearsal.adapter.static import StaticAccount
 from rehearsal.adapter.static_ec2 import StaticNetwork, StaticSubnet, reservation
 from rehearsal.aws.faults import Quota
-from rehearsal.aws.given import Given, GivenNetwork, GivenReservation, GivenSubnet
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import Given, GivenNetwork, GivenReservation, GivenSubnet
 
 VPC, SUBNET, BLOCK = "vpc-0123456789abcdef1", "subnet-0123456789abcdef1", "cr-0123456789abcdef1"
 P = "L-417A185B"

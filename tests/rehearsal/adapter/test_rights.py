@@ -8,11 +8,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from contract.layout import CURRENT_RUN, HEAD_EVENTS, MANIFEST
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.graph import Deployment
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
+from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, MANIFEST
 
 Client = Callable[[str], Any]
 Call = Callable[["Cluster", Client], Any]

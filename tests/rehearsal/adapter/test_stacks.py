@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.reading import read_settings
 from rehearsal.adapter.account import Adapter
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.given import prepare
+from rehearsal.seed import prepare
 from tests.infra.conftest import STACKS
 from tests.rehearsal.adapter.conftest import ROOT
+from trainyard.config.loader import read_settings
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/12345678-1234-1234-1234-123456789012"
 EXISTING = {"vpc_id": "vpc-0aaaaaaaaaaaaaaa1", "subnet_id": "subnet-0aaaaaaaaaaaaaaa1"}

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from rehearsal.aws.billing import billed_by_type, billed_seconds
+from rehearsal.aws.control_models import InstanceTruth
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.truth import InstanceTruth
 from tests.rehearsal.aws.autoscaling.test_lifecycle import launch, truth
 from tests.rehearsal.aws.conftest import Client
 

@@ -4,8 +4,8 @@ import boto3
 import pytest
 
 from rehearsal.audit import leaked
-from rehearsal.aws.given import Given, GivenBucket, GivenKey, GivenNetwork, GivenReservation, GivenSubnet
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import Given, GivenBucket, GivenKey, GivenNetwork, GivenReservation, GivenSubnet
 
 REGION = "us-east-1"
 KEY = "12345678-1234-1234-1234-123456789012"

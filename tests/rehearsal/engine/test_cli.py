@@ -99,7 +99,7 @@ def test_changed_job_changes_its_archive_manifest_and_launch_alone(stack: Stack)
 
 
 def test_input_of_a_new_kind_ends_with_its_name_and_nothing_is_made(stack: Stack) -> None:
-    file = stack.tree / "infra/vpc.py"
+    file = stack.tree / "infra/components/vpc.py"
     before = file.read_text()
     changed = before.replace('connectivity_type="public",', 'private_ip="10.42.128.9",')
     assert changed != before

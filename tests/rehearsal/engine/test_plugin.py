@@ -10,9 +10,9 @@ import yaml
 from pulumi_aws import ProviderEndpointArgsDict
 
 from rehearsal import adapter
+from rehearsal.context import Scene
 from rehearsal.engine.plugin import plugin, services
-from rehearsal.ground import ROOT
-from rehearsal.scene import Scene
+from rehearsal.workspace import ROOT
 
 ENDPOINT = "http://127.0.0.1:4"
 CLIENT = re.compile(r"\.client\(\"([a-z0-9-]+)\"\)")

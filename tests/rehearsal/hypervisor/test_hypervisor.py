@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from contract.objects import client
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.hypervisor.folder.backend import ProcessBackend
 from rehearsal.hypervisor.hypervisor import Hypervisor
+from rehearsal.hypervisor.process.backend import ProcessBackend
 from tests.clusters import UBUNTU
 from tests.conftest import REGION
 from tests.polling import eventually
+from trainyard.aws.s3 import client
 
 
 def run(image: str, stack: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rehearsal.hypervisor.metadata import Metadata, MetadataServer
-from tests.fleet.test_bootstrap import TRUTH
+from tests.trainyard.node.test_bootstrap import TRUTH
 
 
 class Node:

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contract.training.config import CheckpointConfig
 from trainer.checkpoints import Checkpoints, Progress, State
+from trainyard.config.training.config import CheckpointConfig
 
 SHAPE = {"kind": "decoder", "dim": 8, "layers": 2}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contract.base import InputError
 from tests.trainer.checkpoints.states import place, saved, state_after
 from trainer import check
 from trainer.checkpoints import failures
+from trainyard.base import InputError
 
 DATA, MARK = "__0_0.distcp", ".metadata"
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from contract.training.config import CheckpointConfig
 from tests.trainer.checkpoints.states import place, saved, state_after
 from trainer.checkpoints.keeping import surplus
+from trainyard.config.training.config import CheckpointConfig
 
 
 @pytest.mark.parametrize(

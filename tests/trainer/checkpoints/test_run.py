@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract.base import InputError
 from tests.trainer.checkpoints.states import Net, place, saved, state_after, state_of, stepped
 from trainer.checkpoints import Checkpoints, State
 from trainer.checkpoints.staging import Stager
+from trainyard.base import InputError
 
 
 @pytest.fixture(params=[True, False], ids=["asynchronous", "synchronous"])

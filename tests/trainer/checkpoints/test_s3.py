@@ -11,11 +11,11 @@ from s3torchconnector._s3client import S3Client
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contract.base import InputError
 from tests.trainer.checkpoints.states import place, saved, state_after
 from trainer import check
 from trainer.checkpoints import Checkpoints, writer
 from trainer.checkpoints.files import read_metadata, reading
+from trainyard.base import InputError
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contract.dataset import INDEX, ImageDataset, Shard, TokenDataset
-from contract.training import TrainerConfig
 from trainer.settings import Environment
 from trainer.storage import S3Storage
+from trainyard.config.training import TrainerConfig
+from trainyard.models.dataset import INDEX, ImageDataset, Shard, TokenDataset
 
 LENGTH = 8
 

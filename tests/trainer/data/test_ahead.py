@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.dataset import Shard
 from tests.polling import eventually
 from tests.trainer.data.conftest import config, shard, write_tokens
 from trainer.data import open_data
@@ -15,6 +14,7 @@ from trainer.data.cache import Cache
 from trainer.data.order import Order
 from trainer.settings import Environment
 from trainer.storage import S3Storage
+from trainyard.models.dataset import Shard
 
 SIZE, SHARDS, STREAMS, BLOCK = 1000, 24, 4, 2000
 SELDOM, OFTEN = STREAMS * BLOCK // 4, BLOCK // 2  # positions after which a plan is made anew

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from contract.base import InputError
-from contract.dataset import Shard
 from tests.polling import eventually
 from tests.trainer.data.conftest import config, shard, write_tokens
 from trainer.data import cache as caching
@@ -23,6 +21,8 @@ from trainer.data.shards import Shards
 from trainer.data.space import GIB, NoRoom, locked
 from trainer.settings import Environment
 from trainer.storage import S3Storage
+from trainyard.base import InputError
+from trainyard.models.dataset import Shard
 
 SIZE = 1000
 

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from contract.base import InputError
-from contract.training import TrainerConfig
 from tests.polling import eventually
 from tests.trainer.conftest import Job
 from tests.trainer.data.conftest import LENGTH, MASKED, MODEL, PICTURES, config, write_images, write_tokens
@@ -23,6 +21,8 @@ from trainer.data.draws import Counts
 from trainer.data.loader import ByPosition, _InWorker, _Made
 from trainer.data.order import Order
 from trainer.settings import Environment
+from trainyard.base import InputError
+from trainyard.config.training import TrainerConfig
 
 At = Callable[..., Environment]
 

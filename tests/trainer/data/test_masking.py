@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from contract.training.models import IGNORED
 from trainer.data.masking import mask
+from trainyard.config.training.models import IGNORED
 
 RULE: dict[str, Any] = {"seed": 5, "probability": 0.15, "mask": 999, "vocabulary": 1000, "end": None}
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
-from contract.training.models import ModelConfig
 from tests.trainer.checkpoints.states import place, saved, state_of
 from trainer.export import __main__ as command
 from trainer.export.shape import empty
+from trainyard.config.training.models import ModelConfig
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 32, "sequence_length": 8}
 GPT2 = {

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.metrics import Results
 from tests.trainer.conftest import Job, tiny
 from trainer.data import open_data
 from trainer.export.finished import loss_of
@@ -14,6 +13,7 @@ from trainer.export.shape import empty
 from trainer.export.weights import fill_from
 from trainer.settings import Environment
 from trainer.storage import open_storage
+from trainyard.models.metrics import Results
 
 
 def test_both_formats_are_held_against_the_same_samples(job: Callable[..., Job], alone: Environment) -> None:

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
-from contract.training import TrainerConfig
-from contract.training.parallel import Layout
 from tests.trainer.conftest import ROOT, tiny
 from trainer.failures.memory import OutOfMemory, explained, figures, ways_out
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.parallel import Layout
 
 CPU = torch.device("cpu")
 ALONE = Layout(pipeline=1, replicate=1, shard=1, tensor=1, accumulation=2)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.verdict import is_echo
 from trainer.failures.peers import PeerLost, told_of_lost_peers
+from trainyard.node.controller.failure_analysis import is_echo
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {} [127.0.0.1]:40126"
 

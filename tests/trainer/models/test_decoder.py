@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.training.models import DecoderConfig
-from contract.training.presets import DECODERS
 from trainer.models.decoder import Attention, Decoder, rotary_table, rotate, stage_layers
+from trainyard.config.training.models import DecoderConfig
+from trainyard.config.training.presets import DECODERS
 
 SHAPE = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=64, sequence_length=32)
 

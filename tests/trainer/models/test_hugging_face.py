@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from contract.base import InputError
-from contract.training.models import HuggingFaceConfig
 from trainer.models.hugging_face import LanguageModel, language_model, library_config
+from trainyard.base import InputError
+from trainyard.config.training.models import HuggingFaceConfig
 
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -88,7 +88,7 @@ def test_bert_large_has_its_size() -> None:
     with torch.device("meta"):
         from transformers import AutoConfig, AutoModelForMaskedLM
 
-        from contract.training.presets import HUGGING_FACE
+        from trainyard.config.training.presets import HUGGING_FACE
 
         model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**HUGGING_FACE["bert-large"]["config"]))
     assert 330e6 < sum(parameter.numel() for parameter in model.parameters()) < 340e6

@@ -2,8 +2,8 @@
 
 import torch
 
-from contract.training.models import ImageModelConfig
 from trainer.models.images import classifier
+from trainyard.config.training.models import ImageModelConfig
 
 
 def test_a_resnet_50_has_its_size_and_blocks() -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contract.training.models import IGNORED
 from trainer.export.int8 import quantize
 from trainer.models.loss import next_token_loss
+from trainyard.config.training.models import IGNORED
 
 
 def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contract.training import TrainerConfig
 from tests.trainer.conftest import TINY
 from trainer.failures import flight
 from trainer.models import build
@@ -24,6 +23,7 @@ from trainer.precision import Precision
 from trainer.ranks import Ranks, join
 from trainer.settings import Environment
 from trainer.telemetry.timing import Clock
+from trainyard.config.training import TrainerConfig
 
 CPU = torch.device("cpu")
 RANKS = 2

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
 
-from contract.training import TrainerConfig
 from tests.trainer.conftest import TINY, tiny
 from trainer.models import build, decoder
 from trainer.models.decoder import rotate
@@ -18,6 +17,7 @@ from trainer.parallelism import spread
 from trainer.precision import Precision
 from trainer.ranks import join
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
 
 CPU = torch.device("cpu")
 

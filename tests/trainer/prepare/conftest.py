@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.dataset import INDEX, Shard, TokenDataset
 from trainer.prepare.dataset import Request
+from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).parents[3]
 Program = Callable[..., subprocess.CompletedProcess[str]]

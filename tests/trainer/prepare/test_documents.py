@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from contract.base import InputError
 from trainer.prepare import documents as subject
 from trainer.prepare.documents import Reading, documents, pieces_of
 from trainer.prepare.sources import Format, list_files
+from trainyard.base import InputError
 
 
 def read(path: Path, format: Format, reading: Reading | None = None) -> list[str]:

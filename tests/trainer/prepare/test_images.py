@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from contract.base import InputError
-from contract.dataset import INDEX, ImageDataset
 from trainer.prepare.dataset import Request
 from trainer.prepare.images import prepare_images
+from trainyard.base import InputError
+from trainyard.models.dataset import INDEX, ImageDataset
 
 Make = Callable[..., Request]
 

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from contract.dataset import INDEX
 from tests.polling import eventually
 from tests.trainer.prepare.conftest import Program, index
+from trainyard.models.dataset import INDEX
 
 
 @pytest.fixture

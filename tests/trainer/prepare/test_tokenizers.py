@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from contract.base import InputError
 from trainer.prepare import tokenizers as subject
 from trainer.prepare.documents import Document
 from trainer.prepare.tokenizers import BYTES, Vocabulary, adopt, train, trained
+from trainyard.base import InputError
 
 SOURCE = Path(argparse.__file__).read_text()
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.base import InputError
 from tests.trainer.prepare.conftest import ids, index, texts
 from trainer.prepare.dataset import Request
 from trainer.prepare.documents import Reading
 from trainer.prepare.tokens import Text, joined, prepare_tokens
+from trainyard.base import InputError
 
 Make = Callable[..., Request]
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import InputError
-from contract.dataset import Shard
 from trainer.prepare.parts import Made
 from trainer.prepare.work import Work, record
+from trainyard.base import InputError
+from trainyard.models.dataset import Shard
 
 MADE = Made(shard=Shard(key="a.bin", count=1, bytes=1, sha256="0" * 64), held_out=0, samples=1, left_out=0)
 

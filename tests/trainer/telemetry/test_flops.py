@@ -7,8 +7,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from contract.chips import chips
-from contract.training.models import DecoderConfig
 from trainer.telemetry.flops import (
     chip_named,
     counted_flops,
@@ -17,6 +15,8 @@ from trainer.telemetry.flops import (
     peak_flops,
     utilization,
 )
+from trainyard.config.gpus import chips
+from trainyard.config.training.models import DecoderConfig
 
 
 def test_the_formula_is_palms() -> None:

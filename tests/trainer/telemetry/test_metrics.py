@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from contract.metrics import MetricLine
 from tests.metrics import metric
 from tests.trainer.conftest import tiny
 from trainer.settings import Environment
@@ -17,6 +16,7 @@ from trainer.storage import Folder, Storage
 from trainer.telemetry import metrics
 from trainer.telemetry.metrics import Metrics, in_words, peak_memory_gib, require_finite
 from trainer.telemetry.prometheus import TextFile, text_of
+from trainyard.models.metrics import MetricLine
 
 CPU = torch.device("cpu")
 SPENT = {"data": 0.1, "forward": 0.4, "backward": 1.0, "optimizer": 0.3}

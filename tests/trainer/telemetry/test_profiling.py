@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from contract.training.config import ProfileConfig
 from trainer.settings import Environment
 from trainer.storage import Folder
 from trainer.telemetry.profiling import Profiler
+from trainyard.config.training.config import ProfileConfig
 
 
 def run(environment: Environment, config: ProfileConfig | None, steps: range, asked: dict[int, str]) -> None:

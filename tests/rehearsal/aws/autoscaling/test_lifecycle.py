@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.control_models import InstanceTruth
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.truth import InstanceTruth
 from tests.rehearsal.aws.conftest import Client
 
 TERMINATING, LAUNCHING = "autoscaling:EC2_INSTANCE_TERMINATING", "autoscaling:EC2_INSTANCE_LAUNCHING"

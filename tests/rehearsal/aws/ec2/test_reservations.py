@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rehearsal.aws.faults import Capacity
-from rehearsal.aws.given import Given, GivenReservation
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import Given, GivenReservation
 from tests.rehearsal.aws.conftest import Client, Network
 
 _numbers = itertools.count(1)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from rehearsal.aws.control_models import InstanceTruth
 from rehearsal.aws.faults import SpotInterruption
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.truth import InstanceTruth
 from rehearsal.hypervisor.metadata import Metadata
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, refused, terminate_all

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rehearsal.hypervisor.choice import sweep
 from rehearsal.hypervisor.nspawn.network import NAMES
+from rehearsal.hypervisor.registry import sweep
 from tests.machines import Booted, booted
 from tests.polling import eventually
 

@@ -1,5 +1,0 @@
-"""The built-in trainer's configuration, checked before money is spent and read again by the trainer."""
-
-from contract.training.config import TrainerConfig
-
-__all__ = ["TrainerConfig"]

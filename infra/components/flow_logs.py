@@ -1,0 +1,56 @@
+"""Flow logs of the VPC: who spoke with whom, kept for some days in a log group that goes with the cluster."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.components.identity import service_role
+from infra.scope import Scope
+
+_AGGREGATION_SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowLogsArgs:
+    """`key_arn`: key of the log group."""
+
+    scope: Scope
+    vpc_id: pulumi.Input[str]
+    days: int
+    key_arn: pulumi.Input[str]
+
+
+class FlowLogs(pulumi.ComponentResource):
+    """VPC user guide, "Publish flow logs to CloudWatch Logs"."""
+
+    def __init__(self, name: str, args: FlowLogsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:FlowLogs", name, None, opts)
+        own = pulumi.ResourceOptions(parent=self)
+        group = aws.cloudwatch.LogGroup(
+            "flow-logs",
+            retention_in_days=args.days,
+            kms_key_id=args.key_arn,
+            tags=args.scope.tags("flow-logs"),
+            opts=own,
+        )
+        write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+        role, policy = service_role(
+            "flow-logs",
+            args.scope,
+            "vpc-flow-logs",
+            [{"Sid": "Write", "Effect": "Allow", "Action": write, "Resource": [pulumi.Output.concat(group.arn, ":*")]}],
+            own,
+        )
+        aws.ec2.FlowLog(
+            "flow-logs",
+            vpc_id=args.vpc_id,
+            traffic_type="ALL",
+            log_destination_type="cloud-watch-logs",
+            log_destination=group.arn,
+            iam_role_arn=role.arn,
+            max_aggregation_interval=_AGGREGATION_SECONDS,
+            tags=args.scope.tags("flow-logs"),
+            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy])),
+        )
+        self.register_outputs({})

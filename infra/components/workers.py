@@ -1,0 +1,165 @@
+"""A worker group: launch template and Auto Scaling group. Created empty; the launch fills it, all nodes or none."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.lookups.image import Image
+from infra.scope import Scope
+from trainyard.config.catalog import InstanceType
+from trainyard.config.settings.capacity import GroupPlan
+
+_HEARTBEAT_SECONDS = 120  # a spot notice gives two minutes, and no exit shall take less care than that
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGroupArgs:
+    """`plan`: how many nodes, and from where.
+
+    `grace_seconds`: how long a node may look unhealthy while the play configures it, a reboot included.
+    """
+
+    scope: Scope
+    instance_type: InstanceType
+    plan: GroupPlan
+    efa: bool
+    image: Image
+    key_arn: pulumi.Input[str]
+    root_volume_gib: int
+    subnet_ids: Sequence[pulumi.Input[str]]
+    security_group_ids: Sequence[pulumi.Input[str]]
+    instance_profile: pulumi.Input[str]
+    placement_group: pulumi.Input[str] | None
+    user_data: pulumi.Input[str]
+    grace_seconds: int
+
+
+class WorkerGroup(pulumi.ComponentResource):
+    """Pulumi never manages the desired capacity: launch, lease and controller do."""
+
+    name: str
+    plan: GroupPlan
+    autoscaling_group: pulumi.Output[str]
+    lifecycle_hook: pulumi.Output[str]
+
+    def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
+        self.name, self.plan = name, args.plan
+        tags, spot = args.scope.tags(name), args.plan.market == "spot"
+        template = aws.ec2.LaunchTemplate(
+            f"{name}-{args.image.family}",
+            image_id=args.image.id,
+            instance_type=args.instance_type.name,
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=args.instance_profile),
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+            ),
+            network_interfaces=[
+                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                    network_card_index=interface.card,
+                    device_index=interface.device,
+                    interface_type=interface.type,
+                    security_groups=args.security_group_ids,
+                    delete_on_termination="true",
+                )
+                for interface in args.instance_type.interfaces(args.efa)
+            ],
+            placement=(
+                aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group)
+                if args.placement_group is not None
+                else None
+            ),
+            block_device_mappings=[
+                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                    device_name=args.image.root_device,
+                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                        volume_type="gp3",
+                        volume_size=args.root_volume_gib,
+                        encrypted="true",
+                        kms_key_id=args.key_arn,
+                        delete_on_termination="true",
+                    ),
+                )
+            ],
+            instance_market_options=_market(args.plan),
+            capacity_reservation_specification=_reservation(args.plan),
+            # The group's tags reach instances only; an orphan must be found in every shape.
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                for kind in ("instance", "volume", "network-interface", *(("spot-instances-request",) if spot else ()))
+            ],
+            user_data=pulumi.Output.from_input(args.user_data).apply(
+                lambda text: base64.b64encode(text.encode()).decode()
+            ),
+            update_default_version=True,
+            tags=args.scope.tags(f"{name}-template"),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"] if args.image.drifts else []),
+        )
+        group = aws.autoscaling.Group(
+            name,
+            min_size=0,
+            max_size=args.plan.nodes,
+            desired_capacity=0,
+            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
+                id=template.id, version=template.latest_version.apply(str)
+            ),
+            vpc_zone_identifiers=args.subnet_ids,
+            health_check_type="EC2",
+            health_check_grace_period=args.grace_seconds,
+            suspended_processes=["AZRebalance"],
+            # A launch that takes back what it added must not push out a node that was there before.
+            termination_policies=["NewestInstance"],
+            wait_for_capacity_timeout="0",
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in sorted(tags.items())
+            ],
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+        )
+        # The way out of every node: it sees its target state, saves a checkpoint, completes the action. A node that
+        # can't goes on by itself after the heartbeat.
+        hook = aws.autoscaling.LifecycleHook(
+            f"{name}-leave",
+            autoscaling_group_name=group.name,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+            heartbeat_timeout=_HEARTBEAT_SECONDS,
+            default_result="CONTINUE",
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.autoscaling_group = group.name
+        self.lifecycle_hook = hook.name
+        self.register_outputs({"autoscaling_group": self.autoscaling_group})
+
+
+def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
+    """A spot instance of a group is never `persistent`: the group itself asks for another."""
+    if plan.market == "on-demand":
+        return None
+    price = None if plan.max_price_usd is None else f"{plan.max_price_usd:g}"
+    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
+        market_type=plan.market,
+        spot_options=(
+            aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
+                spot_instance_type="one-time", instance_interruption_behavior="terminate", max_price=price
+            )
+            if plan.market == "spot"
+            else None
+        ),
+    )
+
+
+def _reservation(plan: GroupPlan) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
+    """A named reservation and no other. Others stay out of reservations that are not meant for them."""
+    if plan.reservation is not None:
+        return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
+            capacity_reservation_target=aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
+                capacity_reservation_id=plan.reservation
+            )
+        )
+    if plan.market != "on-demand":
+        return None
+    preference = "open" if plan.open_reservations else "none"
+    return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(capacity_reservation_preference=preference)

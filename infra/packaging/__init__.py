@@ -1,0 +1,1 @@
+"""Archives and user data that nodes boot from."""

@@ -1,0 +1,70 @@
+"""User-data: one unit that runs the bootstrap at every boot. It names the manifest only: the same for every job."""
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+Role = Literal["head", "worker"]
+LIMIT_BYTES = 16 * 1024
+BOOTSTRAP = "trainyard/node/bootstrap.py"
+
+_UNIT = """\
+[Unit]
+Description=Trainyard: configure this node from the stack's bundle
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+Restart=on-failure
+RestartSec=10
+StandardOutput=journal+console
+StandardError=journal+console
+ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {who} --manifest {manifest_uri} --region {region}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class _Text(str):
+    """A string that YAML writes as a block, as people would."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(
+    _Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+)
+
+
+def user_data(role: Role, group: str | None, manifest_uri: str, region: str, root: Path) -> str:
+    """The cloud-config of a node. `group`: name of a worker's group in the stack. `root` is the repository's.
+
+    Started without blocking: the unit waits for the network and retries, and cloud-init shall be done meanwhile.
+    """
+    who = role if group is None else f"{role} --group {group}"
+    unit = _UNIT.format(who=who, manifest_uri=manifest_uri, region=region)
+    files = [
+        ("/opt/trainyard/bootstrap.py", "0755", (root / BOOTSTRAP).read_text()),
+        ("/etc/systemd/system/trainyard-node.service", "0644", unit),
+    ]
+    config = {
+        "write_files": [
+            {"path": path, "owner": "root:root", "permissions": mode, "content": _Text(text)}
+            for path, mode, text in files
+        ],
+        "runcmd": [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", "--now", "--no-block", "trainyard-node.service"],
+        ],
+    }
+    text = "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    size = len(text.encode())
+    assert size < LIMIT_BYTES, f"user-data of the {role} is {size} bytes, EC2 takes {LIMIT_BYTES}: shorten {BOOTSTRAP}"
+    return text

@@ -1,0 +1,1 @@
+"""Validation of a stack against the AWS account."""

@@ -1,0 +1,48 @@
+"""Wheels mirrored to S3 come to the node's disk, once."""
+
+from pathlib import Path
+
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from tests.conftest import REGION
+from tests.trainyard.node.test_bootstrap import CREDENTIALS
+from trainyard.aws.s3 import Bucket
+from trainyard.node import bootstrap
+from trainyard.node.environments import wheelhouse
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "BASE", tmp_path)
+    monkeypatch.setattr(bootstrap, "credentials", lambda: CREDENTIALS)
+
+
+def test_every_package_below_the_prefix_comes(bucket: Bucket, account: EmulatedAws) -> None:
+    for name in ("a-1.whl", "b 2.tar.gz", "index.html"):
+        bucket.write(f"mirror/{name}", name.encode())
+    bucket.write("other/c.whl", b"c")
+    folder = wheelhouse.fetch(f"s3://{bucket.name}/mirror/", REGION)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        "a-1.whl": "a-1.whl",
+        "b 2.tar.gz": "b 2.tar.gz",
+    }
+
+
+def test_more_than_a_page_is_listed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1100):
+        bucket.write(f"{number:04d}.whl", b"")
+    assert len(list(wheelhouse.listed(f"s3://{bucket.name}/", REGION))) == 1100
+
+
+def test_what_is_there_is_not_fetched_again(bucket: Bucket, account: EmulatedAws) -> None:
+    bucket.write("w/a.whl", b"one")
+    folder = wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)
+    (folder / "a.whl").write_bytes(b"own")
+    wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)
+    assert (folder / "a.whl").read_bytes() == b"own"
+
+
+def test_an_empty_mirror_is_told(bucket: Bucket) -> None:
+    with pytest.raises(bootstrap.Fatal, match="holds no packages: fill it"):
+        wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)

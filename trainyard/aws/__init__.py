@@ -1,0 +1,1 @@
+"""AWS calls and names: S3, the lease, tags, ECR."""

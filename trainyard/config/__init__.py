@@ -1,0 +1,1 @@
+"""Stack settings, the hardware catalog, prices, quotas and their validation."""

@@ -1,0 +1,1 @@
+"""The controller on the head node: starts attempts, replaces nodes and renews the lease."""

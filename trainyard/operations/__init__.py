@@ -1,0 +1,1 @@
+"""The operator's operations: launch, runs, status, results, bake."""
