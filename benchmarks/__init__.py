@@ -1,1 +1,1 @@
-"""What must stay flat while a cluster grows, as ratios."""
+"""Benchmarks: costs that must not grow with the cluster, and comparisons with other tools, as ratios."""

@@ -1,12 +1,12 @@
-"""What a checkpoint costs training: seconds that a step waits for it, ours over a synchronous save by torch's DCP.
+"""Seconds that training waits for a checkpoint: the trainer's asynchronous save over DCP's synchronous save.
 
-Two ranks on this machine hold the same state, as in DDP, and train without a pause. A turn saves once by each way, to a
-file system: ours, DCP's `save`, and torch.save by the first rank; and to S3 by ours and DCP's, where a server is at
-hand. Counted is what the slower rank's training thread waits: the whole call of a synchronous save, and of ours the
-call and the wait before the next update. The copy is made beside a step's gradients, which take several times as long:
-they are of 256 tokens, little for a model of this size. With less to do than to copy, the update would wait for it.
-While ours is written, steps go on; how much longer they took because the writing shares the cores is told as
-`slowdown_seconds`.
+Two ranks on this machine have the same state, as in DDP, and train continuously. Each run saves once by each method: to
+a file system by the trainer, by DCP's `save`, and by a torch.save call of rank 0; to S3 by the trainer and DCP, if a
+server is available. The result is the waiting time of the slower rank's training thread: of a synchronous save the
+whole call, of the trainer's save the call and the wait before the next update. The copy overlaps with the gradients of
+a step, which take several times as long: they are of 256 tokens, few for a model of this size. With less work than the
+copy the update would wait for it. Steps continue during the trainer's write; `slowdown_seconds` is the time that they
+lose since the write shares the cores.
 """
 
 import json
@@ -24,21 +24,21 @@ from typing import Any
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Runs, Server, StateMib
-from benchmarks.s3_server import BUCKET, NoServer, find, serving, version
+from benchmarks.s3_server import BUCKET, S3ServerError, find_server, read_version, run_server
 
 RANKS, MIB = 2, 288
 _ROWS = 256  # tokens of a step's batch
 
 
-class Rank:
-    """One rank's training and its ways to save."""
+class BenchmarkRank:
+    """Training and save methods of one rank."""
 
     def __init__(self, scratch: Path, mib: int, s3: bool) -> None:
         import torch.distributed as dist
 
-        from benchmarks.states import state_of_size
+        from benchmarks.training_state import state_of_size
         from trainer.checkpoints import Checkpoints
         from trainyard.config.training.config import CheckpointConfig
 
@@ -46,42 +46,43 @@ class Rank:
         self._state = state_of_size(mib, replicas=dist.group.WORLD)
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        self._ours = Checkpoints(str(scratch / "ours"), group, CheckpointConfig(keep=1))
-        self._opened = [self._ours]
-        self.ways: dict[str, Callable[[], float]] = {
-            "ours": lambda: self.ours(self._ours),
-            "dcp": lambda: self.dcp(False),
+        self._checkpoints = Checkpoints(str(scratch / "ours"), group, CheckpointConfig(keep_last=1))
+        self._managers = [self._checkpoints]
+        self.methods: dict[str, Callable[[], float]] = {
+            "ours": lambda: self.save_by_trainer(self._checkpoints),
+            "dcp": lambda: self.save_by_dcp(False),
             "torch.save": self.torch_save,
         }
         self.slowdown: list[float] = []
         self.saved: list[float] = []
         self.loaded: list[float] = []
         if s3:
-            in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep=1))
-            self._opened.append(in_s3)
-            self.ways["ours to S3"] = lambda: self.ours(in_s3)
-            self.ways["dcp to S3"] = lambda: self.dcp(True)
+            in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep_last=1))
+            self._managers.append(in_s3)
+            self.methods["ours to S3"] = lambda: self.save_by_trainer(in_s3)
+            self.methods["dcp to S3"] = lambda: self.save_by_dcp(True)
         self.undisturbed = median(self._step() for _ in range(5))
 
-    def ours(self, checkpoints: Any) -> float:
-        """Steps go on until it is written."""
+    def save_by_trainer(self, checkpoints: Any) -> float:
+        """Save while training continues, and return the waiting time in seconds."""
         checkpoints.wait()
-        checkpoints.stalled()
+        checkpoints.pop_stall_seconds()
         self._state.progress.step += 1
-        began, steps = time.perf_counter(), 0
+        started, steps = time.perf_counter(), 0
         checkpoints.save(self._state)
         done = False
         while not done:
             self._step(checkpoints)
             steps += 1
-            done = self._all(bool(checkpoints.poll()))
-        stall: float = checkpoints.stalled()
-        if checkpoints is self._ours:
-            self.slowdown.append(time.perf_counter() - began - steps * self.undisturbed - stall)
+            done = self._is_done_on_all_ranks(bool(checkpoints.poll()))
+        stall: float = checkpoints.pop_stall_seconds()
+        if checkpoints is self._checkpoints:
+            self.slowdown.append(time.perf_counter() - started - steps * self.undisturbed - stall)
             self._save_and_load()
         return stall
 
-    def dcp(self, s3: bool) -> float:
+    def save_by_dcp(self, s3: bool) -> float:
+        """Save synchronously with DCP, and return the duration in seconds."""
         import torch.distributed as dist
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
@@ -97,6 +98,7 @@ class Rank:
         return self._timed(lambda: save(self._content(), storage_writer=writer))
 
     def torch_save(self) -> float:
+        """Call torch.save synchronously in rank 0, and return the duration in seconds."""
         import torch
         import torch.distributed as dist
 
@@ -110,46 +112,46 @@ class Rank:
         return self._timed(write)
 
     def close(self) -> None:
-        for checkpoints in self._opened:
+        for checkpoints in self._managers:
             checkpoints.close()
 
     def _save_and_load(self) -> None:
-        """Without steps beside: from the call to the commit, and back into the tensors."""
+        """Measure a save to its commit and a load, without concurrent training steps."""
 
         def save() -> None:
-            self._ours.save(self._state)
-            self._ours.wait()
+            self._checkpoints.save(self._state)
+            self._checkpoints.wait()
 
         self.saved.append(self._timed(save))
-        self.loaded.append(self._timed(lambda: self._ours.resume(self._state)))
+        self.loaded.append(self._timed(lambda: self._checkpoints.resume(self._state)))
 
     def _content(self) -> dict[str, Any]:
-        return {**self._state.tensors(), **self._state.words()}
+        return {**self._state.tensors(), **self._state.values()}
 
     def _step(self, checkpoints: Any = None) -> float:
-        from benchmarks.states import gradients
+        from benchmarks.training_state import compute_gradients
 
-        began = time.perf_counter()
-        gradients(self._state.model, _ROWS)
+        started = time.perf_counter()
+        compute_gradients(self._state.model, _ROWS)
         if checkpoints:
-            checkpoints.before_update()
+            checkpoints.wait_for_staging()
         self._state.optimizer.step()
         self._state.optimizer.zero_grad()
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
-    def _timed(self, what: Callable[[], object]) -> float:
+    def _timed(self, operation: Callable[[], object]) -> float:
         import torch.distributed as dist
 
         dist.barrier()
-        began = time.perf_counter()
-        what()
-        return time.perf_counter() - began
+        started = time.perf_counter()
+        operation()
+        return time.perf_counter() - started
 
-    def _all(self, mine: bool) -> bool:
+    def _is_done_on_all_ranks(self, local: bool) -> bool:
         import torch
         import torch.distributed as dist
 
-        done = torch.tensor(float(mine or getattr(self, "_done", False)))
+        done = torch.tensor(float(local or getattr(self, "_done", False)))
         self._done = bool(done)
         dist.all_reduce(done, dist.ReduceOp.MIN)
         if done:
@@ -162,86 +164,87 @@ def _run(rank: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # DCP's, in S3: it is written over
+    warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # of DCP in S3, which overwrites it
     dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=RANKS)
-    own = Rank(scratch, mib, s3)
-    seconds: dict[str, list[float]] = {name: [] for name in own.ways}
+    benchmark = BenchmarkRank(scratch, mib, s3)
+    seconds: dict[str, list[float]] = {name: [] for name in benchmark.methods}
     for turn in range(runs + 1):
-        for name, way in sorted(own.ways.items(), reverse=turn % 2 == 1):
+        for name, save in sorted(benchmark.methods.items(), reverse=turn % 2 == 1):
             dist.barrier()
-            took = torch.tensor(way())
-            dist.all_reduce(took, dist.ReduceOp.MAX)
+            elapsed = torch.tensor(save())
+            dist.all_reduce(elapsed, dist.ReduceOp.MAX)
             if turn:
-                seconds[name].append(float(took))
-    own.close()
+                seconds[name].append(float(elapsed))
+    benchmark.close()
     if rank == 0:
-        found = {
+        measurements = {
             "stall": seconds,
-            "step": own.undisturbed,
-            "slowdown": own.slowdown[1:],
-            "saved": own.saved[1:],
-            "loaded": own.loaded[1:],
+            "step": benchmark.undisturbed,
+            "slowdown": benchmark.slowdown[1:],
+            "saved": benchmark.saved[1:],
+            "loaded": benchmark.loaded[1:],
         }
-        (scratch / "found.json").write_text(json.dumps(found))
+        (scratch / "measurements.json").write_text(json.dumps(measurements))
     dist.destroy_process_group()
 
 
 def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
-    """Medians of runs that take turns, after one warm-up."""
+    """Return medians of alternating runs after one warm-up."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="checkpoint-")))
-        named, missing = None, None
+        server_version, error_message = None, None
         try:
-            program = find(server)
-            stack.enter_context(serving(program))
-            named = version(program)
-        except NoServer as error:
-            missing = str(error)
+            program = find_server(server)
+            stack.enter_context(run_server(program))
+            server_version = read_version(program)
+        except S3ServerError as error:
+            error_message = str(error)
         context = multiprocessing.get_context("spawn")
         ranks = [
-            context.Process(target=_run, args=(rank, scratch, mib, runs, named is not None)) for rank in range(RANKS)
+            context.Process(target=_run, args=(rank, scratch, mib, runs, server_version is not None))
+            for rank in range(RANKS)
         ]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join()
         if any(rank.exitcode for rank in ranks):
-            raise SystemExit(f"ranks ended with {[rank.exitcode for rank in ranks]}")
-        found = json.loads((scratch / "found.json").read_text())
-    stall = {name: median(taken) for name, taken in found["stall"].items()}
-    saved, loaded = median(found["saved"]), median(found["loaded"])
+            raise SystemExit(f"ranks exited with {[rank.exitcode for rank in ranks]}")
+        measurements = json.loads((scratch / "measurements.json").read_text())
+    stall = {name: median(values) for name, values in measurements["stall"].items()}
+    saved, loaded = median(measurements["saved"]), median(measurements["loaded"])
     return {
         "ranks": RANKS,
         "mib": mib,
         "runs": runs,
-        "server": named,
-        "no_s3": missing,
+        "server": server_version,
+        "no_s3": error_message,
         "stall_seconds": {name: round(value, 4) for name, value in stall.items()},
-        "step_seconds": round(found["step"], 3),
-        "slowdown_seconds": round(median(found["slowdown"]), 3),
+        "step_seconds": round(measurements["step"], 3),
+        "slowdown_seconds": round(median(measurements["slowdown"]), 3),
         "save_seconds": round(saved, 3),
         "load_seconds": round(loaded, 3),
         "ratio_load": round(loaded / saved, 3),
         "ratio_torch_save": round(stall["ours"] / stall["torch.save"], 4),
-        "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if named else None,
+        "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if server_version else None,
         "ratio": round(stall["ours"] / stall["dcp"], 4),
     }
 
 
 def main(as_json: AsJson = False, server: Server = None, mib: StateMib = MIB, runs: Runs = 7) -> None:
-    """Seconds that training waits for a checkpoint, by each way to save one."""
-    found = measure(server, mib, runs)
+    """Measure the seconds that training waits for a checkpoint, for each save method."""
+    results = measure(server, mib, runs)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    print(f"{found['mib']} MiB on {found['ranks']} ranks, medians of {found['runs']}; S3: {found['server']}")
-    if found["no_s3"]:
-        print(found["no_s3"])
-    for name, value in found["stall_seconds"].items():
+    print(f"{results['mib']} MiB on {results['ranks']} ranks, medians of {results['runs']}; S3: {results['server']}")
+    if results["no_s3"]:
+        print(results["no_s3"])
+    for name, value in results["stall_seconds"].items():
         print(f"{name:>12}: training waits {value:.4f} s")
-    print(f"a step takes {found['step_seconds']} s; beside the writing {found['slowdown_seconds']} s more in all")
-    print(f"save {found['save_seconds']} s, load {found['load_seconds']} s: ratio_load {found['ratio_load']}")
-    print(f"over torch.save {found['ratio_torch_save']}, to S3 {found['ratio_s3']}, ratio {found['ratio']}")
+    print(f"a step takes {results['step_seconds']} s; the write adds {results['slowdown_seconds']} s in total")
+    print(f"save {results['save_seconds']} s, load {results['load_seconds']} s: ratio_load {results['ratio_load']}")
+    print(f"ratio to torch.save {results['ratio_torch_save']}, to S3 {results['ratio_s3']}, ratio {results['ratio']}")
 
 
 if __name__ == "__main__":

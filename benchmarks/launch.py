@@ -1,8 +1,8 @@
 """API calls of a launch against the number of nodes, counted in the journal of the emulated AWS.
 
-The cluster is made by the program itself; its nodes boot nothing. What their agents would write to S3 while they come
-up is written here, under an access key of its own, so that only the launch's calls are counted. A bring-up lasts a
-fixed number of polls, whatever the number of nodes, as it does where nodes configure themselves side by side.
+The Pulumi program creates the cluster; its nodes do not boot. This benchmark writes the objects that their agents would
+write to S3 during startup, with a separate access key, so that only calls of the launch are counted. Startup has a
+fixed number of polls for any number of nodes, since nodes configure themselves in parallel.
 """
 
 import json
@@ -19,20 +19,20 @@ from unittest.mock import patch
 import boto3
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Sizes
 from benchmarks.preview import ROOT, config_of
-from rehearsal.adapter.account import Adapter
+from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
-from rehearsal.workspace import environment
-from trainyard.aws import s3 as objects
+from rehearsal.workspace import aws_environment
+from trainyard.aws import clients
 from trainyard.models.dataset import INDEX
-from trainyard.models.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
+from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, attempt_source, chunk_key, chunk_prefix, split_s3_uri
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Outcome
-from trainyard.operations import startup as bringup
+from trainyard.operations import startup as startup_module
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.launch import Launch
 
@@ -42,18 +42,18 @@ POLLS = 30
 NODES_KEY = "AKIABENCHMARKNODES00"
 
 
-class Silent:
-    """A display that shows nothing."""
+class NullDisplay:
+    """A display without output."""
 
     def line(self, subject: str, text: str) -> None:
-        """Not shown."""
+        """Discard the line."""
 
     def detail(self, subject: str, text: str) -> None:
-        """Not shown."""
+        """Discard the line."""
 
 
-class Nodes:
-    """What head and workers would write."""
+class SimulatedNodes:
+    """Writes the events and metrics that head and workers would write to S3."""
 
     def __init__(self, aws: EmulatedAws, cluster: Cluster) -> None:
         assert cluster.staging is not None
@@ -67,29 +67,33 @@ class Nodes:
         self._manifest, self._staging, self._data = cluster.manifest, cluster.staging.name, cluster.data.name
         self._written: Counter[str] = Counter()
 
-    def dataset_is_there(self) -> None:
-        """Uploading one costs the same for any number of nodes."""
+    def write_dataset(self) -> None:
+        """Write the dataset's index, so that the launch does not upload a dataset."""
         key = split_s3_uri(self._manifest.job.data_uri)[1] + INDEX
         self._s3.put_object(Bucket=self._data, Key=key, Body=b"{}")
 
-    def head_is_ready(self) -> None:
+    def report_head_ready(self) -> None:
+        """Write the events of the head's services."""
         head = self._manifest.head
         for service in ("rendezvous", "controller"):
             stamp = _stamp(head.instance, "head")
             event = ServiceEvent.model_validate({**stamp, "service": service, "address": head.address})
             self._write(self._staging, HEAD_EVENTS, event)
 
-    def plays(self, run: str, nodes: Sequence[str], status: str) -> None:
+    def report_playbook_status(self, run: str, nodes: Sequence[str], status: str) -> None:
+        """Write an event of each node's playbook."""
         for node in nodes:
-            event = PlayEvent.model_validate({**_stamp(node, "worker"), "status": status})
+            event = PlaybookEvent.model_validate({**_stamp(node, "worker"), "status": status})
             self._write(self._data, RunLayout(run).events, event)
 
-    def agents(self, run: str, nodes: Sequence[str], state: str) -> None:
+    def report_agent_state(self, run: str, nodes: Sequence[str], state: str) -> None:
+        """Write an event of each node's agent."""
         for node in nodes:
-            said = {"run": run, "attempt": 1, "state": state, "address": "10.0.0.1"}
-            self._write(self._data, RunLayout(run).events, AgentEvent.model_validate(_stamp(node, "worker") | said))
+            values = {"run": run, "attempt": 1, "state": state, "address": "10.0.0.1"}
+            self._write(self._data, RunLayout(run).events, AgentEvent.model_validate(_stamp(node, "worker") | values))
 
-    def first_step(self, run: str, node: str) -> None:
+    def report_first_step(self, run: str, node: str) -> None:
+        """Write the metrics of the first training step."""
         line = MetricLine(
             time=time.time(),
             attempt=1,
@@ -123,8 +127,8 @@ class Nodes:
         self._written[prefix] += 1
 
 
-class Polled(Cluster):
-    """The cluster as the launch polls it: at each poll it asks for the run's outcome, and then the nodes act."""
+class PolledCluster(Cluster):
+    """A cluster whose simulated nodes act whenever the launch polls the outcome of the run."""
 
     def __init__(self, stack: str, region: str, act: Callable[[int], None]) -> None:
         super().__init__(stack, region)
@@ -136,60 +140,63 @@ class Polled(Cluster):
 
 
 def launch_calls(aws: EmulatedAws, nodes: int, polls: int) -> Counter[str]:
-    """`service:Operation` -> calls of one launch whose nodes take `polls` polls to come up."""
+    """Return the number of calls by `service:Operation` of one launch whose startup lasts `polls` polls."""
     stack = f"nodes-{nodes}"
-    up(config_of(STACK, nodes), stack, ROOT, account=Adapter(aws.region, run_commands=False))
+    up(config_of(STACK, nodes), stack, ROOT, account=EmulatedAccount(aws.region, run_commands=False))
     cluster = Cluster(stack, aws.region)
-    actors = Nodes(aws, cluster)
-    actors.dataset_is_there()
-    actors.head_is_ready()
+    simulated = SimulatedNodes(aws, cluster)
+    simulated.write_dataset()
+    simulated.report_head_ready()
 
     def act(poll: int) -> None:
         run = launch.record.run
         if poll not in (polls // 5, polls // 2, polls - 1):
             return
-        # From the account's own truth: no call of the launch's.
-        named = [group.autoscaling_group for group in cluster.manifest.groups]
-        launched = [one.id for one in aws.instances() if one.autoscaling_group in named]
+        # From the emulated account directly, not by API calls of the launch.
+        group_names = [group.autoscaling_group for group in cluster.manifest.groups]
+        launched = [instance.id for instance in aws.instances() if instance.autoscaling_group in group_names]
         if poll == polls // 5:
-            actors.plays(run, launched, "started")
+            simulated.report_playbook_status(run, launched, "started")
         elif poll == polls // 2:
-            actors.plays(run, launched, "ok")
-            actors.agents(run, launched, "ready")
+            simulated.report_playbook_status(run, launched, "ok")
+            simulated.report_agent_state(run, launched, "ready")
         elif poll == polls - 1:
-            actors.agents(run, launched, "workers_up")
-            actors.first_step(run, launched[0])
+            simulated.report_agent_state(run, launched, "workers_up")
+            simulated.report_first_step(run, launched[0])
 
     before = len(aws.journal())
-    launch = Launch(Polled(stack, aws.region, act), Silent())
-    with patch.object(bringup, "POLL_SECONDS", 0.0):
-        result = launch.go()
+    launch = Launch(PolledCluster(stack, aws.region, act), NullDisplay())
+    with patch.object(startup_module, "POLL_SECONDS", 0.0):
+        result = launch.start()
     assert len(result.nodes) == nodes
     calls = [entry for entry in aws.journal()[before:] if entry.access_key == OPERATOR_KEY]
     return Counter(f"{entry.service}:{entry.operation}" for entry in calls)
 
 
 def measure(sizes: Sequence[int] = SIZES, polls: int = POLLS) -> dict[str, Any]:
-    """Calls of each size in an account of their own; `ratio`: calls per node of the last size over the first's."""
-    found: dict[int, Counter[str]] = {}
+    """Count the calls of each size in a new account.
+
+    `ratio`: calls per node of the last size divided by those of the first.
+    """
+    calls_by_size: dict[int, Counter[str]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         EmulatedAws.start(Path(folder)) as aws,
-        environment(aws.environment()),
+        aws_environment(aws.environment()),
     ):
-        objects.client.cache_clear()
+        clients.client.cache_clear()
         try:
             for nodes in sizes:
-                found[nodes] = launch_calls(aws, nodes, polls)
+                calls_by_size[nodes] = launch_calls(aws, nodes, polls)
         finally:
-            objects.client.cache_clear()
-    per_node = {nodes: calls.total() / nodes for nodes, calls in found.items()}
+            clients.client.cache_clear()
+    per_node = {nodes: calls.total() / nodes for nodes, calls in calls_by_size.items()}
     return {
         "stack": STACK,
         "polls": polls,
-        "calls": {str(nodes): calls.total() for nodes, calls in found.items()},
+        "calls": {str(nodes): calls.total() for nodes, calls in calls_by_size.items()},
         "calls_per_node": {str(nodes): round(value, 3) for nodes, value in per_node.items()},
-        "operations": {str(nodes): dict(calls.most_common()) for nodes, calls in found.items()},
+        "operations": {str(nodes): dict(calls.most_common()) for nodes, calls in calls_by_size.items()},
         "ratio": round(per_node[sizes[-1]] / per_node[sizes[0]], 4),
     }
 
@@ -197,17 +204,17 @@ def measure(sizes: Sequence[int] = SIZES, polls: int = POLLS) -> dict[str, Any]:
 def main(
     as_json: AsJson = False,
     sizes: Sizes = None,
-    polls: Annotated[int, typer.Option("--polls", min=10, help="Polls that a bring-up lasts.")] = POLLS,
+    polls: Annotated[int, typer.Option("--polls", min=10, help="Polls that startup lasts.")] = POLLS,
 ) -> None:
     """API calls of a launch for each number of nodes."""
-    found = measure(sizes or SIZES, polls)
+    results = measure(sizes or SIZES, polls)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    for nodes, total in found["calls"].items():
-        operations = ", ".join(f"{number} {name}" for name, number in found["operations"][nodes].items())
-        print(f"{nodes:>5} nodes: {total} calls, {found['calls_per_node'][nodes]} a node: {operations}")
-    print(f"ratio {found['ratio']}")
+    for nodes, total in results["calls"].items():
+        operations = ", ".join(f"{number} {name}" for name, number in results["operations"][nodes].items())
+        print(f"{nodes:>5} nodes: {total} calls, {results['calls_per_node'][nodes]} per node: {operations}")
+    print(f"ratio {results['ratio']}")
 
 
 def _stamp(node: str, role: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options that several benchmarks take."""
+"""Command-line options of several benchmarks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
-Server = Annotated[Path | None, typer.Option("--server", help="The S3 server's program.")]
+Server = Annotated[Path | None, typer.Option("--server", help="Path of the S3 server's program.")]
 StateMib = Annotated[int, typer.Option("--mib", min=1, help="Size of the state, MiB.")]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Runs of each way.")]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Runs of each variant.")]
 Sizes = Annotated[list[int] | None, typer.Option("--nodes", help="Numbers of nodes, smallest first.")]

@@ -1,4 +1,4 @@
-"""A real S3 server on this machine for a benchmark: Versity S3 Gateway over a folder."""
+"""A local S3 server for benchmarks: Versity S3 Gateway with a folder as storage."""
 
 import os
 import re
@@ -21,28 +21,30 @@ BUCKET = "benchmark"
 _REGION = "us-east-1"
 
 
-class NoServer(Exception):
-    """The program is not there. Says in one line how to get it."""
+class S3ServerError(Exception):
+    """The server's program is missing or fails; the message describes how to install it."""
 
 
-def find(given: Path | None) -> Path:
-    """The server's program: the one given, or that on PATH."""
-    found = given or shutil.which(PROGRAM)
-    if not found or not Path(found).is_file():
-        raise NoServer(f"no S3 server {given or PROGRAM}: {INSTALL}, then put it on PATH or name it with --server")
-    return Path(found)
+def find_server(program: Path | None) -> Path:
+    """Return the path of the server's program: `program`, or the program on PATH."""
+    path = program or shutil.which(PROGRAM)
+    if not path or not Path(path).is_file():
+        raise S3ServerError(f"S3 server {program or PROGRAM} not found: {INSTALL}, then add it to PATH or set --server")
+    return Path(path)
 
 
-def version(program: Path) -> str:
-    """As the Go toolchain has written it into the program."""
-    found = re.search(rb"\tgithub\.com/versity/versitygw\t(v[0-9.]+)", program.read_bytes())
-    return f"{PROGRAM} {found.group(1).decode() if found else 'of unknown version'}"
+def read_version(program: Path) -> str:
+    """Return the version, which the Go toolchain embeds in the program."""
+    match = re.search(rb"\tgithub\.com/versity/versitygw\t(v[0-9.]+)", program.read_bytes())
+    return f"{PROGRAM} {match.group(1).decode() if match else 'of unknown version'}"
 
 
 @contextmanager
-def serving(program: Path, folder: Path | None = None) -> Iterator[dict[str, str]]:
-    """The variables by which it is found, which are also set meanwhile, with a bucket made. Objects are files in
-    `folder` or a temporary one."""
+def run_server(program: Path, folder: Path | None = None) -> Iterator[dict[str, str]]:
+    """Run the server with one bucket, and set the environment variables for clients.
+
+    Yields these variables. Objects are files in `folder` or in a temporary folder.
+    """
     with create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="s3-", dir=folder) as root:
@@ -50,11 +52,11 @@ def serving(program: Path, folder: Path | None = None) -> Iterator[dict[str, str
         command = [str(program), *arguments, "--keep-alive", "posix", root]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait(server, port)
+            _wait_until_ready(server, port)
             variables = {
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
                 "AWS_REGION": _REGION,
-                "AWS_DEFAULT_REGION": _REGION,  # what boto3 reads
+                "AWS_DEFAULT_REGION": _REGION,  # boto3 reads this variable
                 "AWS_ACCESS_KEY_ID": "key",
                 "AWS_SECRET_ACCESS_KEY": "not-a-secret",
                 "AWS_EC2_METADATA_DISABLED": "true",
@@ -68,14 +70,14 @@ def serving(program: Path, folder: Path | None = None) -> Iterator[dict[str, str
             server.wait(timeout=20)
 
 
-def _wait(server: "subprocess.Popen[bytes]", port: int) -> None:
+def _wait_until_ready(server: "subprocess.Popen[bytes]", port: int) -> None:
     for _ in range(200):
         if server.poll() is not None:
-            raise NoServer(f"the S3 server ended with status {server.returncode}")
+            raise S3ServerError(f"the S3 server exited with status {server.returncode}")
         try:
             create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
             time.sleep(0.05)
         else:
             return
-    raise NoServer("the S3 server did not open its port within 10 s")
+    raise S3ServerError("the S3 server did not open its port within 10 s")

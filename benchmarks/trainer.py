@@ -1,10 +1,10 @@
-"""Tokens a second of the trainer's loop over those of the fastest of two loops that others write, on the same model.
+"""Tokens per second of the trainer over those of the faster of two baseline loops, on the same model.
 
-With them the share of the chips' peak (MFU), where that is known. Of the large models one sample fits a GPU at a time,
-and their state its own part: `--preset 1b --micro-batch 1 --data fsdp` takes GPUs of 80 GB.
+The report includes model FLOPs utilization (MFU) if the GPU's peak is known. For large models use one sample per GPU
+and sharded state: `--preset 1b --micro-batch 1 --data fsdp` needs GPUs of 80 GB.
 
-Each round starts each loop as a job of its own, in an order that turns round by round. A loop's figure is the median
-of its rounds, a round's the median of its steps but the first two.
+Each round starts each loop as a separate job, in rotating order. A loop's result is the median of its rounds, a round's
+result the median of its steps without the first two.
 """
 
 import json
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a file, it finds the rooms
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson
 from trainer.models import build
 from trainer.telemetry.flops import peak_flops, utilization
@@ -32,16 +32,16 @@ from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOPS = ("ours", "plain", "nanogpt")
-WARM_UP = 2
+WARMUP_STEPS = 2
 
 
-class Data(StrEnum):
+class DataParallelism(StrEnum):
     DDP = "ddp"
     FSDP = "fsdp"
 
 
-def dataset(folder: Path, vocabulary: int) -> None:
-    """Token ids as often as words are in text: one in n times as rare as the commonest."""
+def write_dataset(folder: Path, vocabulary: int) -> None:
+    """Write random token ids with the frequencies of words in text (Zipf's law)."""
     draws = np.random.default_rng(0).zipf(1.1, 4_000_000)
     dtype: Literal["uint16", "uint32"] = "uint16" if vocabulary <= 2**16 else "uint32"
     tokens = (draws[draws <= vocabulary] - 1).astype(dtype)
@@ -61,7 +61,7 @@ def dataset(folder: Path, vocabulary: int) -> None:
     (folder / INDEX).write_text(index.model_dump_json())
 
 
-def job(
+def job_config(
     preset: str,
     processes: int,
     steps: int,
@@ -71,90 +71,101 @@ def job(
     data: str = "ddp",
     length: int | None = None,
 ) -> TrainerConfig:
-    """Of two micro-batches a step and rank; `micro` None: 8 samples on a GPU, else 4; `length` None: the preset's."""
+    """Return the configuration of a job with two micro-batches per step and rank.
+
+    `micro`: samples per micro-batch; None: 8 on a GPU, else 4. `length`: tokens per sample; None: that of the preset.
+    """
     model = DecoderConfig.model_validate({"preset": preset} | ({"sequence_length": length} if length else {}))
     micro = micro or (8 if torch.cuda.is_available() else 4)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": model.model_dump(),
-        "steps": steps + WARM_UP,
+        "steps": steps + WARMUP_STEPS,
         "batch_size": 2 * micro * processes,
         "micro_batch_size": micro,
         "precision": precision,
         "parallel": {"data": data},
-        "checkpoint": {"every": 10**6},
-        "evaluation": {"every": 10**6},
+        "checkpoint": {"interval_steps": 10**6},
+        "evaluation": {"interval_steps": 10**6},
         "threads": None if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // processes),
     }
-    return TrainerConfig.model_validate(given)
+    return TrainerConfig.model_validate(settings)
 
 
-def lines_of(loop: str, folder: Path, config: Path, processes: int, **variables: str) -> list[dict[str, Any]]:
-    """What one job, started anew, tells of each of its steps. `variables` of its environment: its data are in `folder`
-    where these name no other place."""
-    at = Path(tempfile.mkdtemp(dir=folder))
+def run_job(loop: str, folder: Path, config: Path, processes: int, **variables: str) -> list[dict[str, Any]]:
+    """Run one job and return the metrics of each step.
+
+    `variables`: additional environment variables; by default the dataset is in `folder`.
+    """
+    output = Path(tempfile.mkdtemp(dir=folder))
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "GLOO_SOCKET_IFNAME": "lo",
         "DATA_URI": str(folder),
-        "CHECKPOINT_URI": str(at / "checkpoints"),
-        "RESULTS_URI": str(at / "results"),
-        "METRICS_DIR": str(at / "metrics"),
+        "CHECKPOINT_URI": str(output / "checkpoints"),
+        "RESULTS_URI": str(output / "results"),
+        "METRICS_DIR": str(output / "metrics"),
         **variables,
     }
-    words = ["trainer", "--config", str(config)] if loop == "ours" else ["benchmarks.loops", loop, str(config)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    done = subprocess.run(
-        [*torchrun, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, check=False
+    arguments = (
+        ["trainer", "--config", str(config)] if loop == "ours" else ["benchmarks.baseline_loops", loop, str(config)]
     )
-    if done.returncode:
-        raise SystemExit(f"the loop {loop} ended with status {done.returncode}:\n{done.stderr[-4000:]}")
-    told = (at / "metrics/metrics.jsonl").read_text() if loop == "ours" else done.stdout
-    return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    process = subprocess.run(
+        [*torchrun, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, check=False
+    )
+    if process.returncode:
+        raise SystemExit(f"the loop {loop} exited with status {process.returncode}:\n{process.stderr[-4000:]}")
+    text = (output / "metrics/metrics.jsonl").read_text() if loop == "ours" else process.stdout
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def seconds_a_step(lines: list[dict[str, Any]]) -> float:
-    seconds: list[float] = [line["step_seconds"] for line in lines[WARM_UP:]]
+def median_step_seconds(lines: list[dict[str, Any]]) -> float:
+    seconds: list[float] = [line["step_seconds"] for line in lines[WARMUP_STEPS:]]
     return statistics.median(seconds)
 
 
 def main(
-    preset: Annotated[str | None, typer.Option(help="The model; none: 10m, on a GPU 124m.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Ranks; none: 2, on GPUs one each.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Model preset; none: 10m, on a GPU 124m.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Ranks; none: 2, or one per GPU.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; none: fp32, on a GPU bf16.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples; none: 4, on a GPU 8.")] = None,
-    data: Annotated[Data, typer.Option(help="What each rank holds: the whole model, or its part.")] = Data.DDP,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples per micro-batch; none: 4, on a GPU 8.")
+    ] = None,
+    data: Annotated[DataParallelism, typer.Option(help="Data parallelism.")] = DataParallelism.DDP,
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens; none: the preset's.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a round that count.")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 6,
     as_json: AsJson = False,
 ) -> None:
     """Measure and print."""
     gpus = torch.cuda.device_count()
     preset, processes = preset or ("124m" if gpus else "10m"), processes or gpus or 2
     precision = precision or ("bf16" if gpus else "fp32")
-    given: dict[str, Any] = {"micro": micro_batch, "data": data.value, "length": sequence_length}
-    config = job(preset, processes, steps, precision, **given)
+    options: dict[str, Any] = {"micro": micro_batch, "data": data.value, "length": sequence_length}
+    config = job_config(preset, processes, steps, precision, **options)
     assert isinstance(config.model, DecoderConfig)
-    found: dict[str, list[float]] = {loop: [] for loop in LOOPS}
+    seconds_by_loop: dict[str, list[float]] = {loop: [] for loop in LOOPS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        dataset(folder, config.model.vocabulary)
+        write_dataset(folder, config.model.vocabulary)
         (folder / "config.json").write_text(config.model_dump_json())
         for number in range(rounds):
             turn = number % len(LOOPS)
             for loop in LOOPS[turn:] + LOOPS[:turn]:
-                lines = lines_of(loop, folder, folder / "config.json", processes)
-                found[loop].append(seconds_a_step(lines))
+                lines = run_job(loop, folder, folder / "config.json", processes)
+                seconds_by_loop[loop].append(median_step_seconds(lines))
                 if not as_json:
-                    print(f"round {number + 1}: {loop} {found[loop][-1]:.3f} s a step", flush=True)
+                    print(f"round {number + 1}: {loop} {seconds_by_loop[loop][-1]:.3f} s per step", flush=True)
     tokens = config.batch_size * config.model.sequence_length
-    medians = {loop: statistics.median(seconds) for loop, seconds in found.items()}
+    medians = {loop: statistics.median(seconds) for loop, seconds in seconds_by_loop.items()}
     rates = {loop: tokens / seconds for loop, seconds in medians.items()}
     flops = build(config).flops
-    assert flops is not None, "a decoder has a formula"
+    assert flops is not None, "FLOPs of a decoder are known"
     peak = peak_flops(torch.device("cuda", 0), config.precision) if gpus else None
-    shares = {loop: utilization(flops * config.batch_size, each, processes, peak) for loop, each in medians.items()}
-    said = {
+    shares = {
+        loop: utilization(flops * config.batch_size, seconds, processes, peak) for loop, seconds in medians.items()
+    }
+    report = {
         "ratio": round(rates["ours"] / max(rates[loop] for loop in LOOPS[1:]), 3),
         "tokens_per_second": {loop: round(rate, 1) for loop, rate in rates.items()},
         "mfu": {loop: share and round(share, 4) for loop, share in shares.items()},
@@ -168,7 +179,7 @@ def main(
         "device": torch.cuda.get_device_name() if gpus else f"CPU, {os.cpu_count()} cores",
         "rounds": rounds,
     }
-    print(json.dumps(said) if as_json else json.dumps(said, indent=1))
+    print(json.dumps(report) if as_json else json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

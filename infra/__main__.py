@@ -1,20 +1,17 @@
-"""The Pulumi program: reads the stack's settings, wires the components, exports what the operator needs."""
+"""The Pulumi program: reads the settings of the stack, creates the components and exports the outputs."""
 # ruff: noqa: E402
-
-import gc
-
-gc.disable()  # the SDK's many classes stay: looking through them for garbage, again and again, is a third of a preview
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # the engine puts infra/ there, and the repository's root nowhere
+    sys.path.insert(0, str(ROOT))  # the engine adds infra/ only
 
 import pulumi
 
 from infra import outputs
+from infra.components.archives import Archives, ArchivesArgs, Kind
 from infra.components.filesystem import FileSystem, FileSystemArgs
 from infra.components.guardrails import Guardrails, GuardrailsArgs
 from infra.components.head import Head, HeadArgs
@@ -22,55 +19,52 @@ from infra.components.identity import Identity, IdentityArgs
 from infra.components.key import StackKey, StackKeyArgs
 from infra.components.launch import Launch, LaunchArgs
 from infra.components.manifest import ManifestArgs, ManifestObject, manifest_uri
-from infra.components.network import lay_network
+from infra.components.network import create_network
 from infra.components.placement import Placement, PlacementArgs
 from infra.components.storage import DataArgs, DataBucket, StagingArgs, StagingBucket
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
-from infra.lookups.account import look_up_facts, scope_of, zone_is_ours
+from infra.lookups.account import look_up_account, make_scope, zone_is_default
 from infra.lookups.image import look_up_image
-from infra.lookups.instance_type import look_up_hardware
-from infra.lookups.retained import look_up_earlier
+from infra.lookups.instance_type import compare_with_catalog
+from infra.lookups.retained import look_up_retained
 from infra.packaging.archive import Packed
-from infra.packaging.bundle import Archives, ArchivesArgs, Kind, pack_bundle
+from infra.packaging.bundle import pack_bundle
 from infra.packaging.source import pack_source
 from infra.packaging.user_data import Role, user_data
-from infra.validators.account import capacity_ends, check_account
-from trainyard.base import InputError
-from trainyard.config.demand import capped_usd
-from trainyard.config.loader import read_settings
-
-if not gc.get_freeze_count():  # tests run the program many times in one process: what it loads is the same
-    gc.freeze()
-gc.enable()
+from infra.validators.account import capacity_end_time, validate_account
+from trainyard.config.cost import max_run_usd
+from trainyard.config.loader import load_settings
+from trainyard.errors import InputError
 
 
 def main(root: Path) -> None:
+    """Create all resources of the stack. Raises InputError for invalid settings."""
     stack = pulumi.get_stack()
-    settings = read_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
+    settings = load_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
     job, storage = settings.job, settings.storage
     packed: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
     if job.source:
         packed["job"] = pack_source(root, job.source)
-    # Every look-up that can fail stands before the first resource: what is registered earlier is already being made.
-    facts = look_up_facts(settings)
-    earlier = look_up_earlier(stack)
-    check_account(settings, facts, earlier.stands)
-    look_up_hardware(settings.worker_type)
+    # Every look-up that can fail precedes the first resource: the engine creates resources as they are registered.
+    facts = look_up_account(settings)
+    retained = look_up_retained(stack)
+    validate_account(settings, facts, retained.is_up)
+    compare_with_catalog(settings.worker_type)
     head_image, worker_image = (
         look_up_image(name, settings.root_volume_gib) for name in (settings.head_image, settings.worker_image)
     )
-    scope = scope_of(pulumi.get_project(), stack, settings, facts)
+    scope = make_scope(pulumi.get_project(), stack, settings, facts)
 
-    key = StackKey("key", StackKeyArgs(scope=scope, given=storage.kms_key, retained=earlier.key))
+    key = StackKey("key", StackKeyArgs(scope=scope, existing=storage.kms_key, retained=retained.key))
     data = DataBucket(
         "data",
         DataArgs(
             scope=scope,
-            given=storage.bucket,
-            retained=earlier.bucket,
+            existing=storage.bucket,
+            retained=retained.bucket,
             key_arn=key.arn,
-            noncurrent_days=storage.noncurrent_days,
-            archive_days=storage.archive_days,
+            noncurrent_version_days=storage.noncurrent_version_days,
+            archive_after_days=storage.archive_after_days,
         ),
     )
     staging = StagingBucket("staging", StagingArgs(scope=scope))
@@ -86,11 +80,11 @@ def main(root: Path) -> None:
             staging_bucket_arn=staging.arn,
             key_arn=key.arn,
             secrets=list(job.secrets.values()),
-            wheels=settings.node.wheels_in_s3,
+            wheels=settings.node.s3_wheels,
             image=settings.ecr_image,
         ),
     )
-    network = lay_network(scope, settings, zone_is_ours(settings, facts), key.service_arn)
+    network = create_network(scope, settings, zone_is_default(settings, facts), key.service_arn)
     filesystem = None
     if settings.fsx:
         filesystem = FileSystem(
@@ -103,7 +97,7 @@ def main(root: Path) -> None:
                 key_arn=key.arn,
                 data_bucket=data.name,
             ),
-            # FSx refuses a group whose Lustre ports are not open yet, and goes before the bucket that it is linked to.
+            # FSx requires open Lustre ports, and is deleted before the linked bucket.
             pulumi.ResourceOptions(depends_on=[network.security, data]),
         )
     placement = Placement("placement", PlacementArgs(scope=scope)) if settings.placement_group else None
@@ -111,7 +105,7 @@ def main(root: Path) -> None:
     def boot(role: Role, group: str | None = None) -> pulumi.Output[str]:
         return staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, root))
 
-    connected = pulumi.ResourceOptions(depends_on=network.parts)  # nodes need their way out from their first minute
+    after_network = pulumi.ResourceOptions(depends_on=network.dependencies)  # nodes need network access at boot
     head = Head(
         "head",
         HeadArgs(
@@ -125,7 +119,7 @@ def main(root: Path) -> None:
             key_arn=key.arn,
             user_data=boot("head"),
         ),
-        connected,
+        after_network,
     )
     groups = [
         WorkerGroup(
@@ -143,9 +137,9 @@ def main(root: Path) -> None:
                 instance_profile=identity.worker_profile,
                 placement_group=placement.group_name if placement else None,
                 user_data=boot("worker", plan.name),
-                grace_seconds=round(settings.launch.bring_up_minutes * 60),
+                health_check_grace_seconds=round(settings.launch.startup_timeout_minutes * 60),
             ),
-            connected,
+            after_network,
         )
         for plan in settings.groups
     ]
@@ -155,7 +149,7 @@ def main(root: Path) -> None:
             scope=scope,
             key_arn=key.service_arn,
             email=settings.guardrails.email,
-            budget_usd=settings.guardrails.budget_usd or capped_usd(settings),
+            budget_usd=settings.guardrails.budget_usd or max_run_usd(settings),
             head=head.instance_id,
             groups={group.name: group.autoscaling_group for group in groups},
         ),
@@ -167,19 +161,19 @@ def main(root: Path) -> None:
             settings=settings,
             bucket=staging.name,
             data_bucket=data.name,
-            archives=archives.told,
+            archives=archives.references,
             head=head,
             groups=groups,
             subnet_id=network.subnet_id,
             filesystem=filesystem,
-            ends=capacity_ends(facts),
+            capacity_end_time=capacity_end_time(facts),
         ),
     )
-    built = [key, data, staging, archives, identity, filesystem, placement, head, *groups, guardrails, manifest]
+    components = [key, data, staging, archives, identity, filesystem, placement, head, *groups, guardrails, manifest]
     launch = Launch(
         "launch",
         LaunchArgs(scope=scope, manifest=manifest.text, bucket=staging.name),
-        pulumi.ResourceOptions(depends_on=[*network.parts, *(part for part in built if part is not None)]),
+        pulumi.ResourceOptions(depends_on=[*network.dependencies, *(part for part in components if part is not None)]),
     )
 
     outputs.export(

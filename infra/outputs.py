@@ -1,10 +1,10 @@
-"""What `pulumi stack output` tells a user: where things lie, what to type next, what it costs."""
+"""Stack outputs: URIs, commands and cost."""
 
 from typing import Any
 
 import pulumi
 
-from trainyard.config.demand import bill, capped_usd, hourly_usd
+from trainyard.config.cost import cost_items, max_run_usd, usd_per_hour
 from trainyard.config.prices import prices
 from trainyard.config.settings import StackSettings
 
@@ -12,27 +12,28 @@ _COMMAND = ".venv/bin/python -m trainyard"
 
 
 def commands(stack: str, region: str) -> dict[str, str]:
-    """The operator's next commands, by what they are for."""
+    """Return the operator's commands by purpose."""
     profile = pulumi.Config("aws").get("profile")
-    ours = f"AWS_REGION={region} {f'AWS_PROFILE={profile} ' if profile else ''}{_COMMAND}"
+    prefix = f"AWS_REGION={region} {f'AWS_PROFILE={profile} ' if profile else ''}{_COMMAND}"
     return {
-        "status": f"{ours} status -s {stack}",
-        "follow": f"{ours} logs -s {stack} --follow",
-        "results": f"{ours} results -s {stack} --to results",
-        "end_job": f"{ours} stop -s {stack}",
-        "end_all": f"pulumi destroy -s {stack}",
+        "status": f"{prefix} status -s {stack}",
+        "follow": f"{prefix} logs -s {stack} --follow",
+        "results": f"{prefix} results -s {stack} --to results",
+        "stop_job": f"{prefix} stop -s {stack}",
+        "destroy": f"pulumi destroy -s {stack}",
     }
 
 
 def cost(settings: StackSettings) -> dict[str, Any]:
-    """USD at list prices: by the hour, at most until the time limit, and item by item."""
+    """Return the cost at list prices, USD: per hour, until the time limit, and by item."""
     return {
-        "hourly_usd": hourly_usd(settings),
-        "capped_usd": capped_usd(settings),
-        "until_minutes": settings.job.time_limit_minutes,
+        "usd_per_hour": usd_per_hour(settings),
+        "max_run_usd": max_run_usd(settings),
+        "time_limit_minutes": settings.job.time_limit_minutes,
         "prices": f"list prices of {prices().region}, {prices().dated}; an estimate elsewhere",
         "items": [
-            {"what": item.what, "count": item.count, "hourly_usd": round(item.hourly, 4)} for item in bill(settings)
+            {"name": item.name, "count": item.count, "usd_per_hour": round(item.usd_per_hour, 4)}
+            for item in cost_items(settings)
         ],
     }
 
@@ -42,13 +43,13 @@ def export(
     region: str,
     settings: StackSettings,
     data_bucket: pulumi.Output[str],
-    **more: Any,
+    **outputs: Any,
 ) -> None:
-    """Export them, and whatever else is given."""
+    """Export the outputs of a stack, and additional `outputs`."""
     pulumi.export("data_uri", pulumi.Output.concat("s3://", data_bucket, "/datasets/"))
     pulumi.export("runs_uri", pulumi.Output.concat("s3://", data_bucket, "/runs/"))
     pulumi.export("commands", commands(stack, region))
     pulumi.export("cost", cost(settings))
     pulumi.export("data_bucket", data_bucket)
-    for name, value in more.items():
+    for name, value in outputs.items():
         pulumi.export(name, value)

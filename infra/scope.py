@@ -1,4 +1,4 @@
-"""Where a stack is built, and the tags by which everything of it is found again."""
+"""Account, region and Availability Zone of a stack, and the tags of its resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from trainyard.aws import tags
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Account, region and zone of a stack. Plain values: they come from look-ups, not from resources.
+    """Account, region and Availability Zone of a stack, from look-ups.
 
-    `boundary`: ARN of the permissions boundary of every role, where there is one.
+    `boundary` is the ARN of the permissions boundary of every role, or None.
     """
 
     project: str
@@ -24,9 +24,9 @@ class Scope:
     extra_tags: Mapping[str, str] = field(default_factory=dict)
 
     def own_tags(self, role: str) -> dict[str, str]:
-        """The three tags that Trainyard itself goes by."""
+        """Return the tags by which Trainyard finds the resource."""
         return {"Name": f"{self.project}-{self.stack}-{role}", tags.STACK: self.stack, tags.ROLE: role}
 
     def tags(self, role: str) -> dict[str, str]:
-        """All tags of a resource in this role. The user's never replace ours: a stack is found by them."""
+        """Return all tags of a resource with this role. The user's tags do not replace Trainyard's."""
         return {**self.extra_tags, **self.own_tags(role)}

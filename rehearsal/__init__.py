@@ -1,1 +1,1 @@
-"""The rehearsal: an emulated AWS, an adapter for the Pulumi program, and a hypervisor that boots what it runs."""
+"""The rehearsal: an emulated AWS, engines that run the Pulumi program, and a hypervisor that runs the nodes."""

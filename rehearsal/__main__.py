@@ -1,6 +1,6 @@
-"""`python -m rehearsal run`: the whole road, offline. Exit status: 0 all was well, 1 it was not, 2 bad input."""
+"""Command line of the rehearsal. Exit status of `run`: 0 no errors, 1 errors, 2 invalid input."""
 
-# ruff: noqa: E402 (signals are handled before the seconds that the other imports take)
+# ruff: noqa: E402 (the signal handlers must be set before the other imports, which take seconds)
 from rehearsal.interrupts import Interrupts
 
 interrupts = Interrupts()
@@ -17,69 +17,76 @@ import typer
 from rich.console import Console
 
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.display import Show
-from rehearsal.engine.registry import ENGINES, usable_engine
-from rehearsal.faults import FORMS, faults_of
-from rehearsal.hypervisor.registry import BACKENDS, usable_backend
+from rehearsal.display import Display
+from rehearsal.engine.registry import ENGINES, select_engine
+from rehearsal.faults import FAULT_SYNTAX, parse_faults
+from rehearsal.hypervisor.registry import BACKENDS, select_backend
 from rehearsal.locks import address_block
-from rehearsal.report import show as show_report
-from rehearsal.report import write
+from rehearsal.report import print_report, write_report
 from rehearsal.report_page import write_page
 from rehearsal.run import rehearse
-from rehearsal.workspace import ROOT, Options, account_folder, bakeable, check_region, sweep_accounts, whole_nodes
-from trainyard.base import InputError
+from rehearsal.workspace import (
+    ROOT,
+    Options,
+    account_folder,
+    check_bake,
+    check_region,
+    parse_nodes,
+    remove_stale_accounts,
+)
+from trainyard.errors import InputError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def root() -> None:
-    """Rehearse a stack offline: emulated AWS, nodes as processes, the job for real."""
+    """Rehearse a stack offline: in an emulated AWS, with nodes on this machine that run the real job."""
 
 
 @app.command()
 def run(
     stack: Annotated[str, typer.Option("--stack", "-s", help="Stack file stacks/Pulumi.<stack>.yaml.")] = "local",
     nodes: Annotated[
-        str | None, typer.Option("--nodes", metavar="NUMBER", help="Worker nodes, in place of the stack's.")
+        str | None, typer.Option("--nodes", metavar="NUMBER", help="Number of worker nodes; default: the stack's.")
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="FAULT", help=f"What AWS shall refuse: {'; '.join(FORMS)}. Repeatable."),
+        typer.Option("--fault", metavar="FAULT", help=f"Fault to inject: {'; '.join(FAULT_SYNTAX)}. Repeatable."),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="ENGINE", help=f"What runs the program: {', '.join(ENGINES)}.")
+        str, typer.Option("--engine", metavar="ENGINE", help=f"Runs the Pulumi program: {', '.join(ENGINES)}.")
     ] = "mocks",
     backend: Annotated[
-        str, typer.Option("--backend", metavar="BACKEND", help=f"How nodes are booted: {', '.join(BACKENDS)}.")
+        str, typer.Option("--backend", metavar="BACKEND", help=f"Runs the nodes: {', '.join(BACKENDS)}.")
     ] = "process",
-    bake: Annotated[bool, typer.Option("--bake", help="Bake the workers' image too, before destroy.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The report on stdout as JSON.")] = False,
+    bake: Annotated[bool, typer.Option("--bake", help="Also bake an image of a worker before destroy.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
-    """Provision, configure, train, bring home, destroy: one stack, start to end."""
+    """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
     try:
         options = Options(
             stack=stack,
-            nodes=whole_nodes(nodes),
-            faults=faults_of(fault or []),
-            engine=usable_engine(engine),
-            backend=(usable := usable_backend(backend)),
-            bake=bakeable(bake, usable),
+            nodes=parse_nodes(nodes),
+            faults=parse_faults(fault or []),
+            engine=select_engine(engine),
+            backend=(selected := select_backend(backend)),
+            bake=check_bake(bake, selected),
         )
-        with Show() as display:
-            report, story = rehearse(options, display, interrupts)
+        with Display() as display:
+            report, timeline = rehearse(options, display, interrupts)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     try:
-        file, page = write(report, options.folder), write_page(report, story, options.folder)
+        file, page = write_report(report, options.folder), write_page(report, timeline, options.folder)
     except OSError as error:
-        print(f"rehearsal: the report can't be written to {options.folder}: {error}", file=sys.stderr)
+        print(f"rehearsal: cannot write the report to {options.folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
         print(report.model_dump_json())
     else:
-        show_report(report, Console())
+        print_report(report, Console())
         print(f"report: {file}\npage:   {page}")
     raise typer.Exit(0 if report.ok else 1)
 
@@ -87,26 +94,26 @@ def run(
 @app.command()
 def aws(
     region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1",
-    backend: Annotated[str, typer.Option("--backend", help="The back-end of rehearsals in it.")] = "process",
+    backend: Annotated[str, typer.Option("--backend", help="Backend of the rehearsals that will use it.")] = "process",
 ) -> None:
-    """An emulated AWS that stays until Ctrl-C: rehearsals in its environment share the account, as `pulumi up`s do."""
+    """Run an emulated AWS until Ctrl-C. It prints environment variables for rehearsals and `pulumi up` to share it."""
     try:
         check_region(region, "the command", "--region")
-        loopback = usable_backend(backend) == "process"
+        uses_loopback = select_backend(backend) == "process"
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    sweep_accounts(ROOT / "build" / "rehearsal")
+    remove_stale_accounts(ROOT / "build" / "rehearsal")
     folder = account_folder(ROOT / "build" / "rehearsal", os.getpid())
-    ending = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, lambda *_: stopped.set())
     with ExitStack() as stack:
-        addresses = stack.enter_context(address_block()) if loopback else None
-        running = stack.enter_context(EmulatedAws.start(folder, addresses, region))
-        for name, value in running.environment().items():
+        addresses = stack.enter_context(address_block()) if uses_loopback else None
+        account = stack.enter_context(EmulatedAws.start(folder, addresses, region))
+        for name, value in account.environment().items():
             print(f"export {name}={value}", flush=True)
-        ending.wait()
+        stopped.wait()
     shutil.rmtree(folder)
 
 

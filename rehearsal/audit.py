@@ -1,14 +1,13 @@
-"""What must be true when a rehearsal is over, looked up in the account and in S3, never taken from what was intended.
+"""Checks after a rehearsal. They read the account and S3, and compare them with the reported values.
 
-Each check returns sentences, one for everything that is not as it should be; none when all is well.
+Each check returns a list of error messages, which is empty when there are no problems.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,128 +16,130 @@ from pydantic import ValidationError
 from rehearsal.aws.control_models import Resource
 from rehearsal.aws.journal import JournalEntry
 from trainyard.aws import tags
-from trainyard.aws.s3 import Bucket, client
+from trainyard.aws.clients import client
+from trainyard.aws.s3 import Bucket
 from trainyard.models.layout import RunLayout
 from trainyard.models.metrics import MetricLine, Results
-from trainyard.models.report import LostResource
+from trainyard.models.report import LeakedResource
 from trainyard.models.streams import metric_lines
 
 _ROOT = Path(__file__).parents[1]
-CHECK_SECONDS = 120
+CHECKPOINT_TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Of the built-in trainer's metrics in S3."""
+    """First and last loss of a run, from its metric lines in S3. `first_step`: step of the first metric line."""
 
-    began: int
+    first_step: int
     first: float
     last: float
     steps: int
 
 
 def read_losses(data: Bucket, run: str) -> Losses | None:
-    """First and last metric line of a run; None where it left none."""
+    """Return the losses of a run; None when it wrote no metric lines."""
     lines: list[MetricLine] = metric_lines(data, run)
     return Losses(lines[0].step, lines[0].loss, lines[-1].loss, lines[-1].step) if lines else None
 
 
 def check_results(data: Bucket, run: str, losses: Losses | None) -> list[str]:
-    """results.json says what the metric lines say: two ways of the same figures through different code."""
+    """Check that results.json has the values of the metric lines, which are written by different code."""
     content = data.find(f"{RunLayout(run).results}results.json")
     if content is None:
         return [f"results.json of run {run} is not in S3"]
     if losses is None:
-        return [f"run {run} left no metric line in S3"]
+        return [f"run {run} has no metric lines in S3"]
     try:
         results = Results.model_validate_json(content)
     except ValidationError as error:
-        return [f"results.json of run {run} is not what it should be: {error}"]
-    # A run that resumed another one carries the first loss of that one's first step.
-    first = results.first_loss if losses.began == 1 else losses.first
-    told, seen = (first, results.last_loss, results.steps), (losses.first, losses.last, losses.steps)
-    if told == seen:
+        return [f"results.json of run {run} is invalid: {error}"]
+    # A resumed run reports the first loss of the run that it resumes.
+    first = results.first_loss if losses.first_step == 1 else losses.first
+    reported, measured = (first, results.last_loss, results.steps), (losses.first, losses.last, losses.steps)
+    if reported == measured:
         return []
-    return [f"results.json has first loss, last loss, steps {told}, the metric lines in S3 have {seen}"]
+    return [f"first loss, last loss and steps are {reported} in results.json, but {measured} in the metric lines"]
 
 
-def check_checkpoints(uris: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Load each checkpoint in a fresh process."""
-
-    def load(uri: str) -> list[str]:
-        try:
-            return verdict(uri)
-        except (subprocess.TimeoutExpired, ValueError, LookupError) as error:
-            return [f"checkpoint {uri} does not load: {type(error).__name__}: {error}"]
-
-    def verdict(uri: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.check", uri],
+def check_checkpoints(uris: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Load all checkpoints in one new process, with additional environment variables. Returns the problems."""
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "trainer.check_checkpoint", *uris],
             cwd=_ROOT,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=CHECK_SECONDS,
+            timeout=CHECKPOINT_TIMEOUT_SECONDS,
             check=False,
         )
-        if done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["loadable"]:
-            return []
-        return [f"checkpoint {uri} does not load: {(done.stderr or done.stdout).strip()[-500:]}"]
-
-    with ThreadPoolExecutor(2) as pool:
-        return [problem for problems in pool.map(load, uris) for problem in problems]
+    except subprocess.TimeoutExpired as error:
+        return [f"checkpoint {uri} does not load: {error}" for uri in uris]
+    results = {result["uri"].rstrip("/"): result for result in map(json.loads, process.stdout.splitlines())}
+    problems = []
+    for uri in uris:
+        result = results.get(uri.rstrip("/"), {"loadable": False, "error": process.stderr.strip()[-500:]})
+        if not result["loadable"]:
+            problems.append(f"checkpoint {uri} does not load: {result['error']}")
+    return problems
 
 
 def baked_images(region: str, stack: str) -> list[str]:
-    """The images that were baked for the stack, each with its snapshots: they are wanted, and outlive the cluster."""
+    """Return the ids of the AMIs that were baked for the stack, and of their snapshots. Destroy keeps them."""
     filters = [
         {"Name": f"tag:{tags.STACK}", "Values": [stack]},
         {"Name": f"tag:{tags.ROLE}", "Values": [tags.IMAGE]},
     ]
-    found = []
+    ids = []
     for image in client("ec2", region).describe_images(Owners=["self"], Filters=filters)["Images"]:
-        devices = [device["Ebs"]["SnapshotId"] for device in image["BlockDeviceMappings"] if "Ebs" in device]
-        found += [image["ImageId"], *devices]
-    return found
+        snapshots = [device["Ebs"]["SnapshotId"] for device in image["BlockDeviceMappings"] if "Ebs" in device]
+        ids += [image["ImageId"], *snapshots]
+    return ids
 
 
-def leaked(before: Iterable[Resource], after: Iterable[Resource], retained: Iterable[str]) -> list[LostResource]:
-    """What is in the account after destroy and was not before, less what destroy keeps on purpose (by id)."""
-    kept = set(retained)
-    known = {(one.service, one.kind, one.id) for one in before}
+def leaked_resources(
+    before: Iterable[Resource], after: Iterable[Resource], retained: Iterable[str]
+) -> list[LeakedResource]:
+    """Return the resources that exist after destroy but not before, except the retained ids."""
+    retained_ids = set(retained)
+    earlier = {(resource.service, resource.kind, resource.id) for resource in before}
     return [
-        LostResource(service=one.service, kind=one.kind, id=one.id)
-        for one in after
-        if (one.service, one.kind, one.id) not in known and one.names.isdisjoint(kept)
+        LeakedResource(service=resource.service, kind=resource.kind, id=resource.id)
+        for resource in after
+        if (resource.service, resource.kind, resource.id) not in earlier and resource.names.isdisjoint(retained_ids)
     ]
 
 
-def check_rights(journal: Iterable[JournalEntry], roles: Collection[str]) -> list[str]:
-    """None of these roles was refused anything: a node that works around a missing right hides it.
+def check_permissions(journal: Iterable[JournalEntry], roles: Collection[str]) -> list[str]:
+    """Check that no API call of these roles was denied: a node may retry and hide a missing permission.
 
-    One line for each right. Roles of others may share the account, and lose their rights in their own time.
+    Returns one message per denied permission. Roles of other stacks in the account are ignored.
     """
-    refused = {
+    denied = {
         entry.error_message or f"{entry.service}:{entry.operation}"
         for entry in journal
         if entry.role in roles and (entry.status == 403 or (entry.error_code or "").startswith("AccessDenied"))
     }
-    return [f"refused: {message}" for message in sorted(refused)]
+    return [f"access denied: {message}" for message in sorted(denied)]
 
 
-def check_journal(made: Mapping[str, str], journal: Iterable[JournalEntry], adapter_key: str) -> list[str]:
-    """Each resource made (urn -> name) has a successful mutating call, and the adapter made none for nobody."""
-    problems, served = [], set()
+def check_journal(created: Mapping[str, str], journal: Iterable[JournalEntry], adapter_key: str) -> list[str]:
+    """Check that each created resource (URN -> name) has a successful mutating API call.
+
+    Also check that each mutating call of the adapter, which uses the access key `adapter_key`, belongs to a resource.
+    """
+    problems, urns_with_calls = [], set()
     for entry in journal:
         if not entry.mutating or entry.status >= 400:
             continue
         if entry.urn is not None:
-            served.add(entry.urn)
+            urns_with_calls.add(entry.urn)
         elif entry.access_key == adapter_key:
-            problems.append(f"{entry.service}:{entry.operation} (call {entry.seq}) was made for no resource")
+            problems.append(f"{entry.service}:{entry.operation} (call {entry.seq}) belongs to no resource")
     problems += [
-        f"{name} was reported as made, but no call of it is in the journal"
-        for urn, name in made.items()
-        if urn not in served
+        f"{name} was reported as created, but the journal has no API call for it"
+        for urn, name in created.items()
+        if urn not in urns_with_calls
     ]
     return problems

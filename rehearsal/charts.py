@@ -1,4 +1,4 @@
-"""The page's charts as geometry: places in percent of the plot, so a chart fits any width at one size of text."""
+"""Geometry of the page's charts, in percent of the plot: charts fit any width while the text keeps its size."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,45 +6,45 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from rehearsal.timeline import NodeLine, Span
+from rehearsal.timeline import NodeTimeline, Span
 from trainyard.models.metrics import MetricLine
 
-Tone = Literal["phase", "wait", "configure", "work", "bad"]
-Side = Literal["after", "before", "inside"]
-_TONES: dict[str, Tone] = {"configuring": "configure", "working": "work", "serving": "work"}
+BarClass = Literal["phase", "wait", "configure", "work", "failed"]
+LabelPosition = Literal["after", "before", "inside"]
+_BAR_CLASSES: dict[str, BarClass] = {"configuring": "configure", "working": "work", "serving": "work"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A line of the grid. `at`: percent from the left, or from the top."""
+    """A grid line with its label. `position`: percent from the left, or from the top."""
 
-    at: float
+    position: float
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A span on a time line."""
+    """A time span as a bar. `x` (from the left) and `width` are in percent; `css_class` sets its color."""
 
-    left: float
+    x: float
     width: float
-    tone: Tone
+    css_class: BarClass
     title: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Bars of one thing. The label stands at `at` percent, outside the bar or inside it."""
+    """Bars in one row with a label at `label_x` percent; `label_position` is relative to the bar."""
 
     label: str
     bars: tuple[Bar, ...]
-    at: float = 0.0
-    side: Side = "after"
+    label_x: float = 0.0
+    label_position: LabelPosition = "after"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLine:
-    """Rows over one axis of seconds since the start."""
+class TimelineChart:
+    """Rows of bars over one time axis of `seconds` length."""
 
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
@@ -53,7 +53,7 @@ class TimeLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A single value."""
+    """A single point, in percent from the left and from the top."""
 
     x: float
     y: float
@@ -62,120 +62,130 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class LossChart:
-    """Loss over steps. `line`: points of a polyline in a box of 100 x 100."""
+    """Loss by step. `line`: points of an SVG polyline in a box of 100 x 100."""
 
     line: str
     dots: tuple[Dot, ...]
-    held_out: tuple[Dot, ...]
-    across: tuple[Tick, ...]
-    up: tuple[Tick, ...]
+    validation: tuple[Dot, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
     summary: str
 
 
-def phases_chart(phases: Sequence[Span]) -> TimeLine | None:
-    """One bar a phase, its label beside it."""
+def phases_chart(phases: Sequence[Span]) -> TimelineChart | None:
+    """Return the chart of the phases, one row per phase; None without phases."""
     if not phases:
         return None
-    zero, end = phases[0].start, max(span.end for span in phases)
+    origin, end = phases[0].start, max(span.end for span in phases)
     rows = []
     for span in phases:
-        bar = _bar(span, zero, end, "phase")
-        label = f"{_words(span.name)} {_seconds(span.end - span.start)}"
-        side: Side = "after" if bar.left + bar.width <= 60 else "before" if bar.left >= 35 else "inside"
-        at = bar.left + bar.width if side == "after" else bar.left
-        rows.append(Row(label=label, bars=(bar,), at=round(at, 3), side=side))
-    return _time_line(rows, zero, end)
+        bar = _bar(span, origin, end, "phase")
+        label = f"{_display_name(span.name)} {_format_seconds(span.end - span.start)}"
+        position: LabelPosition = "after" if bar.x + bar.width <= 60 else "before" if bar.x >= 35 else "inside"
+        label_x = bar.x + bar.width if position == "after" else bar.x
+        rows.append(Row(label=label, bars=(bar,), label_x=round(label_x, 3), label_position=position))
+    return _timeline_chart(rows, origin, end)
 
 
-def nodes_chart(nodes: Sequence[NodeLine], phases: Sequence[Span]) -> TimeLine | None:
-    """One row a node's boot, on the axis of the phases."""
+def nodes_chart(nodes: Sequence[NodeTimeline], phases: Sequence[Span]) -> TimelineChart | None:
+    """Return the chart of the nodes, one row per boot, on the time axis of the phases; None without nodes."""
     if not nodes:
         return None
     spans = [*phases, *(span for node in nodes for span in node.spans)]
-    zero, end = min(span.start for span in spans), max(span.end for span in spans)
+    origin, end = min(span.start for span in spans), max(span.end for span in spans)
     rows = []
     for node in nodes:
         boot = "" if node.boot == "0001" else f", boot {int(node.boot)}"
         last = node.spans[-1]
         label = f"{node.role} {node.instance}{boot}: {last.name}"
-        rows.append(Row(label=label, bars=tuple(_bar(span, zero, end, _tone(span.name)) for span in node.spans)))
-    return _time_line(rows, zero, end)
+        bars = tuple(_bar(span, origin, end, _bar_class(span.name)) for span in node.spans)
+        rows.append(Row(label=label, bars=bars))
+    return _timeline_chart(rows, origin, end)
 
 
 def loss_chart(metrics: Iterable[MetricLine]) -> LossChart | None:
-    """None where no step has a finite loss."""
+    """Return the chart of training and validation loss; None when no step has a finite loss."""
     metrics = list(metrics)
-    seen = [(line.step, line.loss) for line in metrics if math.isfinite(line.loss)]
-    held_out = [
+    training = [(line.step, line.loss) for line in metrics if math.isfinite(line.loss)]
+    validation = [
         (line.step, line.validation_loss)
         for line in metrics
         if line.validation_loss is not None and math.isfinite(line.validation_loss)
     ]
-    if not seen:
+    if not training:
         return None
-    values = [loss for _, loss in [*seen, *held_out]]
-    up = nice_ticks(min(values), max(values))
-    first, last = min(step for step, _ in seen), max(step for step, _ in seen)
-    across = [step for step in nice_ticks(first, last, whole=True) if first <= step <= last]
+    values = [loss for _, loss in [*training, *validation]]
+    y_ticks = nice_ticks(min(values), max(values))
+    first, last = min(step for step, _ in training), max(step for step, _ in training)
+    x_ticks = [step for step in nice_ticks(first, last, whole=True) if first <= step <= last]
 
     def x(step: float) -> float:
         return round((step - first) / (last - first) * 100, 3) if last > first else 50.0
 
     def y(loss: float) -> float:
-        return round((up[-1] - loss) / (up[-1] - up[0]) * 100, 3)
+        return round((y_ticks[-1] - loss) / (y_ticks[-1] - y_ticks[0]) * 100, 3)
 
-    def dots(points: Iterable[tuple[int, float]], what: str) -> tuple[Dot, ...]:
-        return tuple(Dot(x=x(step), y=y(loss), title=f"step {step}: {what} {loss:.4f}") for step, loss in points)
+    def dots(points: Iterable[tuple[int, float]], name: str) -> tuple[Dot, ...]:
+        return tuple(Dot(x=x(step), y=y(loss), title=f"step {step}: {name} {loss:.4f}") for step, loss in points)
 
-    summary = f"Training loss {seen[0][1]:.4f} at step {seen[0][0]}, {seen[-1][1]:.4f} at step {seen[-1][0]}."
-    if held_out:
-        summary += f" Held-out loss {held_out[-1][1]:.4f} at step {held_out[-1][0]}."
-    if odd := len(metrics) - len(seen):
-        summary += f" Steps not drawn, as their loss is no finite number: {odd}."
+    summary = (
+        f"Training loss {training[0][1]:.4f} at step {training[0][0]}, {training[-1][1]:.4f} at step {training[-1][0]}."
+    )
+    if validation:
+        summary += f" Validation loss {validation[-1][1]:.4f} at step {validation[-1][0]}."
+    if omitted := len(metrics) - len(training):
+        summary += f" Steps omitted because their loss is not finite: {omitted}."
     return LossChart(
-        line=" ".join(f"{x(step):g},{y(loss):g}" for step, loss in seen) if len(seen) > 1 else "",
-        dots=dots(seen, "loss") if len(seen) == 1 else (),
-        held_out=dots(held_out, "held-out loss"),
-        across=tuple(Tick(at=x(step), text=f"{step:g}") for step in across),
-        up=tuple(Tick(at=y(loss), text=f"{loss:g}") for loss in up),
+        line=" ".join(f"{x(step):g},{y(loss):g}" for step, loss in training) if len(training) > 1 else "",
+        dots=dots(training, "loss") if len(training) == 1 else (),
+        validation=dots(validation, "validation loss"),
+        x_ticks=tuple(Tick(position=x(step), text=f"{step:g}") for step in x_ticks),
+        y_ticks=tuple(Tick(position=y(loss), text=f"{loss:g}") for loss in y_ticks),
         summary=summary,
     )
 
 
-def nice_ticks(low: float, high: float, most: int = 8, *, whole: bool = False) -> list[float]:
-    """About `most` round numbers, evenly apart, that enclose [low, high]; at least two."""
+def nice_ticks(low: float, high: float, target_count: int = 8, *, whole: bool = False) -> list[float]:
+    """Return about `target_count` evenly spaced round numbers that enclose [low, high]; at least two.
+
+    `whole`: return whole numbers only.
+    """
     width = (high - low) or abs(high) or 1.0
-    size = 10.0 ** math.floor(math.log10(width / most))
-    step = next(size * factor for factor in (1, 2, 5, 10, 20) if width / (size * factor) <= most - 1)
+    size = 10.0 ** math.floor(math.log10(width / target_count))
+    step = next(size * factor for factor in (1, 2, 5, 10, 20) if width / (size * factor) <= target_count - 1)
     step = max(1.0, step) if whole else step
     first, last = math.floor(low / step), math.ceil(high / step)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _time_line(rows: Sequence[Row], zero: float, end: float) -> TimeLine:
-    seconds = max(end - zero, 0.001)
-    ticks = [Tick(at=round(at / seconds * 100, 3), text=f"{at:g} s") for at in nice_ticks(0, seconds) if at <= seconds]
-    assert all(later.at > earlier.at for earlier, later in pairwise(ticks))
-    return TimeLine(rows=tuple(rows), ticks=tuple(ticks), seconds=seconds)
+def _timeline_chart(rows: Sequence[Row], origin: float, end: float) -> TimelineChart:
+    seconds = max(end - origin, 0.001)
+    ticks = [
+        Tick(position=round(second / seconds * 100, 3), text=f"{second:g} s")
+        for second in nice_ticks(0, seconds)
+        if second <= seconds
+    ]
+    assert all(later.position > earlier.position for earlier, later in pairwise(ticks))
+    return TimelineChart(rows=tuple(rows), ticks=tuple(ticks), seconds=seconds)
 
 
-def _bar(span: Span, zero: float, end: float, tone: Tone) -> Bar:
-    whole, lasted = max(end - zero, 0.001), span.end - span.start
+def _bar(span: Span, origin: float, end: float, css_class: BarClass) -> Bar:
+    total, seconds = max(end - origin, 0.001), span.end - span.start
     return Bar(
-        left=round((span.start - zero) / whole * 100, 3),
-        width=round(lasted / whole * 100, 3),
-        tone=tone,
-        title=f"{_words(span.name)}: {_seconds(lasted)}, from {_seconds(span.start - zero)} on",
+        x=round((span.start - origin) / total * 100, 3),
+        width=round(seconds / total * 100, 3),
+        css_class=css_class,
+        title=f"{_display_name(span.name)}: {_format_seconds(seconds)} from {_format_seconds(span.start - origin)}",
     )
 
 
-def _tone(state: str) -> Tone:
-    return "bad" if "failed" in state else _TONES.get(state.partition(",")[0], "wait")
+def _bar_class(state: str) -> BarClass:
+    return "failed" if "failed" in state else _BAR_CLASSES.get(state.partition(",")[0], "wait")
 
 
-def _words(name: str) -> str:
+def _display_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"

@@ -1,65 +1,76 @@
-"""What every part of a rehearsal works on."""
+"""The objects that all parts of one rehearsal share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rehearsal.adapter.graph import Deployment, Event
+from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.disk_reserve import Reserve
-from rehearsal.display import Show
+from rehearsal.disk_reserve import DiskReserve
+from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
 from rehearsal.phases import PhaseClock
-from rehearsal.result import Findings
+from rehearsal.result import RehearsalResult
 from rehearsal.workspace import Options
 from trainyard.config.settings import StackSettings
 
 
 @dataclass
-class Scene:
-    """One rehearsal. `deployment`: what stands of the program, from the moment when something may."""
+class Context:
+    """The shared state of one rehearsal.
+
+    `deployment` is set as soon as the Pulumi program may have created a resource. `account_exited` is set once an error
+    has reported that the emulated AWS has exited.
+    """
 
     options: Options
     config: dict[str, Any]
     settings: StackSettings
     aws: EmulatedAws
-    show: Show
+    display: Display
     clock: PhaseClock
-    found: Findings
+    result: RehearsalResult
     interrupts: Interrupts
-    reserve: Reserve
+    disk_reserve: DiskReserve
     deployment: Deployment | None = None
-    account_died: bool = False
+    account_exited: bool = False
 
-    def fail(self, message: str) -> None:
-        if self.account_died:
-            return  # it was told, and all else follows from it
-        if died := self.aws.died():
-            self.account_died, message = True, f"{died}. It was seen by this: {message}"
-        elif self.reserve.gives_way():
-            advice = f"the disk is full: make room for {self.options.folder} and run it again"
-            message = f"{advice}. It was seen by this: {message}"
-        self.found.errors.append(message)
-        self.show.line("failed", message)
+    def add_error(self, message: str) -> None:
+        """Add an error to the report and print it.
+
+        If the emulated AWS has exited or the disk is full, the message starts with that cause.
+        """
+        if self.account_exited:
+            return  # the cause is already reported; all later errors follow from it
+        if exit_reason := self.aws.exit_reason():
+            self.account_exited, message = True, f"{exit_reason}. First error: {message}"
+        elif self.disk_reserve.release_if_disk_full():
+            cause = f"the disk of {self.options.folder} is full. Free some space and run the rehearsal again"
+            message = f"{cause}. First error: {message}"
+        self.result.errors.append(message)
+        self.display.print_line("failed", message)
 
     @contextmanager
-    def bearing(self, what: str) -> Iterator[None]:
-        """A part of the end that stands in no other's way: whatever breaks in it is an error of the report."""
+    def recording_errors(self, description: str) -> Iterator[None]:
+        """Report an exception in the block as an error that starts with `description`; continue after the block."""
         try:
             yield
         except Exception as error:
-            self.fail(f"{what}: {type(error).__name__}: {error}")
+            self.add_error(f"{description}: {type(error).__name__}: {error}")
 
-    def tell(self, event: Event) -> None:
+    def print_event(self, event: Event) -> None:
+        """Print an event of a resource, or show it in the status line."""
         match event.kind:
-            case "line":
-                self.show.line(event.name, event.text)
+            case "output":
+                self.display.print_line(event.name, event.text)
             case "creating" | "deleting":
-                self.show.detail("resources", f"{event.kind} {event.type} {event.name}")
-            case "adopted":
-                self.show.line("resources", f"adopted {event.type} {event.name} of an earlier up")
+                self.display.update_status("resources", f"{event.kind} {event.type} {event.name}")
+            case "imported":
+                self.display.print_line("resources", f"imported {event.type} {event.name} from an earlier deployment")
             case "failed":
-                self.show.line("resources", f"failed: {event.text.splitlines()[0]}")
+                self.display.print_line("resources", f"failed: {event.text.splitlines()[0]}")
             case _:
-                self.show.detail("resources", f"{event.kind} {event.type} {event.name}, {event.seconds:.1f} s")
+                self.display.update_status(
+                    "resources", f"{event.kind} {event.type} {event.name}, {event.seconds:.1f} s"
+                )

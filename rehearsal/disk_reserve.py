@@ -1,4 +1,4 @@
-"""Room on the disk that a rehearsal keeps back: where the disk fills up, it still takes down what it made."""
+"""Disk space that a rehearsal reserves so that it can still destroy its resources when the disk is full."""
 
 import os
 import shutil
@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import Self
 
 RESERVE_BYTES = 8 * 2**20
-FULL_BYTES = 2**20  # with less than this free, a write of ours may have failed
+FULL_BYTES = 2**20  # with less free space than this, a write may have failed
 
 
-class Reserve:
-    """A file of RESERVE_BYTES in `folder`, while it is entered."""
+class DiskReserve:
+    """A file of RESERVE_BYTES in `folder` that exists while the context manager is entered."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / "reserve"
 
-    def gives_way(self) -> bool:
-        """Whether the disk is full and the reserve was still there: it is free then."""
+    def release_if_disk_full(self) -> bool:
+        """Delete the reserve file if the disk is full. Returns whether it was deleted by this call."""
         if not self._file.exists() or shutil.disk_usage(self._folder).free >= FULL_BYTES:
             return False
         self._file.unlink()

@@ -1,4 +1,4 @@
-"""How a rehearsal shows itself while it runs: a line for what happened, a status for what happens just now."""
+"""Terminal output of a running rehearsal: one line per event, and a status line for the current action."""
 
 import sys
 import time
@@ -9,19 +9,21 @@ from rich.console import Console
 from rich.status import Status
 
 
-class Show:
-    """Lines on stderr with the seconds since the start; on a terminal also a status that is overwritten."""
+class Display:
+    """Prints lines to stderr with the seconds since the start; on a terminal, also updates a status line."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._status: Status | None = None
 
-    def line(self, subject: str, text: str) -> None:
-        seconds = time.monotonic() - self._began
+    def print_line(self, subject: str, text: str) -> None:
+        """Print one line: seconds since the start, subject, text."""
+        seconds = time.monotonic() - self._start
         self.console.print(f"{seconds:6.1f} s  {subject:<10} {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def detail(self, subject: str, text: str) -> None:
+    def update_status(self, subject: str, text: str) -> None:
+        """Replace the status line; does nothing when stderr is not a terminal."""
         if self._status is not None:
             self._status.update(f"{subject} {text}")
 

@@ -1,4 +1,4 @@
-"""Faults as a user asks for them: `--fault kind,key=value,...`, and the variable REHEARSAL_DENY."""
+"""Parses faults to inject: `--fault kind,key=value,...` and the environment variable REHEARSAL_DENY."""
 
 import os
 from collections.abc import Iterable
@@ -6,96 +6,103 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from rehearsal.aws.faults import DENY_VARIABLE, Capacity, Fault, SpotInterruption, check_operation, denied
-from trainyard.base import InputError, Problem
+from rehearsal.aws.faults import (
+    DENY_VARIABLE,
+    Capacity,
+    Fault,
+    SpotInterruption,
+    check_operation,
+    parse_denied_operations,
+)
 from trainyard.config.catalog import catalog
 from trainyard.config.settings import StackSettings
-from trainyard.config.validation_messages import in_words
+from trainyard.config.validation_errors import message_of
+from trainyard.errors import InputError, Problem
 
 _MODELS = {model.model_fields["kind"].default: model for model in get_args(Fault)}
 
 
-def form_of(kind: str) -> str:
-    """How a fault of this kind is written: `capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE]`."""
+def fault_syntax(kind: str) -> str:
+    """Return the syntax of a kind of fault, such as `capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE]`."""
     fields = {name: field for name, field in _MODELS[kind].model_fields.items() if name != "kind"}
     parts = {f",{name}={name.upper()}": field.is_required() for name, field in fields.items()}
     return kind + "".join(part if required else f"[{part}]" for part, required in parts.items())
 
 
-FORMS = tuple(form_of(kind) for kind in _MODELS)
+FAULT_SYNTAX = tuple(fault_syntax(kind) for kind in _MODELS)
 
 
-def spec_of(fault: Fault) -> str:
-    """A fault as `--fault` takes it."""
-    given = fault.model_dump(exclude={"kind"}, exclude_none=True)
-    return ",".join([fault.kind, *(f"{name}={value}" for name, value in given.items())])
+def format_fault(fault: Fault) -> str:
+    """Return a fault in the syntax of --fault."""
+    fields = fault.model_dump(exclude={"kind"}, exclude_none=True)
+    return ",".join([fault.kind, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def faults_of(specs: Iterable[str]) -> tuple[Fault, ...]:
-    """What `--fault` asked for; REHEARSAL_DENY, which the account reads itself, is looked at too.
+def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
+    """Parse the values of --fault, and check REHEARSAL_DENY, which the emulated AWS parses itself.
 
-    Raises InputError with all that is wrong with either.
+    Raises InputError with the problems of both.
     """
     faults: list[Fault] = []
     problems: list[Problem] = []
     for spec in specs:
         try:
-            faults.append(_fault_of(spec))
+            faults.append(_parse_fault(spec))
         except InputError as error:
             problems += error.problems
     try:
-        denied(os.environ.get(DENY_VARIABLE, ""))
+        parse_denied_operations(os.environ.get(DENY_VARIABLE, ""))
     except ValueError as error:
-        value, fix = os.environ[DENY_VARIABLE], "Name API operations with commas between, or unset it"
-        problems.append(Problem(key=DENY_VARIABLE, value=value, why=str(error), fix=fix))
+        value, fix = os.environ[DENY_VARIABLE], "Set it to API operations separated by commas, or unset it"
+        problems.append(Problem(key=DENY_VARIABLE, value=value, reason=str(error), fix=fix))
     if problems:
         raise InputError(problems)
     return tuple(faults)
 
 
 def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
-    """Raises InputError for a fault that can't meet anything of this stack."""
-    spot = any(group.market == "spot" for group in settings.groups)
+    """Check that each fault can affect this stack. Raises InputError for the first that cannot."""
+    has_spot = any(group.market == "spot" for group in settings.groups)
     for fault in faults:
-        if isinstance(fault, SpotInterruption) and not spot:
-            fix = "Leave it out, or rehearse a stack with capacity.spot or capacity.spot_above_base"
-            raise _wrong(spec_of(fault), ["the stack has no Spot node"], fix)
+        if isinstance(fault, SpotInterruption) and not has_spot:
+            fix = "Remove this fault, or rehearse a stack with capacity.spot or capacity.spot_above_base"
+            raise _error(format_fault(fault), ["the stack has no Spot Instances"], fix)
 
 
-def _fault_of(spec: str) -> Fault:
+def _parse_fault(spec: str) -> Fault:
     kind, *rest = (part.strip() for part in spec.split(","))
     model = _MODELS.get(kind)
     if model is None:
-        raise _wrong(spec, [f"no kind of fault {kind!r}"], f"Write it as one of {'; '.join(FORMS)}")
-    usage = f"Write it as {form_of(kind)}"
+        raise _error(spec, [f"unknown kind of fault {kind!r}"], f"Use one of {'; '.join(FAULT_SYNTAX)}")
+    usage = f"Use the syntax {fault_syntax(kind)}"
     pairs = [part.partition("=") for part in rest]
-    if odd := [name for name, equals, _ in pairs if not equals or name == "kind"]:
-        raise _wrong(spec, [f"{name!r} is no key=value of it" for name in odd], usage)
-    given = {name: value for name, _, value in pairs}
-    if len(given) < len(pairs):
-        raise _wrong(spec, ["a key stands twice"], usage)
+    if invalid := [name for name, equals, _ in pairs if not equals or name == "kind"]:
+        raise _error(spec, [f"{name!r} is not a valid key=value pair" for name in invalid], usage)
+    fields = {name: value for name, _, value in pairs}
+    if len(fields) < len(pairs):
+        raise _error(spec, ["duplicate key"], usage)
     try:
-        fault: Fault = model.model_validate(given)
-        _check(fault)
+        fault: Fault = model.model_validate(fields)
+        _check_names(fault)
     except ValidationError as error:
-        reasons = [f"{item['loc'][0]}: {in_words(item).why}" for item in error.errors(include_url=False)]
-        raise _wrong(spec, reasons, usage) from None
+        reasons = [f"{item['loc'][0]}: {message_of(item).reason}" for item in error.errors(include_url=False)]
+        raise _error(spec, reasons, usage) from None
     except ValueError as error:
-        raise _wrong(spec, [str(error)], usage) from None
+        raise _error(spec, [str(error)], usage) from None
     return fault
 
 
-def _check(fault: Fault) -> None:
-    """Refuse a fault that no stack could meet. Raises ValueError."""
+def _check_names(fault: Fault) -> None:
+    """Check that the instance type and the operation of a fault exist. Raises ValueError."""
     if (
         isinstance(fault, (Capacity, SpotInterruption))
         and fault.instance_type
         and catalog().get(fault.instance_type) is None
     ):
         known = ", ".join(entry.name for entry in catalog().instance_types)
-        raise ValueError(f"{fault.instance_type} is not in the hardware catalog; it has {known}")
+        raise ValueError(f"{fault.instance_type} is not in the hardware catalog, which has {known}")
     check_operation(fault)
 
 
-def _wrong(spec: str, reasons: Iterable[str], fix: str) -> InputError:
-    return InputError([Problem(key="--fault", value=spec, why="; ".join(reasons), fix=fix)])
+def _error(spec: str, reasons: Iterable[str], fix: str) -> InputError:
+    return InputError([Problem(key="--fault", value=spec, reason="; ".join(reasons), fix=fix)])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends a rehearsal by taking down what was made, the second one ends it at once."""
+"""Signal handling: the first Ctrl-C or SIGTERM starts the destroy, a second one exits immediately."""
 
 import os
 import signal
@@ -8,65 +8,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# `timeout`, make and some shells signal a process and its group: what comes within this time is one signal.
-ONE_SECONDS = 1.0
-AGAIN_SECONDS = 0.05
-INTERRUPTED = "interrupted: what was made goes now"
-_SHOW_CURSOR = "\x1b[?25h"
+# `timeout`, make and some shells signal a process and its process group: signals within this time count as one.
+SAME_SIGNAL_SECONDS = 1.0
+RETRY_SECONDS = 0.05
+INTERRUPTED = "interrupted: the created resources are being destroyed"
+_CURSOR_VISIBLE = "\x1b[?25h"
 
 
 class Interrupts:
-    """Handles both signals from its making on: one a process, made in the main thread.
+    """Handles SIGINT and SIGTERM from its creation on. Create one per process, in the main thread.
 
-    As long as nothing is made (until `keep`), any of them ends the process. Afterwards the first one is a
-    KeyboardInterrupt inside `raised`, at once or at its beginning; elsewhere it is only `seen`.
+    Until `require_cleanup` is called, each signal ends the process. After that, the first signal raises
+    KeyboardInterrupt inside `raising_interrupts`, immediately or when the block is entered; elsewhere it only sets
+    `received`.
     """
 
     def __init__(self) -> None:
-        self.seen = False
-        self._words, self._keeps = "interrupted: nothing was made", False
-        self._raises = self._pending = False
-        self._first = 0.0
+        self.received = False
+        self._exit_message, self._requires_cleanup = "interrupted: no resources were created", False
+        self._may_raise = self._pending = False
+        self._first_signal_time = 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
         signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
-        sys.unraisablehook = self._swallowed
+        sys.unraisablehook = self._handle_unraisable
 
-    def keep(self, last_words: str) -> None:
-        """From here on things are made, which must go. `last_words` are those of an end by the second signal."""
-        self._words, self._keeps = last_words, True
+    def require_cleanup(self, exit_message: str) -> None:
+        """From now on resources are created, which must be destroyed. A second signal prints `exit_message`."""
+        self._exit_message, self._requires_cleanup = exit_message, True
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
-        """Where a KeyboardInterrupt leaves nothing half done that is not mended."""
-        self._raises = True
+    def raising_interrupts(self) -> Iterator[None]:
+        """Let the first signal raise KeyboardInterrupt in this block. The caller must clean up after the block."""
+        self._may_raise = True
         try:
             if self._pending:
                 self._pending = False
                 raise KeyboardInterrupt
             yield
         finally:
-            self._raises = False
+            self._may_raise = False
 
-    def _swallowed(self, told: "sys.UnraisableHookArgs") -> None:
-        """Python ignores what is raised while it clears an object away, and there a signal may come as anywhere."""
-        if self.seen and told.exc_type is KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    def _handle_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Raise the KeyboardInterrupt again: Python ignores exceptions in finalizers, where a signal may arrive."""
+        if self.received and unraisable.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
         else:
-            sys.__unraisablehook__(told)
+            sys.__unraisablehook__(unraisable)
 
     def _interrupt(self) -> None:
-        """Now, or where it is next allowed."""
-        if self._raises:
+        if self._may_raise:
             raise KeyboardInterrupt
         self._pending = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._keeps and not self.seen:
-            self.seen, self._first = True, time.monotonic()
+        if self._requires_cleanup and not self.received:
+            self.received, self._first_signal_time = True, time.monotonic()
             self._interrupt()
-        elif not self._keeps or time.monotonic() - self._first > ONE_SECONDS:
-            # Past all buffers and `finally`s: this may come between any two lines.
-            cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
-            os.write(2, f"{cursor}rehearsal: {self._words}\n".encode())
+        elif not self._requires_cleanup or time.monotonic() - self._first_signal_time > SAME_SIGNAL_SECONDS:
+            # Write and exit directly: the signal may interrupt any buffered write or `finally` block.
+            cursor = _CURSOR_VISIBLE if sys.stderr.isatty() else ""
+            os.write(2, f"{cursor}rehearsal: {self._exit_message}\n".encode())
             os._exit(1)

@@ -1,4 +1,4 @@
-"""What keeps rehearsals apart: one of a stack at a time, and a block of loopback addresses for each."""
+"""Locks between rehearsals: one rehearsal per stack at a time, and one block of loopback addresses per rehearsal."""
 
 import fcntl
 import os
@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
-# An address block is taken by whoever listens on this port of its first address: a lock of the kernel's, machine-wide,
-# between all users, gone with its holder.
+# A rehearsal holds an address block by listening on this port of the block's first address. The kernel enforces this
+# lock for all users of the machine and releases it when the process ends.
 _LOCK_PORT = 7770
 _NETWORK = "127.77"
 
 
 @contextmanager
 def stack_lock(folder: Path, stack: str) -> Iterator[str]:
-    """Hold `folder`/lock. Its value: the process of the last holder, where that was cut and could not let go of it.
+    """Hold the lock file of a stack, `folder`/lock.
 
-    Raises InputError that names the holder's process when another rehearsal has it.
+    Yields the process id of the previous holder if it was killed before it could release the lock, else an empty
+    string. Raises InputError with the process id of the holder when another rehearsal holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
@@ -27,24 +28,23 @@ def stack_lock(folder: Path, stack: str) -> Iterator[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            why = f"another rehearsal of it runs in {folder}: process {file.read().strip() or 'unknown'}"
-            raise InputError(
-                [Problem(key="--stack", value=stack, why=why, fix="Wait for its end, or end it by its id")]
-            ) from None
+            reason = f"another rehearsal of this stack runs in {folder} (process {file.read().strip() or 'unknown'})"
+            fix = "Wait until it ends, or kill that process"
+            raise InputError([Problem(key="--stack", value=stack, reason=reason, fix=fix)]) from None
         file.seek(0)
-        cut = file.read().strip()
+        killed_holder = file.read().strip()
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         try:
-            yield cut
+            yield killed_holder
         finally:
             file.truncate(0)
 
 
 @contextmanager
 def address_block() -> Iterator[str]:
-    """A free /24 of 127.77.0.0/16 for the nodes of one rehearsal. Raises InputError when all are taken."""
+    """Reserve a free /24 of 127.77.0.0/16 for the nodes of one rehearsal. Raises InputError when none is free."""
     for block in range(1, 255):
         lock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -56,6 +56,6 @@ def address_block() -> Iterator[str]:
         with lock:
             yield f"{_NETWORK}.{block}.0/24"
         return
-    why = f"no block of addresses in it is free: 254 rehearsals run, or another program has port {_LOCK_PORT}"
-    fix = f"End what listens there (ss -ltnp 'sport = :{_LOCK_PORT}' names it)"
-    raise InputError([Problem(key="the loopback network", value=f"{_NETWORK}.0.0/16", why=why, fix=fix)])
+    reason = f"all 254 address blocks are in use, by other rehearsals or by a program that listens on port {_LOCK_PORT}"
+    fix = f"End the processes that listen there; ss -ltnp 'sport = :{_LOCK_PORT}' lists them"
+    raise InputError([Problem(key="loopback network", value=f"{_NETWORK}.0.0/16", reason=reason, fix=fix)])

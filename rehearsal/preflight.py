@@ -1,43 +1,50 @@
-"""What this machine must have before anything is made: Linux, room in build/, a kernel that lets the nodes boot."""
+"""Checks this machine before a rehearsal starts: Linux, disk space, and kernel limits for booted nodes."""
 
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from rehearsal.hypervisor.nspawn.requirements import lacking_for
-from trainyard.base import InputError, Problem
+from rehearsal.hypervisor.nspawn.requirements import check_inotify_limit
 from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import BackendName
 
-# A node holds the bundle, its play's artifacts and, for the built-in trainer, the corpus: 12 MiB, seen on CPU and GPU
-# stacks. The account's journal, the results and the report stay below one more share.
-SHARE_BYTES = 16 * 2**20
+# A node stores the bundle, the artifacts of its playbook and, for the built-in trainer, the corpus: 12 MiB, measured
+# on CPU and GPU stacks. The account's journal, the results and the report need less than one more share.
+NODE_DISK_BYTES = 16 * 2**20
 
 
 def check_machine(folder: Path, root: Path, settings: StackSettings, backend: BackendName) -> None:
-    """`folder` is where the rehearsal writes, below `root`. Raises InputError with all that is in its way."""
+    """Check that this machine can run the rehearsal. Raises InputError with all problems.
+
+    `folder` is the folder that the rehearsal writes to, below the repository `root`.
+    """
     problems = []
     if sys.platform != "linux":
-        why = "nodes are told apart by /proc and loopback addresses, as Linux has them"
-        problems.append(Problem(key="the system", value=sys.platform, why=why, fix="Rehearse in a Linux machine"))
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    key, value = "the folder of the rehearsal", str(folder.relative_to(root))
-    if not there.is_dir():
-        why = f"{there.relative_to(root)} is not a folder"
-        problems.append(Problem(key=key, value=value, why=why, fix="Move it out of the way"))
-    elif not os.access(there, os.W_OK | os.X_OK):
-        why = f"{there} can't be written to"
-        problems.append(Problem(key=key, value=value, why=why, fix="Make it writable to this user"))
-    elif (free := shutil.disk_usage(there).free) < (needed := room_needed(settings)):
-        why = f"{free // 2**20} MiB are free there, {settings.nodes} nodes and their head need {needed // 2**20}"
-        problems.append(Problem(key=key, value=value, why=why, fix="Make room, or rehearse fewer nodes (--nodes)"))
+        reason = "the rehearsal needs Linux: it uses /proc and the loopback network 127.0.0.0/8"
+        fix = "Run it on a Linux machine or in a Linux virtual machine"
+        problems.append(Problem(key="operating system", value=sys.platform, reason=reason, fix=fix))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    key, value = "rehearsal folder", str(folder.relative_to(root))
+    if not existing.is_dir():
+        reason = f"{existing.relative_to(root)} is not a folder"
+        problems.append(Problem(key=key, value=value, reason=reason, fix="Move or delete that file"))
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"{existing} is not writable"
+        problems.append(Problem(key=key, value=value, reason=reason, fix="Give this user write access to it"))
+    elif (free := shutil.disk_usage(existing).free) < (required := required_disk_bytes(settings)):
+        reason = (
+            f"{free // 2**20} MiB are free there, but {settings.nodes} workers and the head need {required // 2**20}"
+        )
+        fix = "Free some disk space, or rehearse fewer nodes (--nodes)"
+        problems.append(Problem(key=key, value=value, reason=reason, fix=fix))
     if backend == "nspawn":
-        problems += lacking_for(settings.nodes + 1)
+        problems += check_inotify_limit(settings.nodes + 1)
     if problems:
         raise InputError(problems)
 
 
-def room_needed(settings: StackSettings) -> int:
-    """Bytes that a rehearsal writes at most; what a job of the user's own writes is not known."""
-    return (settings.nodes + 2) * SHARE_BYTES
+def required_disk_bytes(settings: StackSettings) -> int:
+    """Return the disk space that a rehearsal needs, in bytes. It does not include files that a custom job writes."""
+    return (settings.nodes + 2) * NODE_DISK_BYTES

@@ -1,4 +1,4 @@
-"""The end of a rehearsal, for people (a table) and for machines (report.json)."""
+"""Output of the report: report.json for programs, a table on the terminal for people."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,53 +10,57 @@ from rich.table import Column, Table
 from trainyard.models.report import Billed, Report
 
 
-def write(report: Report, folder: Path) -> Path:
+def write_report(report: Report, folder: Path) -> Path:
+    """Write report.json to the folder. Returns its path."""
     file = folder / "report.json"
     file.write_text(report.model_dump_json(indent=1) + "\n")
     return file
 
 
-def show(report: Report, console: Console) -> None:
-    """Phases, resources, loss, objects in S3: what a person wants to know first. The rest is in the report."""
+def print_report(report: Report, console: Console) -> None:
+    """Print phases, resources, loss and S3 objects as tables. report.json has the other values."""
     console.print(f"stack {report.stack}, run {report.run or 'none'}", highlight=False, soft_wrap=True)
     phases = Table("phase", "seconds")
     for name, seconds in report.phases.items():
         phases.add_row(name, f"{seconds:.1f}")
-    phases.add_row("sum", f"{sum(report.phases.values()):.1f}", style="bold")
+    phases.add_row("total", f"{sum(report.phases.values()):.1f}", style="bold")
     console.print(phases)
     facts = Table(Column(), Column(overflow="fold"), show_header=False)
-    made = f"{report.resources_created} made, {report.resources_deleted} deleted, {len(report.retained)} retained"
-    facts.add_row("AWS resources", made)
-    facts.add_row("retained", retained_in_words(report.retained))
+    created = f"{report.resources_created} created, {report.resources_deleted} deleted, {len(report.retained)} retained"
+    facts.add_row("AWS resources", created)
+    facts.add_row("retained", describe_retained(report.retained))
     if report.images:
         facts.add_row("baked images", " ".join(report.images))
-    facts.add_row("leaked", "\n".join(f"{one.service} {one.kind} {one.id}" for one in report.leaked) or "none")
-    facts.add_row("billed", billed_in_words(report.billed))
+    leaked = "\n".join(f"{resource.service} {resource.kind} {resource.id}" for resource in report.leaked)
+    facts.add_row("leaked", leaked or "none")
+    facts.add_row("billed", describe_billed(report.billed))
     if report.faults:
         facts.add_row("faults", "\n".join(report.faults), style="yellow")
     facts.add_row("nodes", f"{report.nodes} nodes x {report.processes_per_node} processes")
     if report.last_loss is not None and report.first_loss is not None:
         share = report.last_loss / report.first_loss
-        told = f"{report.first_loss:.4f} -> {report.last_loss:.4f} ({share:.2f} of the first), {report.steps} steps"
-        facts.add_row("loss", told)
+        loss = f"{report.first_loss:.4f} -> {report.last_loss:.4f} ({share:.2f} of the first), {report.steps} steps"
+        facts.add_row("loss", loss)
         facts.add_row("checkpoints", "\n".join(report.checkpoints) or "none")
-    facts.add_row("objects in S3", ", ".join(f"{kind}: {count}" for kind, count in report.objects.items()) or "none")
+    facts.add_row("S3 objects", ", ".join(f"{kind}: {count}" for kind, count in report.objects.items()) or "none")
     facts.add_row("results", report.results_uri or "none")
     console.print(facts)
-    differing = len(report.scaled) + len(report.not_rehearsed)
-    console.print(f"{differing} things are not as on AWS here: scaled and not_rehearsed in the report", highlight=False)
+    differences = len(report.scaled) + len(report.not_rehearsed)
+    text = f"{differences} differences from AWS: see `scaled` and `not_rehearsed` in report.json"
+    console.print(text, highlight=False)
     for error in report.errors:
         console.print("error", style="red", end=" ")
         console.print(error, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
 
 
-def billed_in_words(billed: Iterable[Billed]) -> str:
-    """Instance-seconds, one line a type."""
-    return "\n".join(f"{one.instances} x {one.type}, {one.seconds:.0f} instance-seconds" for one in billed) or "none"
+def describe_billed(billed: Iterable[Billed]) -> str:
+    """Return the instance-seconds, one line per instance type."""
+    lines = [f"{entry.instances} x {entry.type}, {entry.seconds:.0f} instance-seconds" for entry in billed]
+    return "\n".join(lines) or "none"
 
 
-def retained_in_words(retained: tuple[str, ...]) -> str:
-    """What is kept, one line a thing: its id, and how many resources of the program it is made of."""
+def describe_retained(retained: tuple[str, ...]) -> str:
+    """Return one line per retained AWS id, with the number of Pulumi resources that have this id."""
     ids = Counter(item.rsplit(" ", 1)[-1] for item in retained)
     return "\n".join(f"{name} ({count} resources)" for name, count in ids.items()) or "none"

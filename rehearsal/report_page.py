@@ -1,4 +1,4 @@
-"""A picture of the run: report.html, one page that needs nothing beside itself."""
+"""Writes report.html: the report with charts, in one file without external resources."""
 
 import time
 from pathlib import Path
@@ -6,42 +6,43 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rehearsal.charts import loss_chart, nodes_chart, phases_chart
-from rehearsal.timeline import Story
+from rehearsal.timeline import Timeline
 from trainyard.models.report import Report
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # whatever the template's name ends in
+    autoescape=True,  # independent of the template's file extension
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 
 
-def write_page(report: Report, story: Story, folder: Path) -> Path:
-    """Write `report.html` into the folder."""
+def write_page(report: Report, timeline: Timeline, folder: Path) -> Path:
+    """Write report.html to the folder. Returns its path."""
     file = folder / "report.html"
-    file.write_text(render(report, story), encoding="utf-8")
+    file.write_text(render_page(report, timeline), encoding="utf-8")
     return file
 
 
-def render(report: Report, story: Story) -> str:
-    """The page. What a run did not come to is said in words where its chart would stand."""
-    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(story.phases[0].start)) if story.phases else ""
+def render_page(report: Report, timeline: Timeline) -> str:
+    """Return the HTML page. Where a chart has no data, the page has a sentence instead."""
+    phases = timeline.phases
+    start_time = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(phases[0].start)) if phases else ""
     return _TEMPLATES.get_template("report_page.html.j2").render(
         report=report,
-        story=story,
-        began=began,
-        wall=sum(report.phases.values()),
-        phases=phases_chart(story.phases),
-        nodes=nodes_chart(story.nodes, story.phases),
-        loss=loss_chart(story.metrics or ()),
-        resources=sorted(story.resources, key=lambda one: -one.seconds),
+        timeline=timeline,
+        start_time=start_time,
+        wall_seconds=sum(report.phases.values()),
+        phases=phases_chart(phases),
+        nodes=nodes_chart(timeline.nodes, phases),
+        loss=loss_chart(timeline.metrics or ()),
+        resources=sorted(timeline.resources, key=lambda resource: -resource.seconds),
         python_name=python_name,
     )
 
 
 def python_name(token: str) -> str:
-    """A type as the program spells it: `aws:s3/bucket:Bucket` is `aws.s3.Bucket`."""
+    """Return a resource type as Pulumi's Python SDK spells it: `aws:s3/bucket:Bucket` is `aws.s3.Bucket`."""
     package, module, name = token.split(":")
     return f"{package}.{module.partition('/')[0]}.{name}"

@@ -1,24 +1,24 @@
-"""What a rehearsal found out, gathered on the way: the report in the making."""
+"""The result of a rehearsal while it runs; the report is built from it at the end."""
 
 from dataclasses import dataclass, field
 
 from rehearsal.audit import Losses
-from rehearsal.timeline import Story
-from trainyard.models.report import BackendName, Billed, EngineName, LostResource, NotRehearsed, Report, Scaled
+from rehearsal.timeline import Timeline
+from trainyard.models.report import BackendName, Billed, EngineName, LeakedResource, NotRehearsed, Report, Scaled
 
 
 @dataclass
-class Findings:
-    """What the report will say, filled in as the run goes along."""
+class RehearsalResult:
+    """The values of the report, filled in phase by phase, and the timeline for the HTML page."""
 
     errors: list[str] = field(default_factory=list)
     run: str | None = None
     nodes: int = 0
-    created: int = 0
-    deleted: int = 0
+    resources_created: int = 0
+    resources_deleted: int = 0
     retained: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
-    leaked: tuple[LostResource, ...] = ()
+    leaked: tuple[LeakedResource, ...] = ()
     billed: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
     losses: Losses | None = None
@@ -27,9 +27,9 @@ class Findings:
     objects: dict[str, int] = field(default_factory=dict)
     scaled: list[Scaled] = field(default_factory=list)
     not_rehearsed: list[NotRehearsed] = field(default_factory=list)
-    story: Story = field(default_factory=Story)
+    timeline: Timeline = field(default_factory=Timeline)
 
-    def report(
+    def build_report(
         self,
         stack: str,
         engine: EngineName,
@@ -37,6 +37,7 @@ class Findings:
         processes_per_node: int,
         phases: dict[str, float],
     ) -> Report:
+        """Return the report. `phases` is phase -> seconds."""
         losses = self.losses
         return Report(
             ok=not self.errors,
@@ -47,8 +48,8 @@ class Findings:
             run=self.run,
             nodes=self.nodes,
             processes_per_node=processes_per_node if self.nodes else 0,
-            resources_created=self.created,
-            resources_deleted=self.deleted,
+            resources_created=self.resources_created,
+            resources_deleted=self.resources_deleted,
             retained=self.retained,
             images=self.images,
             leaked=self.leaked,

@@ -1,128 +1,150 @@
-"""One rehearsal, top to bottom: the ground, the road, the clearing, the report."""
+"""Runs one rehearsal from the settings check to the report."""
 
 from contextlib import ExitStack
 
-from rehearsal.adapter.mocks import UpFailed
+from rehearsal.adapter.mocks import UpError
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.context import Scene
-from rehearsal.disk_reserve import Reserve
-from rehearsal.display import Show
+from rehearsal.context import Context
+from rehearsal.disk_reserve import DiskReserve
+from rehearsal.display import Display
 from rehearsal.engine.base import Engine
 from rehearsal.engine.registry import ENGINES
-from rehearsal.faults import spec_of
+from rehearsal.faults import format_fault
 from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.hypervisor import Hypervisor
-from rehearsal.hypervisor.processes import marked
-from rehearsal.hypervisor.registry import BACKENDS, suits
+from rehearsal.hypervisor.processes import find_processes
+from rehearsal.hypervisor.registry import BACKENDS, check_account_addresses
 from rehearsal.interrupts import INTERRUPTED, Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
-from rehearsal.result import Findings
+from rehearsal.result import RehearsalResult
 from rehearsal.run_progress import FollowError
-from rehearsal.seed import prepare
-from rehearsal.stages import Road
-from rehearsal.teardown import Clearing
-from rehearsal.timeline import Span, Story
-from rehearsal.workspace import Options, empty, environment, given_account, marking, prepare_folder, read_stack
-from trainyard.base import InputError
+from rehearsal.seed import create_existing_resources
+from rehearsal.stages import Stages
+from rehearsal.teardown import Teardown
+from rehearsal.timeline import Span, Timeline
+from rehearsal.workspace import (
+    DEFAULT_REGION,
+    Options,
+    attached_account,
+    aws_environment,
+    clear_folder,
+    mark_child_processes,
+    prepare_folder,
+    read_stack,
+)
+from trainyard.errors import InputError
 from trainyard.models.report import Report, Scaled
 
 
-def rehearse(options: Options, show: Show, interrupts: Interrupts) -> tuple[Report, Story]:
-    """Run the whole road: its report, and what the page tells beside it.
+def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tuple[Report, Timeline]:
+    """Run the rehearsal. Returns its report and the timeline for the HTML page.
 
-    Raises InputError for what the user can mend, before anything is made.
+    Raises InputError for invalid input, before any resource is created.
     """
     clock = PhaseClock("account")
     config, settings, scaled = read_stack(options)
-    found = Findings(scaled=scaled)
+    result = RehearsalResult(scaled=scaled)
     with ExitStack() as stack:
-        account = given_account()
+        account = attached_account()
         if account is not None:
-            suits(options.backend, account)
-            show.line("account", f"the one at {account.endpoint} (AWS_ENDPOINT_URL), which stays")
+            check_account_addresses(options.backend, account)
+            display.print_line("account", f"uses the emulated AWS at {account.endpoint} (AWS_ENDPOINT_URL)")
         check_machine(options.folder, options.root, settings, options.backend)
         addresses = stack.enter_context(address_block()) if options.backend == "process" else None
-        cut = stack.enter_context(stack_lock(options.folder, options.stack))
-        interrupts.keep(f"interrupted again, cut: the next rehearsal of {options.stack} sweeps up what is left")
+        killed_process = stack.enter_context(stack_lock(options.folder, options.stack))
+        interrupts.require_cleanup(
+            f"interrupted twice, exits without destroy: the next rehearsal of {options.stack} removes the leftovers"
+        )
         try:
-            with interrupts.raised():
-                prepare_folder(options.folder, show, cut)
-                reserve = stack.enter_context(Reserve(options.folder))
-                stack.enter_context(marking(options.folder))
-                region = str(config.get("aws:region", "us-east-1"))
+            with interrupts.raising_interrupts():
+                prepare_folder(options.folder, display, killed_process)
+                disk_reserve = stack.enter_context(DiskReserve(options.folder))
+                stack.enter_context(mark_child_processes(options.folder))
+                region = str(config.get("aws:region", DEFAULT_REGION))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
-                stack.enter_context(environment(aws.environment()))
-                for name in prepare(aws, settings):
-                    show.line("account", f"{name}: put there, as the stack says that it exists")
-                    by, why = "one made to suit the stack", "only the preview on AWS sees whether it is there"
-                    scaled.append(Scaled(what=f"{name} as the account has it", by=by, why=why))
-            scene = Scene(options, config, settings, aws, show, clock, found, interrupts, reserve)
-            with ENGINES[options.engine](scene) as engine:
-                go(scene, engine)
+                stack.enter_context(aws_environment(aws.environment()))
+                for name in create_existing_resources(aws, settings):
+                    display.print_line("account", f"created {name}, which the stack expects to exist")
+                    scaled.append(
+                        Scaled(
+                            original=f"{name} in the real account",
+                            replacement="a resource created to match the stack",
+                            reason="only a preview on AWS can check that it exists",
+                        )
+                    )
+            context = Context(options, config, settings, aws, display, clock, result, interrupts, disk_reserve)
+            with ENGINES[options.engine](context) as engine:
+                run_with_backend(context, engine)
         except KeyboardInterrupt:
-            show.line("failed", INTERRUPTED)
+            display.print_line("failed", INTERRUPTED)
         except InputError:
-            empty(options.folder)  # the program's look-ups needed an account
+            clear_folder(options.folder)  # the program's lookups had to start an account to find this
             raise
         except Exception as error:
             message = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            found.errors.append(message)
-            show.line("failed", message)
-    if interrupts.seen:
-        found.errors.insert(0, INTERRUPTED)
-    if left := marked(options.folder):
-        found.errors.append(f"processes still run: {[process.pid for process in left]}")
-    report = found.report(options.stack, options.engine, options.backend, settings.processes_per_node, clock.done())
-    found.story.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
-    return report, found.story
+            result.errors.append(message)
+            display.print_line("failed", message)
+    if interrupts.received:
+        result.errors.insert(0, INTERRUPTED)
+    if processes := find_processes(options.folder):
+        result.errors.append(f"processes are still running: {[process.pid for process in processes]}")
+    phases, per_node = clock.finish(), settings.processes_per_node
+    report = result.build_report(options.stack, options.engine, options.backend, per_node, phases)
+    result.timeline.phases = [Span(name=name, start=start, end=end) for name, (start, end) in clock.spans.items()]
+    return report, result.timeline
 
 
-def go(scene: Scene, engine: Engine) -> None:
-    """Whatever breaks on the way ends as an error of the report, never as a report that is not there.
+def run_with_backend(context: Context, engine: Engine) -> None:
+    """Run all stages with the backend of the options.
 
-    Raises InputError for what only the program's look-ups can tell, when nothing is made yet.
+    Exceptions become errors of the report. Raises InputError only for problems that the Pulumi program's lookups find
+    in the preview, before any resource is created.
     """
-    with BACKENDS[scene.options.backend](scene.options.folder, lambda text: scene.show.line("nodes", text)) as backend:
-        travel(scene, engine, backend)
+
+    def log(text: str) -> None:
+        context.display.print_line("nodes", text)
+
+    with BACKENDS[context.options.backend](context.options.folder, log) as backend:
+        run_stages(context, engine, backend)
 
 
-def travel(scene: Scene, engine: Engine, backend: Backend) -> None:
-    """The road on machines of this back-end, there and back."""
-    clearing, road = Clearing(scene, backend, engine), Road(scene)
-    scene.aws.inject(*scene.options.faults)
-    scene.found.faults = tuple(spec_of(fault) for fault in scene.aws.faults())
-    for spec in scene.found.faults:
-        scene.show.line("fault", spec)
+def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
+    """Deploy, train, download results; then destroy and audit in any case."""
+    teardown, stages = Teardown(context, backend, engine), Stages(context)
+    context.aws.inject(*context.options.faults)
+    context.result.faults = tuple(format_fault(fault) for fault in context.aws.faults())
+    for fault in context.result.faults:
+        context.display.print_line("fault", fault)
 
-    def broken(text: str) -> None:
-        scene.show.line("nodes", text)
-        engine.stop()  # a launch would wait for nodes that nobody boots
+    def stop_engine(text: str) -> None:
+        context.display.print_line("nodes", text)
+        engine.stop()  # otherwise the launch waits for nodes that the failed hypervisor does not boot
 
-    with Hypervisor(scene.aws, backend, scene.options.stack, broken) as hypervisor:
+    with Hypervisor(context.aws, backend, context.options.stack, stop_engine) as hypervisor:
         try:
-            with scene.interrupts.raised():
-                road.bring_up(engine)
-                road.train(hypervisor)
-                road.bring_home()
-                if scene.options.bake:
-                    road.bake()
+            with context.interrupts.raising_interrupts():
+                stages.deploy(engine)
+                stages.train(hypervisor)
+                stages.collect_results()
+                if context.options.bake:
+                    stages.bake_image()
         except KeyboardInterrupt:
-            scene.show.line("failed", INTERRUPTED)
-        except UpFailed as error:
-            # What the launch wrote was shown as it came: its last word is the error.
-            told = str(error)
-            scene.fail(hypervisor.failure or told[max(0, told.rfind("trainyard: ")) :])
-            clearing.keep_node_logs()
+            context.display.print_line("failed", INTERRUPTED)
+        except UpError as error:
+            # The output of the launch is already on the terminal; only its error message is needed here.
+            message = str(error)
+            context.add_error(hypervisor.failure or message[max(0, message.rfind("trainyard: ")) :])
+            teardown.save_node_logs()
         except Exception as error:
-            if isinstance(error, InputError) and not road.previewed:
+            if isinstance(error, InputError) and not stages.is_previewed:
                 raise
-            known = isinstance(error, FollowError | RuntimeError | InputError)
-            scene.fail(str(error) if known else f"{type(error).__name__}: {error}")
-            clearing.keep_node_logs()
+            has_message = isinstance(error, FollowError | RuntimeError | InputError)
+            context.add_error(str(error) if has_message else f"{type(error).__name__}: {error}")
+            teardown.save_node_logs()
         finally:
-            with scene.bearing("what was made can't be taken down"):
-                clearing.take_down(hypervisor)
-    with scene.bearing("the account can't be looked at"):
-        clearing.examine()
+            with context.recording_errors("destroy failed"):
+                teardown.destroy(hypervisor)
+    with context.recording_errors("cannot audit the account"):
+        teardown.audit_account()

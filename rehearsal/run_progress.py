@@ -1,4 +1,4 @@
-"""Follows a run from its start to its outcome, as its S3 objects tell it."""
+"""Follows a run until its outcome, by reading its objects in S3."""
 
 import json
 import time
@@ -13,61 +13,65 @@ from trainyard.models.run import Outcome
 from trainyard.models.streams import Cursor, node_events
 
 POLL_SECONDS = 1.0
-NODES_GONE_SECONDS = 120.0
-SHOWN_STEPS = 10
-LEFT_OUT = "Name the roles left out"  # the task of node.yml and head.yml that says so
+TERMINATION_TIMEOUT_SECONDS = 120.0
+LOGGED_STEPS = 10
+SKIPPED_ROLES_TASK = "List the skipped roles"  # a task of playbooks/node.yml and playbooks/head.yml
 
 
 class FollowError(RuntimeError):
-    """The run did not come to an outcome."""
+    """The run has no outcome: the timeout expired, or the hypervisor failed."""
 
 
-def follow(
-    data: Bucket, run: str, *, seconds: float, failure: Callable[[], str | None], say: Callable[[str], None]
+def follow_run(
+    data: Bucket, run: str, *, timeout_seconds: float, failure: Callable[[], str | None], log: Callable[[str], None]
 ) -> Outcome:
-    """Wait for the outcome, showing every tenth step. `failure` tells when waiting has no sense any more.
+    """Wait for the outcome of the run and log every tenth step.
 
-    Raises FollowError after `seconds`, or with what `failure` says.
+    `failure` returns the reason once the run can no longer end. Raises FollowError with that reason, or when
+    `timeout_seconds` have passed.
     """
-    layout, deadline = RunLayout(run), time.monotonic() + seconds
+    layout, deadline = RunLayout(run), time.monotonic() + timeout_seconds
     metrics = Cursor(data, layout.metrics)
     while True:
         for _, line in metrics.lines():
             metric = MetricLine.model_validate_json(line)
-            if metric.step == 1 or metric.step % SHOWN_STEPS == 0:
-                held_out = "" if metric.validation_loss is None else f", held out {metric.validation_loss:.4f}"
-                say(f"step {metric.step}: loss {metric.loss:.4f}{held_out}, {metric.speed}")
-        found = data.find(layout.outcome)
-        if found is not None:
-            return Outcome.model_validate_json(found)
-        if broken := failure():
-            raise FollowError(broken)
+            if metric.step == 1 or metric.step % LOGGED_STEPS == 0:
+                validation = "" if metric.validation_loss is None else f", validation loss {metric.validation_loss:.4f}"
+                log(f"step {metric.step}: loss {metric.loss:.4f}{validation}, {metric.throughput}")
+        outcome = data.find(layout.outcome)
+        if outcome is not None:
+            return Outcome.model_validate_json(outcome)
+        if reason := failure():
+            raise FollowError(reason)
         if time.monotonic() > deadline:
-            raise FollowError(f"run {run} came to no outcome within {seconds:.0f} s")
+            raise FollowError(f"run {run} has no outcome after {timeout_seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 
-def until(what: str, done: Callable[[], bool], seconds: float) -> None:
-    """Poll until `done`; FollowError with what was waited for after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not done():
+def wait_until(description: str, condition: Callable[[], bool], timeout_seconds: float) -> None:
+    """Poll until `condition` is true. Raises FollowError with the description after `timeout_seconds`."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
         if time.monotonic() > deadline:
-            raise FollowError(f"{what} did not come within {seconds:.0f} s")
+            raise FollowError(f"timed out after {timeout_seconds:.0f} s waiting for {description}")
         time.sleep(0.2)
 
 
 def skipped_roles(
-    data: Bucket, staging: Bucket, run: str | None, why: Callable[[str], str | None]
+    data: Bucket, staging: Bucket, run: str | None, reason: Callable[[str], str | None]
 ) -> list[NotRehearsed]:
-    """Roles that nodes left out, as their plays said, for the reasons that `why` knows."""
-    found: dict[str, NotRehearsed] = {}
+    """Return the roles that the nodes' playbooks skipped, according to their events.
+
+    `reason` returns why a role is skipped, or None for a role that the stack itself skips.
+    """
+    skipped: dict[str, NotRehearsed] = {}
     for event in _task_events(data, staging, run):
-        if event.task == LEFT_OUT and event.status == "ok":
+        if event.task == SKIPPED_ROLES_TASK and event.status == "ok":
             for name in json.loads(event.message):
-                what = f"role {name} on a {event.role}"
-                if (reason := why(name)) is not None:
-                    found.setdefault(what, NotRehearsed(what=what, why=reason))
-    return list(found.values())
+                subject = f"role {name} on a {event.role}"
+                if (explanation := reason(name)) is not None:
+                    skipped.setdefault(subject, NotRehearsed(subject=subject, reason=explanation))
+    return list(skipped.values())
 
 
 def _task_events(data: Bucket, staging: Bucket, run: str | None) -> Iterator[TaskEvent]:

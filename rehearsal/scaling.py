@@ -1,134 +1,147 @@
-"""What of a stack's settings is changed so that it fits this machine; each change stands in the report."""
+"""Changes the settings of a stack so that it runs on this machine. The report lists each change."""
 
 import copy
 import sys
 from math import gcd
 from typing import Any
 
-from rehearsal.seed import in_this_account
+from rehearsal.seed import to_emulated_account
 from trainyard.config.catalog import catalog
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import ParallelConfig
 from trainyard.models.report import BackendName, Scaled
 
-BRING_UP_MINUTES = 10.0
-# Roles that a booted node leaves out, and what they configure that is not here.
-NOT_HERE = {
-    "nvidia_driver": "no GPU is here",
-    "cuda": "no GPU is here, and NVIDIA's packages are not reached",
-    "efa": "no EFA device is here",
-    "nvme": "no instance store is here: a container has no disk of its own",
-    "lustre": "no FSx for Lustre is here, and the kernel has no client for it",
+STARTUP_TIMEOUT_MINUTES = 10.0
+# Roles that booted nodes skip -> why the role cannot run.
+UNAVAILABLE_ROLES = {
+    "nvidia_driver": "this machine has no GPU",
+    "cuda": "this machine has no GPU and nodes cannot reach NVIDIA's package repository",
+    "efa": "this machine has no EFA device",
+    "nvme": "a container has no instance store",
+    "lustre": "the emulated AWS has no FSx for Lustre server and the kernel has no Lustre client",
 }
 GPU_PROCESSES = 2
-# In place of the model of a GPU stack: a minute on two cores.
+# Replaces the model of a GPU stack: it trains in one minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}
 SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,
-    "checkpoint": {"every": 10},
-    "evaluation": {"every": 20},
+    "checkpoint": {"interval_steps": 10},
+    "evaluation": {"interval_steps": 20},
 }
 _SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}
 
 
-def why_left_out(role: str, backend: BackendName) -> str | None:
-    """Why nodes of this back-end can't have a role; None where the stack itself leaves it out, on AWS too."""
+def skip_reason(role: str, backend: BackendName) -> str | None:
+    """Return why nodes of this backend skip a role; None for a role that the stack itself skips, on AWS too."""
     if backend == "process":
-        return "a node here has no system of its own to change"
-    return NOT_HERE.get(role)
+        return "a node of the process backend has no operating system to configure"
+    return UNAVAILABLE_ROLES.get(role)
 
 
 class Scaling:
-    """Settings on their way from a stack file to this machine."""
+    """Settings that are being changed, and the list of changes."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.settings = copy.deepcopy(raw)
         self.changes: list[Scaled] = []
 
-    def part(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.settings.setdefault(name, {})
-        return found
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a top-level section of the settings; it is created if it does not exist."""
+        section: dict[str, Any] = self.settings.setdefault(name, {})
+        return section
 
-    def put(self, part: dict[str, Any], key: str, value: Any, *, what: str, by: str, why: str) -> None:
-        """Change one setting, and say so where that changes anything."""
-        if part.get(key) != value:
-            part[key] = value
-            self.changes.append(Scaled(what=what, by=by, why=why))
+    def change(
+        self, section: dict[str, Any], key: str, value: Any, *, original: str, replacement: str, reason: str
+    ) -> None:
+        """Set a key of a section, and record the change if the value differs."""
+        if section.get(key) != value:
+            section[key] = value
+            self.changes.append(Scaled(original=original, replacement=replacement, reason=reason))
 
 
 def scale(
     raw: dict[str, Any], nodes: int | None, backend: BackendName = "process"
 ) -> tuple[dict[str, Any], list[Scaled]]:
-    """The settings that are rehearsed, from valid ones of a stack file, and what was changed and why."""
+    """Return the settings to rehearse and the list of changes. `raw`: valid settings of a stack file."""
     scaling = Scaling(raw)
-    settings, node = scaling.settings, scaling.part("node")
+    settings, node = scaling.settings, scaling.section("node")
     if nodes is not None:
-        given = f"{settings['nodes']} nodes"
-        scaling.put(settings, "nodes", nodes, what=given, by=f"{nodes} nodes", why="asked for on the command line")
+        original = f"{settings['nodes']} nodes"
+        scaling.change(
+            settings, "nodes", nodes, original=original, replacement=f"{nodes} nodes", reason="set with --nodes"
+        )
     if backend == "process":
-        scaling.put(
+        scaling.change(
             node,
-            "system",
-            "as-is",
-            what="roles that change a system",
-            by="none: they are skipped",
-            why="a node here is a folder",
+            "provisioning",
+            "skip",
+            original="roles that configure the operating system",
+            replacement="none, these roles are skipped",
+            reason="a node of the process backend is a folder",
         )
     else:
-        node["leave_out"] = sorted({*NOT_HERE, *node.get("leave_out", ())})  # told by the play that leaves them out
-    scaling.put(
+        # The playbook reports the skipped roles in its events.
+        node["skip_roles"] = sorted({*UNAVAILABLE_ROLES, *node.get("skip_roles", ())})
+    scaling.change(
         node,
         "venv",
         sys.prefix,
-        what="a Python environment on each node",
-        by="the one that runs the rehearsal",
-        why="5 GB a node would be installed anew",
+        original="a Python environment on each node",
+        replacement="the Python environment of the rehearsal",
+        reason="installing one takes 5 GB per node",
     )
-    launch = scaling.part("launch")
-    scaling.put(
+    launch = scaling.section("launch")
+    scaling.change(
         launch,
-        "bring_up_minutes",
-        min(BRING_UP_MINUTES, launch.get("bring_up_minutes", BRING_UP_MINUTES)),
-        what="the stack's bring-up deadline",
-        by=f"{BRING_UP_MINUTES:g} minutes",
-        why="nothing is installed",
+        "startup_timeout_minutes",
+        min(STARTUP_TIMEOUT_MINUTES, launch.get("startup_timeout_minutes", STARTUP_TIMEOUT_MINUTES)),
+        original="launch.startup_timeout_minutes of the stack",
+        replacement=f"{STARTUP_TIMEOUT_MINUTES:g} minutes",
+        reason="the nodes install no packages",
     )
-    _without_registry(scaling)
-    _of_this_account(scaling)
+    _remove_container(scaling)
+    _move_to_emulated_account(scaling)
     if nodes is not None:
-        _whole_batches(scaling)
-    _without_gpus(scaling)
+        _adjust_batch_size(scaling)
+    _replace_gpus(scaling)
     return settings, scaling.changes
 
 
-def _without_registry(scaling: Scaling) -> None:
-    """A job of an image runs without it."""
+def _remove_container(scaling: Scaling) -> None:
+    """Run a job that uses a container image without the image."""
     job = scaling.settings["job"]
     if image := job.get("container"):
-        scaling.put(
+        scaling.change(
             job,
             "container",
             None,
-            what=f"the job's container {image}, and the role that provides it",
-            by="the Python environment of the rehearsal",
-            why="nodes here reach no registry, nor packages of Docker",
+            original=f"the container image {image} and the role that installs Docker",
+            replacement="the Python environment of the rehearsal",
+            reason="nodes cannot reach a container registry or Docker's package repository",
         )
 
 
-def _of_this_account(scaling: Scaling) -> None:
-    """What a stack names by its own account's number."""
+def _move_to_emulated_account(scaling: Scaling) -> None:
+    """Replace ARNs of the real account."""
     storage, identity = scaling.settings.get("storage") or {}, scaling.settings.get("identity") or {}
     if key := storage.get("kms_key"):
-        there = in_this_account(key)
-        scaling.put(storage, "kms_key", there, what=key, by=there, why="the emulated account has a number of its own")
+        arn = to_emulated_account(key)
+        reason = "the emulated account has another account id"
+        scaling.change(storage, "kms_key", arn, original=key, replacement=arn, reason=reason)
     if boundary := identity.get("permissions_boundary"):
-        why = "what it allows stands in the stack's own account"
-        scaling.put(identity, "permissions_boundary", None, what=boundary, by="no permissions boundary", why=why)
+        scaling.change(
+            identity,
+            "permissions_boundary",
+            None,
+            original=boundary,
+            replacement="no permissions boundary",
+            reason="the policy document exists in the real account only",
+        )
 
 
-def _whole_batches(scaling: Scaling) -> None:
-    """Another number of nodes may not share the stack's batch: the next larger one that they do."""
+def _adjust_batch_size(scaling: Scaling) -> None:
+    """Increase the batch size to the next multiple that the number of nodes set with --nodes can split."""
     settings, job = scaling.settings, scaling.settings["job"]
     train = job.get("train")
     if train is None:
@@ -136,103 +149,115 @@ def _whole_batches(scaling: Scaling) -> None:
     config = TrainerConfig.model_validate(train)
     worker = catalog().get(settings["instance_type"])
     assert worker is not None, "the settings are valid"
-    each = job.get("processes_per_node") or (worker.gpu.count if worker.gpu else 1)
-    taken = config.parallel.tensor * config.parallel.pipeline
-    if settings["nodes"] * each % taken:
-        return  # no batch mends that: the settings' rules tell it
-    share = config.micro_batch_size * (settings["nodes"] * each // taken)
-    whole = max(-(-config.batch_size // share), config.parallel.pipeline) * share
-    if whole == config.batch_size:
+    per_node = job.get("processes_per_node") or (worker.gpu.count if worker.gpu else 1)
+    processes = settings["nodes"] * per_node
+    model_parallel = config.parallel.tensor * config.parallel.pipeline
+    if processes % model_parallel:
+        return  # no batch size helps: the validation of the settings reports it
+    multiple = config.micro_batch_size * (processes // model_parallel)
+    batch_size = max(-(-config.batch_size // multiple), config.parallel.pipeline) * multiple
+    if batch_size == config.batch_size:
         return
-    what, by = f"a batch of {config.batch_size} samples", f"one of {whole}"
-    scaling.put(
+    scaling.change(
         train,
         "batch_size",
-        whole,
-        what=what,
-        by=by,
-        why=f"it must split over {settings['nodes']} nodes x {each}, on AWS too",
+        batch_size,
+        original=f"batch size {config.batch_size}",
+        replacement=f"batch size {batch_size}",
+        reason=f"it must split over {settings['nodes']} nodes x {per_node} processes, on AWS too",
     )
 
 
-def _without_gpus(scaling: Scaling) -> None:
-    """A GPU stack keeps its topology; what its nodes compute is made small enough for two cores."""
+def _replace_gpus(scaling: Scaling) -> None:
+    """Run a GPU stack on CPUs, with the same nodes but few processes and a model for two cores."""
     settings = scaling.settings
     worker = catalog().get(settings["instance_type"])
     assert worker is not None, "the settings are valid"
     if worker.gpu is None:
         return
-    job, gpus = settings["job"], f"{worker.gpu.count} {worker.gpu.model} a node"
-    scaling.put(
-        scaling.part("node"), "accelerators", False, what=f"{gpus}, NCCL", by="CPUs, gloo", why="no GPU is needed here"
+    job, gpus = settings["job"], f"{worker.gpu.count} {worker.gpu.model} per node"
+    scaling.change(
+        scaling.section("node"),
+        "use_gpus",
+        False,
+        original=f"{gpus}, NCCL",
+        replacement="CPUs, Gloo",
+        reason="the rehearsal needs no GPU",
     )
-    if scaling.part("launch").get("verify_minutes") != 0:
-        what, by = "GPUs, EFA and the catalog's floors in the nodes' verification", "the same program on CPUs with gloo"
-        scaling.changes.append(Scaled(what=what, by=by, why="neither is here"))
-    asked = job.get("processes_per_node") or worker.gpu.count
-    processes = min(asked, GPU_PROCESSES)
-    scaling.put(
+    if scaling.section("launch").get("health_check_timeout_minutes") != 0:
+        scaling.changes.append(
+            Scaled(
+                original="GPUs, EFA and the catalog's minimum measurements in the health check",
+                replacement="the same health check on CPUs with Gloo",
+                reason="this machine has no GPUs and no EFA device",
+            )
+        )
+    original_processes = job.get("processes_per_node") or worker.gpu.count
+    processes = min(original_processes, GPU_PROCESSES)
+    scaling.change(
         job,
         "processes_per_node",
         processes,
-        what=f"{asked} processes a node",
-        by=f"{processes} processes a node",
-        why="all nodes share this machine's cores",
+        original=f"{original_processes} processes per node",
+        replacement=f"{processes} processes per node",
+        reason="all nodes share the cores of this machine",
     )
-    _small(scaling, processes)
+    _replace_model(scaling, processes)
 
 
-def _small(scaling: Scaling, processes: int) -> None:
-    """A small model on the built-in corpus, spread as the stack's is as far as fewer processes allow."""
+def _replace_model(scaling: Scaling, processes: int) -> None:
+    """Train a small model on the built-in corpus, with the parallelism of the stack as far as the processes allow."""
     settings, job = scaling.settings, scaling.settings["job"]
     if job.get("train") is None:
         return
-    given = TrainerConfig.model_validate(job["train"])
-    world = settings["nodes"] * processes
-    parallel = _on_fewer(given.parallel, world, processes)
-    share = SMALL_STEPS["micro_batch_size"] * (world // (parallel.tensor * parallel.pipeline))
-    precision = "bf16" if given.precision == "float8" else given.precision
-    small = {
+    config = TrainerConfig.model_validate(job["train"])
+    world_size = settings["nodes"] * processes
+    parallel = _reduce_parallelism(config.parallel, world_size, processes)
+    multiple = SMALL_STEPS["micro_batch_size"] * (world_size // (parallel.tensor * parallel.pipeline))
+    precision = "bf16" if config.precision == "float8" else config.precision
+    small_model = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {precision}, {SMALL_STEPS['steps']} steps"
+    train = {
         "model": SMALL_MODEL,
         "precision": precision,
         "parallel": parallel.model_dump(exclude_defaults=True),
         "optimizer": _SMALL_OPTIMIZER,
-        "memory": given.memory.model_dump(exclude_defaults=True),
-        "batch_size": share * parallel.pipeline,
+        "memory": config.memory.model_dump(exclude_defaults=True),
+        "batch_size": multiple * parallel.pipeline,
         **SMALL_STEPS,
     }
-    scaling.put(
+    scaling.change(
         job,
         "train",
-        small,
-        what="the stack's model, optimizer, batch, steps and intervals",
-        by=f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {precision}, {SMALL_STEPS['steps']} steps",
-        why="a CPU is slower than a GPU",
+        train,
+        original="model, optimizer, batch size, steps and intervals of the stack",
+        replacement=small_model,
+        reason="a CPU is slower than a GPU",
     )
-    before, after = _in_words(given.parallel), _in_words(parallel)
+    before, after = _describe_parallelism(config.parallel), _describe_parallelism(parallel)
     if before != after:
-        scaling.changes.append(Scaled(what=before, by=after, why=f"there are {world} processes"))
+        reason = f"the rehearsal runs {world_size} processes"
+        scaling.changes.append(Scaled(original=before, replacement=after, reason=reason))
     if not job.get("builtin_corpus"):
-        scaling.put(
+        scaling.change(
             job,
             "builtin_corpus",
             True,
-            what=f"the dataset {job['dataset']}",
-            by="the built-in corpus under its name",
-            why="the emulated account has none of yours",
+            original=f"the dataset {job['dataset']}",
+            replacement="the built-in corpus under the same name",
+            reason="the emulated account does not contain the dataset",
         )
 
 
-def _on_fewer(given: ParallelConfig, world: int, per_node: int) -> ParallelConfig:
-    """The same kinds of parallelism with the largest numbers that divide so many processes."""
-    tensor = gcd(given.tensor, per_node)
-    stages = range(1, min(given.pipeline, SMALL_MODEL["layers"]) + 1)
-    pipeline = max(number for number in stages if world // tensor % number == 0)
+def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per_node: int) -> ParallelConfig:
+    """Return the same kinds of parallelism with the largest degrees that divide the smaller number of processes."""
+    tensor = gcd(parallel.tensor, processes_per_node)
+    degrees = range(1, min(parallel.pipeline, SMALL_MODEL["layers"]) + 1)
+    pipeline = max(degree for degree in degrees if world_size // tensor % degree == 0)
     shard = None
-    if given.data == "hsdp":
-        shard = gcd(given.shard or max(1, per_node // tensor), world // (tensor * pipeline))
-    return given.model_copy(update={"tensor": tensor, "pipeline": pipeline, "shard": shard})
+    if parallel.data == "hsdp":
+        shard = gcd(parallel.shard or max(1, processes_per_node // tensor), world_size // (tensor * pipeline))
+    return parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline, "shard": shard})
 
 
-def _in_words(parallel: ParallelConfig) -> str:
+def _describe_parallelism(parallel: ParallelConfig) -> str:
     return f"{parallel.data}, tensor {parallel.tensor}, pipeline {parallel.pipeline}"

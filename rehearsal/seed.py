@@ -1,74 +1,75 @@
-"""What a stack says exists already: a reservation, a network, a key, a bucket. It stands before the program runs."""
+"""Creates the resources that a stack expects in its account: a reservation, a network, a KMS key, a bucket."""
 
 import time
 
 import boto3
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
-from rehearsal.aws.seed_models import Given, GivenBucket, GivenKey, GivenNetwork, GivenReservation, GivenSubnet
+from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
 from trainyard.config.settings import StackSettings
 
-_BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal; a stack's own time limit shortens nothing then
+_BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
 
 
-def prepare(aws: EmulatedAws, settings: StackSettings) -> list[str]:
-    """Make them under exactly their ids where they are not there yet, as in an account that is adopted; their ids.
+def create_existing_resources(aws: EmulatedAws, settings: StackSettings) -> list[str]:
+    """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
-    It is for the time before the rehearsal looks at the account: they were there, they stay, and are no leak.
-    Raises ValueError that says what can't be, and then nothing was made.
+    Call it before the account's state is recorded: the resources are kept after destroy and are not leaks. Raises
+    ValueError with the reason when a resource is impossible; then none is created.
     """
-    given = given_of(settings, aws.region, _zone(settings))
-    aws.give(given)
+    seed = account_seed(settings, aws.region, _availability_zone(settings))
+    aws.seed(seed)
     return [
-        *(one.id for one in given.reservations),
-        *(one.id for one in given.networks),
-        *(one.id for one in given.keys),
-        *(one.name for one in given.buckets),
+        *(reservation.id for reservation in seed.reservations),
+        *(network.id for network in seed.networks),
+        *(key.id for key in seed.keys),
+        *(bucket.name for bucket in seed.buckets),
     ]
 
 
-def given_of(settings: StackSettings, region: str, zone: str) -> Given:
-    """What the settings name, such that it suits them. `zone`: of what they do not say."""
-    named, existing, storage = settings.capacity.reservation_id, settings.network.existing, settings.storage
-    reservations: tuple[GivenReservation, ...] = ()
-    if named:
-        block = settings.capacity.capacity_block is not None
+def account_seed(settings: StackSettings, region: str, zone: str) -> AccountSeed:
+    """Return the resources that the settings name by id. `zone`: Availability Zone of the reservation and subnet."""
+    reservation, existing, storage = settings.capacity.reservation_id, settings.network.existing, settings.storage
+    reservations: tuple[SeedReservation, ...] = ()
+    if reservation:
+        is_block = settings.capacity.capacity_block is not None
         reservations = (
-            GivenReservation(
-                id=named[1],
+            SeedReservation(
+                id=reservation[1],
                 instance_type=settings.instance_type,
                 zone=zone,
                 count=sum(group.nodes for group in settings.groups if group.reservation),
-                block=block,
-                end=time.time() + _BLOCK_SECONDS if block else None,
+                block=is_block,
+                end=time.time() + _BLOCK_SECONDS if is_block else None,
             ),
         )
-    networks: tuple[GivenNetwork, ...] = ()
+    networks: tuple[SeedNetwork, ...] = ()
     if existing:
-        networks = (GivenNetwork(id=existing.vpc_id, subnets=(GivenSubnet(id=existing.subnet_id, zone=zone),)),)
-    return Given(
+        networks = (SeedNetwork(id=existing.vpc_id, subnets=(SeedSubnet(id=existing.subnet_id, zone=zone),)),)
+    return AccountSeed(
         region=region,
         reservations=reservations,
         networks=networks,
-        keys=(GivenKey(id=storage.kms_key.rpartition("/")[2]),) if storage.kms_key else (),
-        buckets=(GivenBucket(name=storage.bucket),) if storage.bucket else (),
+        keys=(SeedKey(id=storage.kms_key.rpartition("/")[2]),) if storage.kms_key else (),
+        buckets=(SeedBucket(name=storage.bucket),) if storage.bucket else (),
     )
 
 
-def in_this_account(arn: str) -> str:
-    """An ARN as it would be in the emulated account."""
+def to_emulated_account(arn: str) -> str:
+    """Return the ARN with the account id of the emulated account."""
     parts = arn.split(":")
     return ":".join([*parts[:4], ACCOUNT, *parts[5:]])
 
 
-def _zone(settings: StackSettings) -> str:
-    """The zone asked for, else the first that offers every type of the stack."""
-    if settings.network.zone:
-        return settings.network.zone
-    wanted = settings.instance_types
-    offered = boto3.client("ec2").describe_instance_type_offerings(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": wanted}]
+def _availability_zone(settings: StackSettings) -> str:
+    """Return the zone of the settings, or the first zone that offers all instance types of the stack."""
+    if settings.network.availability_zone:
+        return settings.network.availability_zone
+    instance_types = settings.instance_types
+    offerings = boto3.client("ec2").describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": instance_types}]
     )["InstanceTypeOfferings"]
-    offers = {(one["Location"], one["InstanceType"]) for one in offered}
-    zones = sorted({zone for zone, _ in offers})
-    return next((zone for zone in zones if all((zone, name) in offers for name in wanted)), zones[0] if zones else "")
+    offered = {(offering["Location"], offering["InstanceType"]) for offering in offerings}
+    zones = sorted({zone for zone, _ in offered})
+    suitable = (zone for zone in zones if all((zone, name) in offered for name in instance_types))
+    return next(suitable, zones[0] if zones else "")

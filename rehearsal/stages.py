@@ -1,4 +1,4 @@
-"""The way of a rehearsal from nothing to results at home: the program, the nodes, the job."""
+"""The stages of a rehearsal: deploy the stack, train, download the results, bake an image."""
 
 import json
 import shutil
@@ -8,124 +8,129 @@ from collections import Counter
 from typing import Any
 
 from rehearsal import audit
-from rehearsal.adapter.graph import Deployment
-from rehearsal.context import Scene
+from rehearsal.adapter.deployment import Deployment
+from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.hypervisor import Hypervisor
-from rehearsal.run_progress import NODES_GONE_SECONDS, follow, until
-from rehearsal.workspace import BAKED, find_stack
+from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
+from rehearsal.workspace import BAKED_STACK_FILE, find_stack_file
 from trainyard.aws.s3 import Bucket
-from trainyard.config.demand import capped_usd, hourly_usd
+from trainyard.config.cost import max_run_usd, usd_per_hour
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
 
-OUTCOME_SECONDS = 1800.0
-RESULTS_SECONDS = 300
-BAKE_SECONDS = 600
+OUTCOME_TIMEOUT_SECONDS = 1800.0
+COMMAND_TIMEOUT_SECONDS = 300
+BAKE_TIMEOUT_SECONDS = 600
 
 
-class Road:
-    """The phases, in their order, on a running emulated AWS. `previewed`: whether the program has been through one."""
+class Stages:
+    """Runs the stages in order in an emulated AWS. `is_previewed`: whether the preview has succeeded."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self.previewed = False
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.is_previewed = False
 
-    def bring_up(self, engine: Engine) -> None:
-        """Preview, then resources and launch, as `pulumi up` does."""
-        self.scene.clock.enter("preview")
-        self.scene.show.line("preview", f"{engine.preview()} AWS resources to make")
-        hour, most = hourly_usd(self.scene.settings), capped_usd(self.scene.settings)
-        minutes = self.scene.settings.job.time_limit_minutes
-        self.scene.show.line("preview", f"on AWS {hour:,.2f} USD an hour, {most:,.2f} at most in {minutes:g} minutes")
-        self.previewed = True
-        self.scene.clock.enter("resources")
-        deployment = engine.up(self.begun)
-        launched = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
-        self.scene.clock.split(launched.phases)
-        self.scene.found.run, self.scene.found.nodes = launched.run, len(launched.nodes)
+    def deploy(self, engine: Engine) -> None:
+        """Run the preview, then create the resources and launch the workers, as `pulumi up` does."""
+        self.context.clock.start("preview")
+        self.context.display.print_line("preview", f"{engine.preview()} AWS resources to create")
+        hourly, maximum = usd_per_hour(self.context.settings), max_run_usd(self.context.settings)
+        minutes = self.context.settings.job.time_limit_minutes
+        cost = f"on AWS {hourly:,.2f} USD per hour, at most {maximum:,.2f} USD in {minutes:g} minutes"
+        self.context.display.print_line("preview", cost)
+        self.is_previewed = True
+        self.context.clock.start("resources")
+        deployment = engine.up(self.set_deployment)
+        launch = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
+        self.context.clock.split(launch.phases)
+        self.context.result.run, self.context.result.nodes = launch.run, len(launch.nodes)
 
-    def begun(self, deployment: Deployment) -> None:
-        self.scene.deployment = deployment  # whatever cuts the way from here on: destroy takes it down
+    def set_deployment(self, deployment: Deployment) -> None:
+        """Store the deployment before it creates a resource, so that destroy also runs after an interrupted `up`."""
+        self.context.deployment = deployment
 
     def train(self, hypervisor: Hypervisor) -> None:
-        """Until the controller has ended the run and the workers are gone."""
-        self.scene.clock.enter("training")
-        assert self.scene.found.run is not None
-        outcome = follow(
-            self.data(),
-            self.scene.found.run,
-            seconds=OUTCOME_SECONDS,
+        """Wait until the run has an outcome and its workers are terminated."""
+        self.context.clock.start("training")
+        assert self.context.result.run is not None
+        outcome = follow_run(
+            self.data_bucket(),
+            self.context.result.run,
+            timeout_seconds=OUTCOME_TIMEOUT_SECONDS,
             failure=lambda: hypervisor.failure,
-            say=lambda text: self.scene.show.line("job", text),
+            log=lambda text: self.context.display.print_line("job", text),
         )
-        self.scene.show.line("job", f"{outcome.state}: {outcome.reason}")
+        self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
         if outcome.state != "succeeded":
             trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
-            self.scene.fail(f"the job {outcome.state}: {outcome.reason}{trace}")
-        until("the end of the workers", lambda: not self.workers(), NODES_GONE_SECONDS)
+            self.context.add_error(f"the job {outcome.state}: {outcome.reason}{trace}")
+        wait_until("the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS)
 
-    def workers(self) -> list[str]:
-        """Worker instances that EC2 says are running."""
-        groups = self.scene.deployment.exports["groups"] if self.scene.deployment else []
+    def running_workers(self) -> list[str]:
+        """Return the ids of the worker instances that are running according to EC2."""
+        groups = self.context.deployment.exports["groups"] if self.context.deployment else []
         return [
-            one.id for one in self.scene.aws.instances() if one.autoscaling_group in groups and one.state == "running"
+            instance.id
+            for instance in self.context.aws.instances()
+            if instance.autoscaling_group in groups and instance.state == "running"
         ]
 
-    def data(self) -> Bucket:
-        assert self.scene.deployment is not None
-        return Bucket(self.scene.deployment.exports["data_bucket"], self.scene.aws.region)
+    def data_bucket(self) -> Bucket:
+        """Return the data bucket of the deployment."""
+        assert self.context.deployment is not None
+        return Bucket(self.context.deployment.exports["data_bucket"], self.context.aws.region)
 
-    def bring_home(self) -> None:
-        """Results by the operator's own command; figures from S3; each checkpoint loaded."""
-        self.scene.clock.enter("results")
-        run, data = self.scene.found.run, self.data()
-        assert run is not None
-        fetched = self.fetch_results(run)
-        self.scene.found.results_uri = fetched["results_uri"]
-        self.scene.found.checkpoints = tuple(fetched["checkpoints"])
-        self.scene.found.objects = dict(
-            Counter(key.removeprefix(RunLayout(run).prefix).split("/")[0] for key in data.keys(RunLayout(run).prefix))
-        )
-        if self.scene.settings.job.train is not None and not self.scene.found.errors:
-            self.scene.found.losses = audit.read_losses(data, run)
-            unfit = audit.check_checkpoints(self.scene.found.checkpoints, {"AWS_REGION": self.scene.aws.region})
-            count = len(self.scene.found.checkpoints)
-            self.scene.show.line("results", f"{count - len(unfit)} of {count} checkpoints load in a fresh process")
-            for problem in [*audit.check_results(data, run, self.scene.found.losses), *unfit]:
-                self.scene.fail(problem)
+    def collect_results(self) -> None:
+        """Download the results with the `trainyard` command, read the losses from S3, and load each checkpoint."""
+        self.context.clock.start("results")
+        result, data = self.context.result, self.data_bucket()
+        assert result.run is not None
+        downloaded = self.download_results(result.run)
+        result.results_uri = downloaded["results_uri"]
+        result.checkpoints = tuple(downloaded["checkpoints"])
+        prefix = RunLayout(result.run).prefix
+        result.objects = dict(Counter(key.removeprefix(prefix).split("/")[0] for key in data.keys(prefix)))
+        if self.context.settings.job.train is not None and not result.errors:
+            result.losses = audit.read_losses(data, result.run)
+            failures = audit.check_checkpoints(result.checkpoints, {"AWS_REGION": self.context.aws.region})
+            count = len(result.checkpoints)
+            self.context.display.print_line(
+                "results", f"{count - len(failures)} of {count} checkpoints load in a new process"
+            )
+            for problem in [*audit.check_results(data, result.run, result.losses), *failures]:
+                self.context.add_error(problem)
 
-    def fetch_results(self, run: str) -> dict[str, Any]:
-        """Results and logs by the operator's own commands."""
-        folder, logs = self.scene.options.folder / "results", self.scene.options.folder / "logs.txt"
-        fetched: dict[str, Any] = json.loads(self.operate("results", "--run", run, "--to", str(folder), "--json"))
-        logs.write_text(self.operate("logs", "--run", run, "--source", "."))
-        self.scene.show.line(
-            "results", f"{len(fetched['files'])} files in {folder}, what the ranks wrote in {logs.name} beside"
-        )
-        return fetched
+    def download_results(self, run: str) -> dict[str, Any]:
+        """Run `trainyard results` and `trainyard logs`. Returns the JSON output of `trainyard results`."""
+        folder, logs = self.context.options.folder / "results", self.context.options.folder / "logs.txt"
+        downloaded: dict[str, Any] = json.loads(self.run_cli("results", "--run", run, "--to", str(folder), "--json"))
+        logs.write_text(self.run_cli("logs", "--run", run, "--source", "."))
+        count = len(downloaded["files"])
+        self.context.display.print_line("results", f"{count} files in {folder}, output of the ranks in {logs}")
+        return downloaded
 
-    def bake(self) -> None:
-        """The workers' image, by the operator's own command, on a copy of the stack's file."""
-        self.scene.clock.enter("bake")
-        options = self.scene.options
-        file = options.folder / BAKED
-        shutil.copy(find_stack(options.stack, options.root / "stacks"), file)
-        minutes = BAKE_SECONDS // 60
-        words = ["--file", str(file), "--minutes", str(minutes), "--json"]
-        baked = json.loads(self.operate("bake", *words, seconds=BAKE_SECONDS))
-        self.scene.show.line("bake", f"{baked['image']}, on {baked['source']}; {file.name} names it")
+    def bake_image(self) -> None:
+        """Run `trainyard bake` on a copy of the stack file, which then names the image."""
+        self.context.clock.start("bake")
+        options = self.context.options
+        file = options.folder / BAKED_STACK_FILE
+        shutil.copy(find_stack_file(options.stack, options.root / "stacks"), file)
+        arguments = ["--file", str(file), "--minutes", str(BAKE_TIMEOUT_SECONDS // 60), "--json"]
+        baked = json.loads(self.run_cli("bake", *arguments, timeout_seconds=BAKE_TIMEOUT_SECONDS))
+        text = f"image {baked['image']}, baked from {baked['source_image']}, written to {file.name}"
+        self.context.display.print_line("bake", text)
 
-    def operate(self, command: str, *words: str, seconds: int = RESULTS_SECONDS) -> str:
-        """Run `trainyard` as the operator does; its stdout. Raises RuntimeError with its message when it fails."""
-        done = subprocess.run(
-            [sys.executable, "-m", "trainyard", command, "--stack", self.scene.options.stack, *words],
-            cwd=self.scene.options.root,
+    def run_cli(self, command: str, *arguments: str, timeout_seconds: int = COMMAND_TIMEOUT_SECONDS) -> str:
+        """Run a `trainyard` command as an operator does. Returns its stdout; raises RuntimeError with its stderr."""
+        process = subprocess.run(
+            [sys.executable, "-m", "trainyard", command, "--stack", self.context.options.stack, *arguments],
+            cwd=self.context.options.root,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=timeout_seconds,
             check=False,
         )
-        if done.returncode:
-            raise RuntimeError(f"trainyard {command} failed: {done.stderr.strip()}")
-        return done.stdout
+        if process.returncode:
+            raise RuntimeError(f"trainyard {command} failed: {process.stderr.strip()}")
+        return process.stdout

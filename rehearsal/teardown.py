@@ -1,154 +1,180 @@
-"""The end of a rehearsal, whatever way it went: destroy, and the account's truth after it."""
+"""The last stages of every rehearsal, also after a failure: destroy the stack, then audit the account."""
 
 import time
 from collections.abc import Iterable
 from functools import partial
 
 from rehearsal import audit
-from rehearsal.adapter.graph import Deployment
-from rehearsal.adapter.teardown import Destroyed, DestroyFailed
+from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.teardown import DestroyError, DestroyResult
 from rehearsal.aws.billing import billed_by_type
-from rehearsal.context import Scene
+from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.backend import Backend
-from rehearsal.hypervisor.hypervisor import Hypervisor, mine
+from rehearsal.hypervisor.hypervisor import Hypervisor, instances_of_stack
 from rehearsal.interrupts import INTERRUPTED
-from rehearsal.run_progress import NODES_GONE_SECONDS, FollowError, skipped_roles, until
-from rehearsal.scaling import why_left_out
-from rehearsal.timeline import tell
+from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, FollowError, skipped_roles, wait_until
+from rehearsal.scaling import skip_reason
+from rehearsal.timeline import fill_timeline
 from trainyard.aws.s3 import Bucket
 from trainyard.models.report import Scaled
 
-AT_ONCE = "an account that answers at once"
-_DELAYS = {"capacity", "invisible", "outage", "throttle"}  # faults that are what AWS itself may do
+NO_DELAYS = "an account without delays"
+_AWS_FAULTS = {"capacity", "eventual-consistency", "outage", "throttle"}  # faults that also occur on AWS
 
 
-def emulated(faults: Iterable[str]) -> list[Scaled]:
-    """Where the emulated AWS is not as AWS is, with these faults on (as `--fault` takes them)."""
-    on = [spec for spec in faults if spec.partition(",")[0] in _DELAYS]
-    by = f"{AT_ONCE}, but for what was injected: {'; '.join(on)}" if on else AT_ONCE
-    rights = Scaled(
-        what="the operator's own rights (IAM)", by="the right to everything", why="only roles are judged by policies"
-    )
-    return [rights, Scaled(what="AWS's delays, quotas and throttling", by=by, why="the emulated AWS is local")]
+def emulation_differences(faults: Iterable[str]) -> list[Scaled]:
+    """Return how the emulated AWS differs from AWS, given the injected faults in the syntax of --fault."""
+    injected = [fault for fault in faults if fault.partition(",")[0] in _AWS_FAULTS]
+    behavior = f"{NO_DELAYS}, except for the injected faults: {'; '.join(injected)}" if injected else NO_DELAYS
+    return [
+        Scaled(
+            original="the operator's IAM permissions",
+            replacement="permission for every action",
+            reason="the emulated AWS evaluates the policies of roles only",
+        ),
+        Scaled(
+            original="delays, quotas and throttling of AWS",
+            replacement=behavior,
+            reason="the emulated AWS runs on this machine",
+        ),
+    ]
 
 
-class Clearing:
-    """Made before anything else is: it remembers the account as it was."""
+class Teardown:
+    """Destroys the stack and audits the account. Create it before any resource: it records the account's state."""
 
-    def __init__(self, scene: Scene, backend: Backend, engine: Engine) -> None:
-        self.scene, self.backend, self.engine = scene, backend, engine
-        self._before = scene.aws.dump()
-        self._instances = {one.id for one in scene.aws.instances()}
-        self._calls = len(scene.aws.journal())
-        self._made: dict[str, str] = {}
-        self._kept: set[str] = set()
+    def __init__(self, context: Context, backend: Backend, engine: Engine) -> None:
+        self.context, self.backend, self.engine = context, backend, engine
+        self._resources_before = context.aws.list_resources()
+        self._instances_before = {instance.id for instance in context.aws.instances()}
+        self._calls_before = len(context.aws.journal())
+        self._created: dict[str, str] = {}
+        self._retained_ids: set[str] = set()
 
-    def take_down(self, hypervisor: Hypervisor) -> None:
-        """`pulumi destroy`: also after a failure, of whatever was made."""
-        self.scene.clock.enter("destroy")
-        with self.scene.bearing("the faults can't be ended"):  # destroy meets AWS as it is
-            self.scene.aws.end_faults(self.scene.options.faults)
-        deployment = self.scene.deployment
+    def destroy(self, hypervisor: Hypervisor) -> None:
+        """Run `pulumi destroy`, also after a failed `up`, and record the remaining values of the report first."""
+        self.context.clock.start("destroy")
+        with self.context.recording_errors("cannot remove the injected faults"):  # destroy runs without faults
+            self.context.aws.remove_faults(self.context.options.faults)
+        deployment = self.context.deployment
         if deployment is None:
             return
-        self.count_made(deployment)
-        self.note_limits()
-        with self.scene.bearing("the journal of calls can't be read"):
-            self.note_rights(deployment)
-        with self.scene.bearing("which roles the nodes left out can't be read"):
-            self.note_left_out(deployment)
-        with self.scene.bearing("the nodes' events and metrics can't be read"):
-            self.note_story(deployment)
-        if self.scene.account_died:
-            return  # nothing stands any more
+        self.count_created_resources(deployment)
+        self.record_substitutions()
+        with self.context.recording_errors("cannot read the journal of API calls"):
+            self.check_permissions(deployment)
+        with self.context.recording_errors("cannot read the roles that the nodes skipped"):
+            self.record_skipped_roles(deployment)
+        with self.context.recording_errors("cannot read the nodes' events and metrics"):
+            self.record_timeline(deployment)
+        if self.context.account_exited:
+            return  # its resources do not exist any more
         try:
-            gone = self.destroyed(deployment)
-        except DestroyFailed as error:
-            self.scene.fail(f"destroy failed: {error}")
+            destroyed = self.run_destroy(deployment)
+        except DestroyError as error:
+            self.context.add_error(f"destroy failed: {error}")
             return
-        # A retained object goes all the same with a bucket that does not stay: ids begin with the bucket's name.
-        there = {name for one in self.scene.aws.dump() for name in one.names}
-        kept = [one for one in gone.retained if {one.id, one.id.split("/")[0]} & there]
-        self.scene.found.retained = tuple(f"{one.type} {one.id}" for one in kept)
-        self.scene.found.images = tuple(audit.baked_images(self.scene.aws.region, self.scene.options.stack))
-        self._kept = {*(one.id for one in kept), *self.scene.found.images}
-        own = [one for one in (*gone.deleted, *gone.retained) if one.type.startswith("aws:")]
-        self.scene.found.deleted = len(own) - len(kept)
+        # A retained object is deleted with its bucket if the bucket is not retained: ids start with the bucket name.
+        existing = {name for resource in self.context.aws.list_resources() for name in resource.names}
+        retained = [resource for resource in destroyed.retained if {resource.id, resource.id.split("/")[0]} & existing]
+        result = self.context.result
+        result.retained = tuple(f"{resource.type} {resource.id}" for resource in retained)
+        result.images = tuple(audit.baked_images(self.context.aws.region, self.context.options.stack))
+        self._retained_ids = {*(resource.id for resource in retained), *result.images}
+        processed = (*destroyed.deleted, *destroyed.retained)
+        result.resources_deleted = len([item for item in processed if item.type.startswith("aws:")]) - len(retained)
         try:
-            until("the end of every instance", lambda: not hypervisor.running(), NODES_GONE_SECONDS)
+            wait_until(
+                "the termination of all instances",
+                lambda: not hypervisor.running_instances(),
+                TERMINATION_TIMEOUT_SECONDS,
+            )
         except FollowError as error:
-            self.scene.fail(str(error))
-        self.scene.show.line("destroy", f"{self.scene.found.deleted} AWS resources deleted, {len(kept)} retained")
+            self.context.add_error(str(error))
+        text = f"{result.resources_deleted} AWS resources deleted, {len(retained)} retained"
+        self.context.display.print_line("destroy", text)
 
-    def note_rights(self, deployment: Deployment) -> None:
-        """Of the stack's own roles, before they go, while nodes still call."""
-        roles = {one.id for one in deployment.of_type("aws:iam/role:Role") if one.made}
-        for problem in audit.check_rights(self.scene.aws.journal()[self._calls :], roles):
-            self.scene.fail(problem)
+    def check_permissions(self, deployment: Deployment) -> None:
+        """Report API calls that AWS denied to the stack's roles. Runs before destroy, while the roles exist."""
+        roles = {role.id for role in deployment.resources_of_type("aws:iam/role:Role") if role.exists}
+        for problem in audit.check_permissions(self.context.aws.journal()[self._calls_before :], roles):
+            self.context.add_error(problem)
 
-    def destroyed(self, deployment: Deployment) -> Destroyed:
-        """A destroy that a signal cuts is repeated from there: what was made must go."""
+    def run_destroy(self, deployment: Deployment) -> DestroyResult:
+        """Run destroy. If a signal interrupts it, run it again for the remaining resources."""
         try:
-            with self.scene.interrupts.raised():
+            with self.context.interrupts.raising_interrupts():
                 return self.engine.destroy(deployment)
         except KeyboardInterrupt:
-            self.scene.show.line("failed", f"{INTERRUPTED}, destroy is repeated")
+            self.context.display.print_line("failed", f"{INTERRUPTED}; destroy runs again")
             return self.engine.destroy(deployment)
 
-    def count_made(self, deployment: Deployment) -> None:
-        own = [one for one in deployment.standing if one.type.startswith("aws:") and not one.adopted]
-        self.scene.found.created = len(own)
-        self._made = {one.urn: f"{one.type} {one.name}" for one in own}
+    def count_created_resources(self, deployment: Deployment) -> None:
+        """Count the AWS resources that the program created; imported resources do not count."""
+        created = [
+            resource
+            for resource in deployment.existing_resources
+            if resource.type.startswith("aws:") and not resource.imported
+        ]
+        self.context.result.resources_created = len(created)
+        self._created = {resource.urn: f"{resource.type} {resource.name}" for resource in created}
 
-    def note_limits(self) -> None:
-        """What stood in for something."""
-        self.scene.found.scaled += [*self.backend.scaled(), *self.engine.scaled(), *emulated(self.scene.found.faults)]
-        if self.scene.options.bake:
-            by, why = "the builder's disk, which goes with the rehearsal", "the emulated AWS keeps no disks"
-            self.scene.found.scaled.append(Scaled(what="the baked image", by=by, why=why))
-        self.scene.found.not_rehearsed += self.backend.not_rehearsed()
+    def record_substitutions(self) -> None:
+        """Add the substitutions of the backend, the engine and the emulated AWS to the report."""
+        result = self.context.result
+        result.scaled += [*self.backend.scaled(), *self.engine.scaled(), *emulation_differences(result.faults)]
+        if self.context.options.bake:
+            result.scaled.append(
+                Scaled(
+                    original="the baked AMI",
+                    replacement="the builder's disk, which is deleted with the rehearsal",
+                    reason="the emulated AWS does not store disks",
+                )
+            )
+        result.not_rehearsed += self.backend.not_rehearsed()
 
-    def note_left_out(self, deployment: Deployment) -> None:
-        """What was not rehearsed, as the nodes' plays told it."""
+    def record_skipped_roles(self, deployment: Deployment) -> None:
+        """Add the roles that the nodes' playbooks skipped to the report."""
         buckets = [deployment.exports.get(name) for name in ("data_bucket", "staging_bucket")]
         if all(buckets):
-            data, staging = (Bucket(str(name), self.scene.aws.region) for name in buckets)
-            why = partial(why_left_out, backend=self.backend.name)
-            self.scene.found.not_rehearsed += skipped_roles(data, staging, self.scene.found.run, why)
+            data, staging = (Bucket(str(name), self.context.aws.region) for name in buckets)
+            reason = partial(skip_reason, backend=self.backend.name)
+            self.context.result.not_rehearsed += skipped_roles(data, staging, self.context.result.run, reason)
 
-    def note_story(self, deployment: Deployment) -> None:
-        """While its buckets are there."""
-        tell(
-            self.scene.found.story,
+    def record_timeline(self, deployment: Deployment) -> None:
+        """Read the data of the HTML page from the buckets, before they are deleted."""
+        fill_timeline(
+            self.context.result.timeline,
             deployment,
-            self.scene.aws.instances(),
-            self.scene.aws.region,
+            self.context.aws.instances(),
+            self.context.aws.region,
             time.time(),
-            trainer=self.scene.settings.job.train is not None,
+            trainer=self.context.settings.job.train is not None,
         )
 
-    def keep_node_logs(self) -> None:
-        """What the nodes logged last, for a failure that left no better word."""
-        file = self.scene.options.folder / "node-logs.txt"
-        with self.scene.bearing("the nodes' logs can't be kept"):
+    def save_node_logs(self) -> None:
+        """Write the last log lines of all nodes to node-logs.txt, for errors without a clear message."""
+        file = self.context.options.folder / "node-logs.txt"
+        with self.context.recording_errors("cannot write the nodes' logs"):
             if tails := self.backend.log_tails():
                 file.write_text(tails)
-                self.scene.show.line("logs", f"of the nodes: {file}")
+                self.context.display.print_line("logs", f"node logs: {file}")
 
-    def examine(self) -> None:
-        """The account after destroy against the account before."""
-        self.scene.clock.enter("audit")
-        own = mine(self.scene.aws.instances(), self.scene.options.stack)
-        self.scene.found.billed = tuple(
-            billed_by_type((one for one in own if one.id not in self._instances), self.scene.aws.now())
-        )
-        running = [one.id for one in own if one.state != "terminated"]
+    def audit_account(self) -> None:
+        """Compare the account after destroy with the account before the rehearsal."""
+        self.context.clock.start("audit")
+        result = self.context.result
+        instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack)
+        launched = (instance for instance in instances if instance.id not in self._instances_before)
+        result.billed = tuple(billed_by_type(launched, self.context.aws.now()))
+        running = [instance.id for instance in instances if instance.state != "terminated"]
         if running:
-            self.scene.fail(f"instances still run: {', '.join(running)}")
-        self.scene.found.leaked = tuple(audit.leaked(self._before, self.scene.aws.dump(), self._kept))
+            self.context.add_error(f"instances are not terminated: {', '.join(running)}")
+        resources_after = self.context.aws.list_resources()
+        result.leaked = tuple(audit.leaked_resources(self._resources_before, resources_after, self._retained_ids))
         for problem in [
-            *(f"leaked: {one.service} {one.kind} {one.id}" for one in self.scene.found.leaked),
-            *self.engine.check_calls(self._made, self.scene.aws.journal()),
+            *(f"leaked: {resource.service} {resource.kind} {resource.id}" for resource in result.leaked),
+            *self.engine.check_calls(self._created, self.context.aws.journal()),
         ]:
-            self.scene.fail(problem)
+            self.context.add_error(problem)

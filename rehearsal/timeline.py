@@ -1,25 +1,25 @@
-"""What the page tells beside the report: when each phase and node was where, each step's loss, what was made."""
+"""Data of the HTML page besides the report: spans of phases and nodes, losses per step, created resources."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rehearsal.adapter.graph import Deployment, Resource
-from rehearsal.aws.control_models import InstanceTruth
+from rehearsal.adapter.deployment import Deployment, Resource
+from rehearsal.aws.control_models import InstanceRecord
 from trainyard.aws.s3 import Bucket
-from trainyard.models.events import AgentEvent, NodeEvent, PlayEvent, ServiceEvent
+from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, RunLayout
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import RunRecord
 from trainyard.models.streams import Cursor, metric_lines, node_events
 
 BOOTING, CONFIGURED = "booting", "configured"
-_AGENT_STATES = {"workers_up": "working", "workers_done": "done"}  # the others as they are
-_PLAY_STATES = {"started": "configuring", "failed": "configuration failed"}
+_AGENT_STATES = {"workers_up": "working", "workers_done": "done"}  # other states keep their names
+_PLAYBOOK_STATES = {"started": "configuring", "failed": "configuration failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something lasted from `start` to `end`, Unix seconds."""
+    """A named time span. `start` and `end` are Unix times in seconds."""
 
     name: str
     start: float
@@ -27,8 +27,8 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeLine:
-    """The states of one boot of a node, in their order."""
+class NodeTimeline:
+    """The states of one boot of a node, in order."""
 
     instance: str
     role: str
@@ -37,39 +37,50 @@ class NodeLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeResource:
-    """A resource of the program that stood when destroy began."""
+class CreatedResource:
+    """A resource of the Pulumi program that existed when destroy started. `seconds`: how long its creation took."""
 
     type: str
     name: str
     id: str
     seconds: float
-    adopted: bool
+    imported: bool
 
 
 @dataclass(kw_only=True)
-class Story:
-    """Empty where the run did not get so far. `metrics` is None for a job of the user's own, which leaves none."""
+class Timeline:
+    """The data of the page's charts and tables; empty where the run did not get that far.
+
+    `metrics` is None for a custom job, which writes no metric lines.
+    """
 
     phases: list[Span] = field(default_factory=list)
-    nodes: list[NodeLine] = field(default_factory=list)
+    nodes: list[NodeTimeline] = field(default_factory=list)
     metrics: list[MetricLine] | None = field(default_factory=list)
-    resources: list[MadeResource] = field(default_factory=list)
+    resources: list[CreatedResource] = field(default_factory=list)
 
 
-def tell(
-    story: Story, deployment: Deployment, instances: Iterable[InstanceTruth], region: str, now: float, *, trainer: bool
+def fill_timeline(
+    timeline: Timeline,
+    deployment: Deployment,
+    instances: Iterable[InstanceRecord],
+    region: str,
+    now: float,
+    *,
+    trainer: bool,
 ) -> None:
-    """Fill in the story of a deployment that still stands. It needs no exports, so it tells of a failed `up` too.
+    """Fill in nodes, metrics and resources, before the deployment is destroyed.
 
-    Raises botocore's errors and ValueError where what the nodes wrote can't be read: the story then ends there.
+    It does not use the stack outputs, so it also works after a failed `up`. `now` is a Unix time in seconds. `trainer`:
+    whether the job is the built-in trainer. Raises botocore's errors and ValueError when the nodes' objects in S3
+    cannot be read; the timeline is then incomplete.
     """
-    story.resources = [_made(one) for one in deployment.standing]
-    story.metrics = [] if trainer else None
+    timeline.resources = [_created_resource(resource) for resource in deployment.existing_resources]
+    timeline.metrics = [] if trainer else None
     buckets = {
-        str(one.inputs.get("tags", {}).get("trainyard:role")): Bucket(one.id, region)
-        for one in deployment.of_type("aws:s3/bucket:Bucket")
-        if one.made
+        str(bucket.inputs.get("tags", {}).get("trainyard:role")): Bucket(bucket.id, region)
+        for bucket in deployment.resources_of_type("aws:s3/bucket:Bucket")
+        if bucket.exists
     }
     data, staging = buckets.get("data-bucket"), buckets.get("staging-bucket")
     record = staging.find(CURRENT_RUN) if staging else None
@@ -77,61 +88,64 @@ def tell(
     events = list(node_events(Cursor(staging, HEAD_EVENTS))) if staging else []
     if run is not None and data is not None:
         events += node_events(Cursor(data, RunLayout(run).events))
-    story.nodes = node_lines(events, instances, now)
+    timeline.nodes = node_timelines(events, instances, now)
     if trainer and run is not None and data is not None:
-        story.metrics = metric_lines(data, run)
+        timeline.metrics = metric_lines(data, run)
 
 
-def node_lines(events: Iterable[NodeEvent], instances: Iterable[InstanceTruth], now: float) -> list[NodeLine]:
-    """One line a boot, the earliest first. The last state lasts until `now` on an instance that still runs, else until
-    the node's last word: how long a terminated one stayed silent is not known."""
-    truth = {one.id: one for one in instances}
+def node_timelines(events: Iterable[NodeEvent], instances: Iterable[InstanceRecord], now: float) -> list[NodeTimeline]:
+    """Return one timeline per boot, the earliest first.
+
+    The last state ends at `now` if the instance still runs. Otherwise it ends at the node's last event, since it is not
+    known how long the node ran after that.
+    """
+    records = {instance.id: instance for instance in instances}
     boots: dict[tuple[str, str], list[NodeEvent]] = {}
-    for event in sorted(events, key=lambda one: one.time):
+    for event in sorted(events, key=lambda event: event.time):
         boots.setdefault((event.instance, event.boot), []).append(event)
-    newest = dict(boots.keys())  # in order of time
-    lines = []
-    for (instance, boot), told in boots.items():
-        known = truth.get(instance)
-        first = known is not None and boot == "0001"
-        start = known.launch_time if known and first else told[0].time
-        runs = known is not None and known.state != "terminated" and newest[instance] == boot
-        spans = _spans(told, start, now if runs else told[-1].time)
-        lines.append(NodeLine(instance=instance, role=told[0].role, boot=boot, spans=tuple(spans)))
-    return sorted(lines, key=lambda line: line.spans[0].start)
+    last_boots = dict(boots.keys())  # boots are in order of time
+    timelines = []
+    for (instance, boot), boot_events in boots.items():
+        record = records.get(instance)
+        is_first_boot = record is not None and boot == "0001"
+        start = record.launch_time if record and is_first_boot else boot_events[0].time
+        is_running = record is not None and record.state != "terminated" and last_boots[instance] == boot
+        spans = _spans(boot_events, start, now if is_running else boot_events[-1].time)
+        timelines.append(NodeTimeline(instance=instance, role=boot_events[0].role, boot=boot, spans=tuple(spans)))
+    return sorted(timelines, key=lambda timeline: timeline.spans[0].start)
 
 
 def _spans(events: list[NodeEvent], start: float, end: float) -> list[Span]:
-    """The states that a boot went through; a state that lasted no time is left out, but for the last one."""
-    found = [Span(name=BOOTING, start=start, end=start)]
-    settled = CONFIGURED  # what a play leaves behind when it ends: a play may run again under a job
+    """Return the states of one boot. States of zero length are omitted, except the last state."""
+    spans = [Span(name=BOOTING, start=start, end=start)]
+    base_state = CONFIGURED  # the state after a playbook run ends: a playbook may run again while a job runs
     for event in events:
         match event:
-            case PlayEvent(status="ok"):
-                state = settled
-            case PlayEvent():
-                state = _PLAY_STATES[event.status]
+            case PlaybookEvent(status="ok"):
+                state = base_state
+            case PlaybookEvent():
+                state = _PLAYBOOK_STATES[event.status]
             case ServiceEvent():
-                state = settled = "serving"
-            case AgentEvent(state="left"):
-                continue  # the end of the line, not what the node came to
+                state = base_state = "serving"
+            case AgentEvent(state="drained"):
+                continue  # the node ends here: keep its last working state
             case AgentEvent():
-                again = f", attempt {event.attempt}" if event.state == "workers_up" and event.attempt > 1 else ""
-                state = settled = _AGENT_STATES.get(event.state, event.state.replace("_", " ")) + again
+                suffix = f", attempt {event.attempt}" if event.state == "workers_up" and event.attempt > 1 else ""
+                state = base_state = _AGENT_STATES.get(event.state, event.state.replace("_", " ")) + suffix
             case _:
                 continue
-        if state != found[-1].name:
-            found[-1] = replace(found[-1], end=event.time)
-            found.append(Span(name=state, start=event.time, end=event.time))
-    found[-1] = replace(found[-1], end=max(end, found[-1].start))
-    return [span for span in found[:-1] if span.end > span.start] + found[-1:]
+        if state != spans[-1].name:
+            spans[-1] = replace(spans[-1], end=event.time)
+            spans.append(Span(name=state, start=event.time, end=event.time))
+    spans[-1] = replace(spans[-1], end=max(end, spans[-1].start))
+    return [span for span in spans[:-1] if span.end > span.start] + spans[-1:]
 
 
-def _made(resource: Resource) -> MadeResource:
-    return MadeResource(
+def _created_resource(resource: Resource) -> CreatedResource:
+    return CreatedResource(
         type=resource.type,
         name=resource.name,
         id=resource.id,
         seconds=resource.seconds,
-        adopted=resource.adopted,
+        imported=resource.imported,
     )

@@ -1,4 +1,4 @@
-"""What a rehearsal starts from: the stack's settings, an empty folder, an account, an environment of its own."""
+"""Prepares a rehearsal: options, settings of the stack, an empty folder, and the AWS environment variables."""
 
 import os
 import re
@@ -17,45 +17,47 @@ import yaml
 from infra.packaging.source import pack_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.display import Show
+from rehearsal.display import Display
 from rehearsal.faults import check_faults
-from rehearsal.hypervisor.processes import MARK
-from rehearsal.hypervisor.registry import sweep
+from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE
+from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.scaling import scale
-from trainyard.base import CONFIG_KEY, InputError, Problem
-from trainyard.config.loader import read_settings
-from trainyard.config.settings import MOST_NODES, StackSettings
+from trainyard.config import CONFIG_KEY
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import MAX_NODES, StackSettings
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import BackendName, EngineName, Scaled
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
-BAKED = "baked.yaml"  # a copy of the stack's file, with the image that was baked
-_STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # Pulumi's own rule
+BAKED_STACK_FILE = "baked.yaml"  # a copy of the stack file that names the baked image
+_STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # the characters that Pulumi allows
 _STACK_FILE = re.compile(r"(?:^|/)Pulumi\.(.+)\.ya?ml$")
 
 
-def whole_nodes(given: str | None) -> int | None:
-    """What `--nodes` asks for. Raises InputError for what is no number of nodes."""
-    if given is None:
+def parse_nodes(text: str | None) -> int | None:
+    """Parse the value of --nodes. Raises InputError for anything else than a valid number of nodes."""
+    if text is None:
         return None
-    if given.isdecimal() and 1 <= int(given) <= MOST_NODES:
-        return int(given)
-    why, fix = f"not a whole number from 1 to {MOST_NODES}", "Write one, or leave it out for the stack's own"
-    raise InputError([Problem(key="--nodes", value=given, why=why, fix=fix)])
+    if text.isdecimal() and 1 <= int(text) <= MAX_NODES:
+        return int(text)
+    reason = f"not a whole number from 1 to {MAX_NODES}"
+    fix = "Use such a number, or omit --nodes to use the stack's number of nodes"
+    raise InputError([Problem(key="--nodes", value=text, reason=reason, fix=fix)])
 
 
-def bakeable(asked: bool, backend: BackendName) -> bool:
-    """What `--bake` asks for. Raises InputError where a node has no disk to make an image of."""
-    if asked and backend != "nspawn":
-        why = "its nodes have no disk that could become an image, and --bake (BAKE) asks for one"
+def check_bake(bake: bool, backend: BackendName) -> bool:
+    """Check and return the value of --bake. Raises InputError for a backend whose nodes have no disk."""
+    if bake and backend != "nspawn":
+        reason = "its nodes have no disk, so --bake (BAKE) cannot create an image of one"
         fix = "Add --backend nspawn (BACKEND=nspawn)"
-        raise InputError([Problem(key="--backend", value=backend, why=why, fix=fix)])
-    return asked
+        raise InputError([Problem(key="--backend", value=backend, reason=reason, fix=fix)])
+    return bake
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user asks of a rehearsal."""
+    """The options of `python -m rehearsal run`. `root` is the root of the repository."""
 
     stack: str
     nodes: int | None = None
@@ -67,94 +69,106 @@ class Options:
 
     @property
     def folder(self) -> Path:
+        """The folder that the rehearsal writes to."""
         return self.root / "build" / "rehearsal" / self.stack
 
 
 def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Scaled]]:
-    """The stack file's config with its settings scaled to this machine. Raises InputError before anything is made."""
-    file = find_stack(options.stack, options.root / "stacks")
+    """Read the stack file and scale its settings to this machine.
+
+    Returns the stack config with the scaled settings, the validated settings, and the list of changes. Raises
+    InputError for an invalid stack file, before any resource is created.
+    """
+    file = find_stack_file(options.stack, options.root / "stacks")
     source = f"stacks/{file.name}"
     config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
-    read_settings(config.get(CONFIG_KEY), options.root, source)
+    load_settings(config.get(CONFIG_KEY), options.root, source)
     scaled, changes = scale(config[CONFIG_KEY], options.nodes, options.backend)
-    settings = read_settings(scaled, options.root, source)
+    settings = load_settings(scaled, options.root, source)
     check_faults(options.faults, settings)
     if settings.job.source is not None:
-        pack_source(options.root, settings.job.source)  # the program does it again: here it is refused in time
+        pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
     return {**config, CONFIG_KEY: scaled}, settings, changes
 
 
-def find_stack(stack: str, stacks: Path) -> Path:
-    """The file of a stack. Raises InputError where there is none, or where a path is given in place of its name."""
+def find_stack_file(stack: str, stacks: Path) -> Path:
+    """Return the file of a stack. Raises InputError when it does not exist or `stack` is not a stack name."""
     file = stacks / f"Pulumi.{stack}.yaml"
     if "/" not in stack and file.is_file():
         return file
-    if named := _STACK_FILE.search(stack):
-        why, fix = "a stack goes by its name, not by its file", f"Write --stack {named[1]}"
+    if match := _STACK_FILE.search(stack):
+        reason, fix = "this is a stack file, but the option expects a stack name", f"Use --stack {match[1]}"
     elif not _STACK_NAME.fullmatch(stack):
-        why, fix = "no name of a stack: letters, digits, dots, hyphens and underscores", "Write such a name"
+        reason = "not a valid stack name: letters, digits, dots, hyphens and underscores are allowed"
+        fix = "Use a valid stack name"
     else:
-        have = ", ".join(sorted(one.name[7:-5] for one in stacks.glob("Pulumi.*.yaml")))
-        why, fix = f"no such file: stacks/{file.name}", f"Choose one of {have}"
-    raise InputError([Problem(key="--stack", value=stack, why=why, fix=fix)])
+        names = ", ".join(sorted(path.name[7:-5] for path in stacks.glob("Pulumi.*.yaml")))
+        reason, fix = f"stacks/{file.name} does not exist", f"Use one of {names}"
+    raise InputError([Problem(key="--stack", value=stack, reason=reason, fix=fix)])
 
 
 def read_config(file: Path, source: str) -> dict[str, Any]:
-    """What stands under `config` in a stack file. Raises InputError for what can't be read."""
+    """Return the `config` object of a stack file. Raises InputError for an unreadable or invalid file."""
     try:
-        loaded = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (a safe one)
+        document = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (subclass of SafeLoader)
     except OSError as error:
-        why, fix = f"can't be read: {error.strerror}", "Make it readable"
+        reason, fix = f"cannot read the file: {error.strerror}", "Make the file readable"
     except UnicodeDecodeError as error:
-        why, fix = f"not text in UTF-8: {error}", "Write it anew in UTF-8"
+        reason, fix = f"not UTF-8 text: {error}", "Convert the file to UTF-8"
     except yaml.YAMLError as error:
-        why, fix = f"not a Pulumi stack file: {error}", "Mend its YAML"
+        reason, fix = f"not a Pulumi stack file: {error}", "Fix the YAML syntax"
     else:
-        config = loaded.get("config") if isinstance(loaded, dict) else loaded
-        if loaded is None or (config is None and not loaded):
-            why, fix = "it is empty", "Begin with a copy of stacks/Pulumi.local.yaml"
+        config = document.get("config") if isinstance(document, dict) else document
+        if document is None or (config is None and not document):
+            reason, fix = "the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"
         elif not isinstance(config, dict):
-            why, fix = "it has no object `config`", f"Put config: at its top, and {CONFIG_KEY} below it"
+            reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
         else:
             return config
-    raise InputError([Problem(key=source, value="...", why=why, fix=fix)])
+    raise InputError([Problem(key=source, value="...", reason=reason, fix=fix)])
 
 
 class StackLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, as it is for Pulumi: the first would be lost in silence."""
+    """A YAML loader that rejects duplicate keys, as Pulumi does; PyYAML silently keeps the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        """Construct a mapping. Raises ConstructorError for a duplicate key."""
+        keys: set[Any] = set()
         for name, _ in node.value:
             key = self.construct_object(name, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} stands twice", name.start_mark)
-            seen.add(key)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key}", name.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
 def check_region(region: str, source: str, key: str = "aws:region") -> None:
-    """Raises InputError for a region that AWS has not."""
+    """Check that AWS has this region. Raises InputError; `source` is where the region is set."""
     session = boto3.session.Session()
     known = {name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)}
     if region not in known:
         fix = f"Change it in {source}"
-        raise InputError([Problem(key=key, value=region, why="AWS has no such region", fix=fix)])
+        raise InputError([Problem(key=key, value=region, reason="unknown AWS region", fix=fix)])
 
 
-def prepare_folder(folder: Path, show: Show, cut: str) -> None:
-    """An empty folder, after an earlier rehearsal in it is swept up. `cut`: that one's process, if it was cut."""
-    ended = sweep(folder)
-    if cut or ended:
-        who = f" (process {cut}, which was cut)" if cut else ""
-        show.line("account", f"swept up: {ended} processes that an earlier rehearsal{who} left")
-    empty(folder)
+def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
+    """Kill the processes of an earlier rehearsal in this folder and remove its files.
+
+    `killed_process`: id of the process of that rehearsal if it was killed, else an empty string.
+    """
+    count = remove_leftovers(folder)
+    if killed_process or count:
+        earlier = (
+            f"an earlier rehearsal (process {killed_process}, killed)" if killed_process else "an earlier rehearsal"
+        )
+        display.print_line("account", f"removed {count} processes of {earlier}")
+    clear_folder(folder)
 
 
-def empty(folder: Path) -> None:
-    """Remove what a rehearsal leaves."""
-    reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED)
+def clear_folder(folder: Path) -> None:
+    """Remove the files of a rehearsal, except the lock."""
+    reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED_STACK_FILE)
     for name in ("aws", "pulumi", "results", "reserve", *reports):
         target = folder / name
         if target.is_dir():
@@ -163,21 +177,24 @@ def empty(folder: Path) -> None:
             target.unlink(missing_ok=True)
 
 
-def account_folder(rehearsals: Path, holder: int) -> Path:
-    """Where an account that stays keeps its journal. `holder`: the process that it stays with."""
-    return rehearsals / f"aws-{holder}"
+def account_folder(rehearsals: Path, process: int) -> Path:
+    """Return the folder for the journal of an account started by `python -m rehearsal aws`; `process` is its id."""
+    return rehearsals / f"aws-{process}"
 
 
-def sweep_accounts(rehearsals: Path) -> None:
-    """Remove what accounts left whose holder was killed. A folder with a lock is a rehearsal's: of a stack so named."""
+def remove_stale_accounts(rehearsals: Path) -> None:
+    """Remove the folders of accounts whose process was killed. A folder with a lock belongs to a stack named aws-..."""
     for folder in rehearsals.glob("aws-*"):
-        holder = folder.name.removeprefix("aws-")
-        if holder.isdecimal() and not psutil.pid_exists(int(holder)) and not (folder / "lock").exists():
+        process = folder.name.removeprefix("aws-")
+        if process.isdecimal() and not psutil.pid_exists(int(process)) and not (folder / "lock").exists():
             shutil.rmtree(folder)
 
 
-def given_account() -> EmulatedAws | None:
-    """The emulated AWS that the environment names, as everything of ours finds it; None where it names none."""
+def attached_account() -> EmulatedAws | None:
+    """Return the emulated AWS at AWS_ENDPOINT_URL; None when the variable is not set.
+
+    Raises InputError when no emulated AWS responds there.
+    """
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint is None:
         return None
@@ -187,32 +204,32 @@ def given_account() -> EmulatedAws | None:
         problem = Problem(
             key="AWS_ENDPOINT_URL",
             value=endpoint,
-            why=str(error),
-            fix="Start one with `python -m rehearsal aws`, or unset it: the rehearsal then has an account of its own",
+            reason=str(error),
+            fix="Start an emulated AWS with `python -m rehearsal aws`, or unset the variable to use a temporary one",
         )
         raise InputError([problem]) from None
 
 
 @contextmanager
-def marking(folder: Path) -> Iterator[None]:
-    """What is started meanwhile bears the folder's mark: should it outlive us, the next rehearsal finds it."""
-    os.environ[MARK] = str(folder)
+def mark_child_processes(folder: Path) -> Iterator[None]:
+    """Set the environment variable by which `find_processes` finds all processes of the rehearsal in `folder`."""
+    os.environ[REHEARSAL_VARIABLE] = str(folder)
     try:
         yield
     finally:
-        del os.environ[MARK]
+        del os.environ[REHEARSAL_VARIABLE]
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """The account that everything started from here finds; nothing of the user's own AWS settings counts."""
-    earlier = dict(os.environ)
+def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Replace all AWS_ environment variables of the user with `variables`, for this process and its children."""
+    original = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
-    os.environ.update(values)
-    os.environ["VIRTUAL_ENV"] = sys.prefix  # what the launcher takes where the tree has no environment of its own
+    os.environ.update(variables)
+    os.environ["VIRTUAL_ENV"] = sys.prefix  # trainyard/launcher uses it when the repository has no .venv
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(earlier)
+        os.environ.update(original)

@@ -1,4 +1,4 @@
-"""A repository of Debian packages for booted machines: made, signed and served by the test that needs it."""
+"""Builds, signs and serves a repository of Debian packages for booted machines."""
 
 import hashlib
 import shutil
@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rehearsal.hypervisor.nspawn.network import Network
-from tests.machines import Booted
-from tests.served import Served
+from tests.file_server import FileServer
+from tests.machines import BootedMachine
 
 ARCHITECTURE = "amd64"
 KEY = "key.asc"
-# A machine that knows no source of its own: its mirror is not reached, and apt would try it again and again.
+# Files that remove the package sources of the image: apt would retry its mirror, which is not reachable.
 NO_SOURCES = {"/etc/apt/sources.list": "", "/etc/apt/apt.conf.d/90-test": 'Acquire::Languages "none";\n'}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package to make. `files`: path -> text; a text that begins with `#!` can be executed.
+    """A package to build. `files`: path -> text; a text that starts with `#!` becomes executable.
 
-    `scripts`: dpkg's own name (postinst, prerm, ...) -> text. `fields`: further fields of its control file.
+    `scripts`: maintainer script (postinst, prerm, ...) -> text. `fields`: additional fields of the control file.
     """
 
     name: str
@@ -37,19 +37,20 @@ class Package:
 
     @property
     def control(self) -> str:
+        """Text of the control file."""
         lines = {
             "Package": self.name,
             "Version": self.version,
             "Architecture": self.architecture,
             "Maintainer": "Tests <tests@example.org>",
-            "Description": "made by a test",
+            "Description": "built by a test",
             **({"Depends": ", ".join(self.depends)} if self.depends else {}),
             **self.fields,
         }
         return "".join(f"{name}: {value}\n" for name, value in lines.items())
 
     def build(self, folder: Path) -> Path:
-        """Its .deb file, in the folder."""
+        """Build the .deb file in the folder. Returns its path."""
         deb = folder / f"{self.name}_{self.version.replace(':', '%3a')}_{self.architecture}.deb"
         with tempfile.TemporaryDirectory() as work:
             tree = Path(work)
@@ -63,74 +64,78 @@ class Package:
         return deb
 
 
-class Repository(Served):
-    """Packages under `folder`, signed with a key of its own, over HTTP.
+class Repository(FileServer):
+    """A repository in `folder`, signed with a new key and served over HTTP.
 
-    `suite`: none for a flat repository, whose index lies beside its packages (NVIDIA's are so); else the name under
-    dists/, with one component, `main`.
+    `suite`: the name under dists/, with one component, `main`; None for a flat repository, whose index is in the folder
+    of the packages, as in NVIDIA's repositories.
     """
 
     def __init__(self, folder: Path, network: Network, suite: str | None = None) -> None:
         super().__init__(folder, network)
         self.suite = suite
         self._packages: dict[str, Package] = {}
-        # gpg's agent listens in its home, and the path of a socket is short.
+        # The socket of the gpg agent is in its home folder, and the path of a socket must be short.
         self._home = Path(tempfile.mkdtemp(prefix="gpg-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._gpg("--passphrase", "", "--quick-generate-key", "Tests <tests@example.org>", "ed25519", "sign", "never")
-        listed = self._gpg("--with-colons", "--list-keys").splitlines()
-        self.fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
+        keys = self._gpg("--with-colons", "--list-keys").splitlines()
+        self.fingerprint = next(line.split(":")[9] for line in keys if line.startswith("fpr:"))
         (self.folder / KEY).write_text(self._gpg("--armor", "--export"))
         self._index()
-        self.back()
+        self.start()
 
     @property
     def key_url(self) -> str:
+        """URL of the public key."""
         return f"{self.url}/{KEY}"
 
     @property
-    def where(self) -> str:
-        """Suite and components, as apt's one-line format has them."""
+    def suite_and_components(self) -> str:
+        """Suite and components in apt's one-line format."""
         return f"{self.suite} main" if self.suite else "/"
 
     def add(self, *packages: Package) -> None:
-        """Further packages, or other ones in their stead. Machines learn of them by `apt-get update`."""
+        """Add or replace packages. Machines see them after `apt-get update`."""
         for package in packages:
             deb = package.build(self.folder)
             self._packages[deb.name] = package
         self._index()
 
-    def be_source_of(self, node: Booted, name: str = "tests") -> None:
-        """Stand in for a source that the machine's image brings, such as the distribution's own."""
+    def add_source_to(self, node: BootedMachine, name: str = "tests") -> None:
+        """Add this repository to the package sources of a machine."""
         key = f"/usr/share/keyrings/{name}.asc"
-        node.put(key, (self.folder / KEY).read_text())
-        node.put(f"/etc/apt/sources.list.d/{name}.list", f"deb [signed-by={key}] {self.url} {self.where}\n")
-        node.sh("apt-get update -q")
+        node.write_file(key, (self.folder / KEY).read_text())
+        node.write_file(
+            f"/etc/apt/sources.list.d/{name}.list", f"deb [signed-by={key}] {self.url} {self.suite_and_components}\n"
+        )
+        node.run_script("apt-get update -q")
 
     def sign(self, file: Path) -> None:
-        """Beside a file, its detached signature: FILE.sig."""
+        """Write the detached signature of a file to FILE.sig."""
         self._gpg("--yes", "--detach-sign", str(file))
 
     def close(self) -> None:
+        """Stop the server and the gpg agent, and remove the agent's home folder."""
         super().close()
         subprocess.run(["gpgconf", "--homedir", str(self._home), "--kill", "all"], check=True, capture_output=True)
-        # The agent, as it ends, removes its own sockets.
+        # The agent also removes its sockets when it ends.
         shutil.rmtree(self._home, ignore_errors=True)
         assert not self._home.exists()
 
     def _index(self) -> None:
-        listed = "".join(self._entry(self.folder / name, package) for name, package in self._packages.items())
+        packages = "".join(self._entry(self.folder / name, package) for name, package in self._packages.items())
         top, name = self.folder, "Packages"
         fields = {"Origin": "tests", "Date": f"{datetime.now(UTC):%a, %d %b %Y %H:%M:%S} UTC"}
         if self.suite:
             top, name = self.folder / "dists" / self.suite, f"main/binary-{ARCHITECTURE}/Packages"
             fields |= {"Codename": self.suite, "Components": "main", "Architectures": ARCHITECTURE}
-        _write(top / name, listed)
-        seen = f" {hashlib.sha256(listed.encode()).hexdigest()} {len(listed.encode())} {name}\n"
-        release = "".join(f"{key}: {value}\n" for key, value in fields.items()) + "SHA256:\n" + seen
+        _write(top / name, packages)
+        checksum = f" {hashlib.sha256(packages.encode()).hexdigest()} {len(packages.encode())} {name}\n"
+        release = "".join(f"{key}: {value}\n" for key, value in fields.items()) + "SHA256:\n" + checksum
         _write(top / "Release", release)
-        _write(top / "InRelease", self._gpg("--clearsign", given=release))
-        _write(top / "Release.gpg", self._gpg("--armor", "--detach-sign", given=release))
+        _write(top / "InRelease", self._gpg("--clearsign", stdin=release))
+        _write(top / "Release.gpg", self._gpg("--armor", "--detach-sign", stdin=release))
 
     @staticmethod
     def _entry(deb: Path, package: Package) -> str:
@@ -138,18 +143,18 @@ class Repository(Served):
         file = f"Filename: ./{deb.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
         return package.control + file
 
-    def _gpg(self, *arguments: str, given: str | None = None) -> str:
-        return _run("gpg", "--homedir", str(self._home), "--batch", "--quiet", *arguments, given=given)
+    def _gpg(self, *arguments: str, stdin: str | None = None) -> str:
+        return _run("gpg", "--homedir", str(self._home), "--batch", "--quiet", *arguments, stdin=stdin)
 
 
 @contextmanager
 def repository(folder: Path, network: Network, suite: str | None = None) -> Iterator[Repository]:
-    """A repository until the end of `with`; empty at first."""
-    made = Repository(folder, network, suite)
+    """Create an empty repository and serve it until the context manager exits."""
+    created = Repository(folder, network, suite)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def _write(file: Path, text: str) -> None:
@@ -158,7 +163,7 @@ def _write(file: Path, text: str) -> None:
     file.chmod(0o755 if text.startswith("#!") else 0o644)
 
 
-def _run(*command: str, given: str | None = None) -> str:
-    done = subprocess.run(command, input=given, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}: {done.stderr}"
-    return done.stdout
+def _run(*command: str, stdin: str | None = None) -> str:
+    process = subprocess.run(command, input=stdin, capture_output=True, text=True)
+    assert process.returncode == 0, f"{' '.join(command)}: {process.returncode}: {process.stderr}"
+    return process.stdout

@@ -1,4 +1,4 @@
-"""A small cluster in the emulated account as the Pulumi program would leave it: buckets, an empty group, a manifest."""
+"""A small cluster in the emulated account, as the Pulumi program creates it: buckets, an empty group, a manifest."""
 
 import base64
 import json
@@ -12,23 +12,24 @@ from infra.packaging.user_data import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.manifests import MANIFEST
-from trainyard.aws.s3 import Bucket, client
-from trainyard.models.events import AgentEvent, PlayEvent, ServiceEvent, VerificationEvent
-from trainyard.models.health_check import Measured
+from trainyard.aws.clients import client
+from trainyard.aws.s3 import Bucket
+from trainyard.models.events import AgentEvent, HealthCheckEvent, PlaybookEvent, ServiceEvent
+from trainyard.models.health_check import NodeMeasurements
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
 from trainyard.models.layout import MANIFEST as MANIFEST_OBJECT
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import RunRecord
 from trainyard.node.identity import Node
-from trainyard.operations.startup import OUTAGE_SECONDS
+from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS
 
-UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+UBUNTU_PARAMETER = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 _numbers = count(1)
 
 
 @dataclass
 class Cluster:
-    """One stack's cluster, and the ways in which its nodes speak."""
+    """The cluster of one stack, with methods that write events as its nodes do."""
 
     stack: str
     manifest: Manifest
@@ -37,58 +38,66 @@ class Cluster:
 
     @property
     def group(self) -> str:
+        """Name of the first Auto Scaling group."""
         return self.manifest.groups[0].autoscaling_group
 
     def add_group(self, name: str, **changes: Any) -> WorkerGroup:
-        """Another group of workers like the first one; `changes` are fields of it."""
-        made = f"{self.stack}-{name}"
+        """Add a worker group like the first group; `changes` are fields of the new group."""
+        group_name = f"{self.stack}-{name}"
         first = self.manifest.groups[0]
-        create_group(self.manifest.region, made, self.stack, first.subnets[0])
-        group = first.model_copy(update={"name": name, "autoscaling_group": made, **changes})
-        self.want((*self.manifest.groups, group))
+        create_group(self.manifest.region, group_name, self.stack, first.subnets[0])
+        group = first.model_copy(update={"name": name, "autoscaling_group": group_name, **changes})
+        self.set_groups((*self.manifest.groups, group))
         return group
 
-    def want(self, groups: tuple[WorkerGroup, ...]) -> None:
-        """The manifest says these groups from now on."""
+    def set_groups(self, groups: tuple[WorkerGroup, ...]) -> None:
+        """Write a manifest with these worker groups."""
         self.manifest = self.manifest.model_copy(update={"groups": groups})
         self.staging.write(MANIFEST_OBJECT, self.manifest.model_dump_json().encode())
 
     @property
     def autoscaling(self) -> Any:
+        """A boto3 client of Auto Scaling."""
         return client("autoscaling", self.manifest.region)
 
-    def described(self, group: str | None = None) -> dict[str, Any]:
-        """One group, the first where none is named, as Auto Scaling has it."""
+    def describe_group(self, group: str | None = None) -> dict[str, Any]:
+        """Return the description of an Auto Scaling group; default: the first group."""
         name = group or self.group
-        found: dict[str, Any] = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-        described: dict[str, Any] = found["AutoScalingGroups"][0]
-        return described
+        response = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+        description: dict[str, Any] = response["AutoScalingGroups"][0]
+        return description
 
     def members(self, group: str | None = None) -> list[str]:
-        return [instance["InstanceId"] for instance in self.described(group)["Instances"]]
+        """Return the instance ids of a group's members."""
+        return [instance["InstanceId"] for instance in self.describe_group(group)["Instances"]]
 
-    def lease(self) -> float | None:
-        """When the lease ends the workers, Unix time; None without one."""
-        found = self.autoscaling.describe_scheduled_actions(AutoScalingGroupName=self.group)
-        actions = found["ScheduledUpdateGroupActions"]
+    def lease_end(self) -> float | None:
+        """Return the Unix time at which the lease terminates the workers; None without a lease."""
+        response = self.autoscaling.describe_scheduled_actions(AutoScalingGroupName=self.group)
+        actions = response["ScheduledUpdateGroupActions"]
         return actions[0]["StartTime"].timestamp() if actions else None
 
-    def head_is_ready(self) -> None:
+    def write_head_ready_events(self) -> None:
+        """Write the events of a head whose services are ready."""
         for service in ("rendezvous", "controller"):
             event = ServiceEvent.model_validate(
-                {**stamp("i-head", "head"), "service": service, "address": self.manifest.head.address}
+                {**event_fields("i-head", "head"), "service": service, "address": self.manifest.head.address}
             )
-            self._say(self.staging, HEAD_EVENTS, "i-head", event)
+            self._write(self.staging, HEAD_EVENTS, "i-head", event)
 
-    def head_fails_for_good(self, message: str, head: str = "i-head") -> None:
-        for after in (0.0, OUTAGE_SECONDS):
-            event = PlayEvent.model_validate({**stamp(head, "head", after), "status": "failed", "message": message})
-            self._say(self.staging, HEAD_EVENTS, head, event)
+    def write_head_failure_events(self, message: str, head: str = "i-head") -> None:
+        """Write events of a head whose playbook fails for longer than a launch waits for a retry."""
+        for after in (0.0, PLAYBOOK_RETRY_SECONDS):
+            event = PlaybookEvent.model_validate(
+                {**event_fields(head, "head", after), "status": "failed", "message": message}
+            )
+            self._write(self.staging, HEAD_EVENTS, head, event)
 
-    def agent(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
+    def write_agent_event(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
+        """Write an AgentEvent of a worker."""
         event = AgentEvent.model_validate(
             {
-                **stamp(node, "worker"),
+                **event_fields(node, "worker"),
                 "run": run,
                 "attempt": attempt,
                 "state": state,
@@ -96,62 +105,74 @@ class Cluster:
                 "failures": failures,
             }
         )
-        self.say(run, node, event)
+        self.write_event(run, node, event)
 
-    def play(self, run: str, node: str, status: str, message: str = "", after: float = 0.0) -> None:
-        """`after`: seconds from now, as the node's clock says it."""
-        event = PlayEvent.model_validate({**stamp(node, "worker", after), "status": status, "message": message})
-        self.say(run, node, event)
+    def write_playbook_event(self, run: str, node: str, status: str, message: str = "", after: float = 0.0) -> None:
+        """Write a PlaybookEvent of a worker. `after`: seconds from now, by the node's clock."""
+        event = PlaybookEvent.model_validate(
+            {**event_fields(node, "worker", after), "status": status, "message": message}
+        )
+        self.write_event(run, node, event)
 
-    def play_fails_for_good(self, run: str, node: str, message: str) -> None:
-        """A unit starts a failed play again: for longer than anything is away for a moment."""
-        for after in (0.0, OUTAGE_SECONDS):
-            self.play(run, node, "failed", message, after)
+    def write_playbook_failure_events(self, run: str, node: str, message: str) -> None:
+        """Write events of a worker whose playbook fails for longer than a launch waits for a retry."""
+        for after in (0.0, PLAYBOOK_RETRY_SECONDS):
+            self.write_playbook_event(run, node, "failed", message, after)
 
-    def checked(self, run: str, node: str, check: int, **told: Any) -> None:
-        """What a node's agent tells of a check; nothing given: it came through."""
-        seen = Measured(torch="2.15.0", network="gloo", matmul_tflops=0.1, seconds=5.0)
-        event = {**stamp(node, "worker"), "run": run, "check": check, "group": "workers", "measured": seen, **told}
-        self.say(run, node, VerificationEvent.model_validate(event))
+    def write_health_check_event(self, run: str, node: str, check: int, **fields: Any) -> None:
+        """Write a HealthCheckEvent of a worker; without `fields`, the worker passes the check."""
+        measurements = NodeMeasurements(torch="2.15.0", network="gloo", matmul_tflops=0.1, seconds=5.0)
+        event = {
+            **event_fields(node, "worker"),
+            "run": run,
+            "number": check,
+            "group": "workers",
+            "measurements": measurements,
+            **fields,
+        }
+        self.write_event(run, node, HealthCheckEvent.model_validate(event))
 
-    def say(self, run: str, node: str, event: Any) -> None:
-        self._say(self.data, RunLayout(run).events, node, event)
+    def write_event(self, run: str, node: str, event: Any) -> None:
+        """Write an event of a worker to the event stream of the run."""
+        self._write(self.data, RunLayout(run).events, node, event)
 
-    def _say(self, bucket: Bucket, stream: str, node: str, event: Any) -> None:
+    def _write(self, bucket: Bucket, stream: str, node: str, event: Any) -> None:
         key = chunk_key(chunk_prefix(stream, node, "0001", f"test{next(_numbers):06d}"), 0)
         bucket.write(key, event.model_dump_json().encode())
 
-    def record(self, *, created: float | None = None, minutes: float = 60.0) -> RunRecord:
-        began = time.time() if created is None else created
+    def create_run_record(self, *, created: float | None = None, minutes: float = 60.0) -> RunRecord:
+        """Return a run record. `created`: Unix time in seconds; `minutes`: time until the deadline."""
+        created_time = time.time() if created is None else created
         group = self.manifest.groups[0]
         return RunRecord(
             run=f"run-{next(_numbers)}",
-            created=began,
-            deadline=began + minutes * 60,
-            manifest=self.manifest.digest(),
+            created=created_time,
+            deadline=created_time + minutes * 60,
+            manifest_digest=self.manifest.digest(),
             nodes=self.manifest.nodes,
             processes_per_node=group.processes_per_node,
             job=self.manifest.job,
             limits=self.manifest.limits,
         )
 
-    def launch(self, nodes: int) -> list[str]:
-        """Nodes as a launch leaves them."""
-        answer = self.autoscaling.launch_instances(
+    def launch_instances(self, nodes: int) -> list[str]:
+        """Launch instances in the first group, as a launch does. Returns their ids."""
+        response = self.autoscaling.launch_instances(
             AutoScalingGroupName=self.group,
             RequestedCapacity=nodes,
             ClientToken=f"token-{next(_numbers)}",
             SubnetIds=[self.manifest.groups[0].subnets[0]],
         )
-        return [name for part in answer["Instances"] for name in part["InstanceIds"]]
+        return [name for group in response["Instances"] for name in group["InstanceIds"]]
 
 
-def stamp(node: str, role: str, after: float = 0.0) -> dict[str, Any]:
+def event_fields(node: str, role: str, after: float = 0.0) -> dict[str, Any]:
+    """Return the fields that all events have. `after`: seconds from now."""
     return {"time": time.time() + after, "instance": node, "role": role, "boot": "0001"}
 
 
-def worker(region: str, bundle: Path | str, group: str = "workers") -> Node:
-    """The first of a group, at its first boot."""
+def worker_identity(region: str, bundle: Path | str, group: str = "workers") -> Node:
+    """Return the identity of a worker at its first boot."""
     return Node(
         role="worker",
         group=group,
@@ -164,29 +185,29 @@ def worker(region: str, bundle: Path | str, group: str = "workers") -> Node:
     )
 
 
-def ubuntu(region: str) -> str:
-    """Id of Ubuntu's image."""
-    return str(client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"])
+def ubuntu_image_id(region: str) -> str:
+    """Return the id of the Ubuntu AMI."""
+    return str(client("ssm", region).get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"])
 
 
-def workers_template(region: str, stack: str, manifest_uri: str) -> None:
-    """The launch template of that name from now on asks what the Pulumi program's does of one with a GPU's fabric."""
+def create_worker_template_version(region: str, stack: str, manifest_uri: str) -> None:
+    """Add a version to the stack's launch template with the fields that the Pulumi program sets for Spot workers."""
     ec2 = client("ec2", region)
     group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
     text = user_data("worker", "workers", manifest_uri, region, Path(__file__).parents[1])
-    named = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
+    instance_tags = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
     key = client("kms", region).create_key()["KeyMetadata"]["Arn"]
     ebs = {"VolumeType": "gp3", "VolumeSize": 40, "Encrypted": True, "KmsKeyId": key, "DeleteOnTermination": True}
     ec2.create_launch_template_version(
         LaunchTemplateName=stack,
         LaunchTemplateData={
-            "ImageId": ubuntu(region),
+            "ImageId": ubuntu_image_id(region),
             "InstanceType": "c7i.xlarge",
             "IamInstanceProfile": {"Name": stack},
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
             "NetworkInterfaces": [{"DeviceIndex": 0, "Groups": [group], "DeleteOnTermination": True}],
             "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
-            "TagSpecifications": [{"ResourceType": kind, "Tags": named} for kind in ("instance", "volume")],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": instance_tags} for kind in ("instance", "volume")],
             "InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}},
             "UserData": base64.b64encode(text.encode()).decode(),
         },
@@ -199,13 +220,13 @@ def _vpc_of(region: str, stack: str) -> str:
     return str(client("ec2", region).describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"])
 
 
-def profile(name: str) -> None:
-    """A role that may do all that a node asks for."""
+def create_instance_profile(name: str) -> None:
+    """Create an instance profile with a role that allows all API calls of a node."""
     iam = client("iam", "us-east-1")
     trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
-    rights = {"Effect": "Allow", "Action": ["s3:*", "autoscaling:*"], "Resource": "*"}
+    permissions = {"Effect": "Allow", "Action": ["s3:*", "autoscaling:*"], "Resource": "*"}
     iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy(trust))
-    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=_policy(rights))
+    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=_policy(permissions))
     iam.create_instance_profile(InstanceProfileName=name)
     iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
 
@@ -215,7 +236,7 @@ def _policy(statement: dict[str, Any]) -> str:
 
 
 def create_group(region: str, name: str, template: str, subnet: str) -> None:
-    """An empty Auto Scaling group of at most four nodes."""
+    """Create an empty Auto Scaling group with a maximum size of four."""
     client("autoscaling", region).create_auto_scaling_group(
         AutoScalingGroupName=name,
         MinSize=0,
@@ -226,8 +247,8 @@ def create_group(region: str, name: str, template: str, subnet: str) -> None:
     )
 
 
-def build(region: str, **job: Any) -> Cluster:
-    """Make one; `job` changes fields of the manifest's job."""
+def create_cluster(region: str, **job: Any) -> Cluster:
+    """Create a cluster; `job` changes fields of the manifest's job."""
     stack = f"stack-{next(_numbers)}"
     s3, ec2 = client("s3", region), client("ec2", region)
     for role in ("data", "staging"):
@@ -239,13 +260,13 @@ def build(region: str, **job: Any) -> Cluster:
         s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tags})
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
-    image = ubuntu(region)
+    image = ubuntu_image_id(region)
     ec2.create_launch_template(
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )
     create_group(region, stack, stack, subnet)
     group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": (subnet,)})
-    asked = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
+    job_fields = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
     manifest = MANIFEST.model_copy(
         update={
             "stack": stack,
@@ -253,16 +274,16 @@ def build(region: str, **job: Any) -> Cluster:
             "data_bucket": f"{stack}-data",
             "staging_bucket": f"{stack}-staging",
             "groups": (group,),
-            "job": MANIFEST.job.model_copy(update=asked),
+            "job": MANIFEST.job.model_copy(update=job_fields),
         }
     )
-    made = Cluster(stack, manifest, Bucket(f"{stack}-data", region), Bucket(f"{stack}-staging", region))
-    made.staging.write(MANIFEST_OBJECT, manifest.model_dump_json().encode())
-    return made
+    cluster = Cluster(stack, manifest, Bucket(f"{stack}-data", region), Bucket(f"{stack}-staging", region))
+    cluster.staging.write(MANIFEST_OBJECT, manifest.model_dump_json().encode())
+    return cluster
 
 
-def room_for(account: EmulatedAws, more: int) -> Capacity:
-    """A shortage that lets so many more nodes be launched: what is stopped or gone takes no room."""
-    running = [one for one in account.instances() if one.state in {"pending", "running"}]
-    held = sum(one.instance_type == "c7i.xlarge" for one in running)
-    return Capacity(limit=held + more, instance_type="c7i.xlarge")
+def capacity_limit(account: EmulatedAws, additional: int) -> Capacity:
+    """Return a capacity fault that allows this number of additional workers; only running instances count."""
+    running = [instance for instance in account.instances() if instance.state in {"pending", "running"}]
+    workers = sum(instance.instance_type == "c7i.xlarge" for instance in running)
+    return Capacity(limit=workers + additional, instance_type="c7i.xlarge")

@@ -1,4 +1,4 @@
-"""What rooms share in their tests: one emulated account in which each test makes its own things."""
+"""Shared fixtures: one emulated account, in which each test creates its own resources, and the order of the tests."""
 
 import os
 import shutil
@@ -13,99 +13,106 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.hypervisor.nspawn.requirements import lacking
-from trainyard.aws import s3 as objects
+from rehearsal.hypervisor.nspawn.requirements import missing_requirements
+from trainyard.aws import clients
 from trainyard.aws.s3 import Bucket
 
 REGION = "us-east-1"
 _numbers = count(1)
 
 
-# Files of tests that take long, the longest first: the rest fills the gaps. Those that look at the main rehearsal share
-# the process that has run it.
-MAIN = ("test_side_by_side", "test_road", "test_audit")
-LONG = (
-    *MAIN,
-    "test_interrupt",
-    "test_verification",
-    "test_gpu_stack",
-    "test_killed",
-    "test_lease",
-    "test_bad_input",
-    "test_run",
+# Slow test files, the slowest first, so that fast files fill the gaps. The files that use the main rehearsal run in the
+# same pytest-xdist worker, because its fixture is per process.
+MAIN_REHEARSAL_FILES = ("test_side_by_side", "test_stages", "test_audit")
+SLOW_FILES = (
+    *MAIN_REHEARSAL_FILES,
+    *("test_interrupt", "test_booted", "test_nvidia_driver", "test_base", "test_worker_environments"),
+    *("test_worker_faults", "test_startup", "test_all_or_nothing", "test_worker", "test_lease", "test_nvme"),
+    *("test_container", "test_baked_node", "test_killed", "test_health_check", "test_lustre", "test_examples"),
+    *("test_gpu_stack", "test_whole_node", "test_efa", "test_bad_input", "test_booted_faults", "test_cuda"),
+    *("test_stacks", "test_node_permissions", "test_layouts", "test_run", "test_frameworks"),
 )
 
 
-def browser() -> str | None:
-    """A Chromium, where this machine has one."""
-    return next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
+def find_chromium() -> str | None:
+    """Return the path of Chromium; None if it is not installed."""
+    paths = (shutil.which(name) for name in ("chromium", "chromium-browser"))
+    return next((path for path in paths if path), None)
 
 
-# Mark -> what this machine lacks for the tests that bear it; empty where it can run them.
-LACKING: dict[str, Callable[[], str]] = {
-    "browser": lambda: "" if browser() else "no chromium (apt-get install chromium)",
-    "booted": lambda: "; ".join(f"{one.why} ({one.fix})" for one in lacking()),
+# Marker -> function that returns why this machine cannot run the tests with this marker; an empty string if it can.
+MISSING_REQUIREMENTS: dict[str, Callable[[], str]] = {
+    "browser": lambda: "" if find_chromium() else "no chromium (apt-get install chromium)",
+    "booted": lambda: "; ".join(f"{problem.reason} ({problem.fix})" for problem in missing_requirements()),
 }
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need what this machine lacks: in CI they run, and fail; elsewhere they are left out, which is said."""
+def deselect_unsupported(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that this machine cannot run, and print their number. In CI they run and fail."""
     if os.environ.get("CI") == "true":
         return
-    for mark, told in LACKING.items():
-        found = [item for item in items if item.get_closest_marker(mark)]
-        if found and (why := told()):
-            items[:] = [item for item in items if item not in found]
-            config.hook.pytest_deselected(items=found)
+    for mark, missing in MISSING_REQUIREMENTS.items():
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked and (reason := missing()):
+            items[:] = [item for item in items if item not in marked]
+            config.hook.pytest_deselected(items=marked)
             if reporter := config.pluginmanager.get_plugin("terminalreporter"):
-                reporter.write_line(f"{len(found)} tests left out: {why}")
+                reporter.write_line(f"{len(marked)} tests skipped: {reason}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out(config, items)
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """Mark booted and browser tests as slow, deselect unsupported tests and sort slow files first."""
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in MISSING_REQUIREMENTS):
+            item.add_marker(pytest.mark.slow)
+    deselect_unsupported(config, items)
+    items.sort(key=lambda item: SLOW_FILES.index(item.path.stem) if item.path.stem in SLOW_FILES else len(SLOW_FILES))
 
 
-class Files(LoadScopeScheduling):  # type: ignore[misc]
-    """A file's tests run in one process, in their order."""
+class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Runs all tests of a file in the same process, in order."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return "main" if Path(file).stem in MAIN else file
+        return "main" if Path(file).stem in MAIN_REHEARSAL_FILES else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return Files(config, log)
+    """Return the scheduler of pytest-xdist."""
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
 def running_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    """An emulated AWS that all tests of the process share."""
     with EmulatedAws.start(tmp_path_factory.mktemp("account"), region=REGION) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def account(running_account: EmulatedAws) -> Iterator[EmulatedAws]:
-    """An emulated AWS, found by the environment as everything of ours finds it; other rooms have their own."""
-    with found(running_account):
+    """The shared emulated AWS, with the environment variables that clients need."""
+    with aws_environment(running_account):
         yield running_account
 
 
 @pytest.fixture(scope="module")
 def own_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    """One that no other file's tests use: for a hypervisor, which boots every instance that bears no other's tag."""
-    with EmulatedAws.start(tmp_path_factory.mktemp("own-account"), region=REGION) as running, found(running):
+    """An emulated AWS for one test file, for tests with a hypervisor: it boots all instances without a stack tag."""
+    with EmulatedAws.start(tmp_path_factory.mktemp("own-account"), region=REGION) as running, aws_environment(running):
         yield running
 
 
 @contextmanager
-def found(running: EmulatedAws) -> Iterator[None]:
+def aws_environment(account: EmulatedAws) -> Iterator[None]:
+    """Set the environment variables of the account and clear cached clients."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment().items():
+        for name, value in account.environment().items():
             patch.setenv(name, value)
-        objects.client.cache_clear()
+        clients.client.cache_clear()
         yield
-    objects.client.cache_clear()
+    clients.client.cache_clear()
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""A manifest that tests start from."""
+"""The default manifest of tests, and measurements of a healthy node."""
 
+from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
-from trainyard.models.health_check import Measured
-from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, NodeSystem, WorkerGroup
+from trainyard.models.health_check import NodeMeasurements
+from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, WorkerGroup
 
 MANIFEST = Manifest(
     project="trainyard",
@@ -28,7 +29,7 @@ MANIFEST = Manifest(
         ),
     ),
     fsx=None,
-    node=NodeSystem(),
+    node=NodeSettings(),
     job=Job(
         name="line",
         source=None,
@@ -40,11 +41,11 @@ MANIFEST = Manifest(
         secrets={},
         environment={},
     ),
-    limits=Limits(bring_up_minutes=5, lease_minutes=20, time_limit_minutes=60),
+    limits=Limits(startup_timeout_minutes=5, lease_minutes=20, time_limit_minutes=60),
 )
 
-# What a node of eight A100 says of itself in a check when all is well.
-WELL = Measured(
+# Health check measurements of a healthy node with eight A100 GPUs.
+HEALTHY_MEASUREMENTS = NodeMeasurements(
     gpus=8,
     gpu_names=("NVIDIA A100-SXM4-40GB",),
     driver="580.126.09",

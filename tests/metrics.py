@@ -1,4 +1,4 @@
-"""A metric line, whole, of which a test gives what it is about."""
+"""Complete metric lines for tests."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from trainyard.models.metrics import MetricLine
 
 
 def metric(step: int, loss: float = 5.0, **changes: Any) -> MetricLine:
-    """A step of one second over 8 samples of 4 tokens."""
-    whole: dict[str, Any] = {
+    """Return a metric line of a step of one second over 8 samples of 4 tokens; `changes` replace fields."""
+    fields: dict[str, Any] = {
         "time": float(step),
         "attempt": 1,
         "step": step,
@@ -26,4 +26,4 @@ def metric(step: int, loss: float = 5.0, **changes: Any) -> MetricLine:
         "mfu": None,
         "memory_gib": 0.5,
     }
-    return MetricLine.model_validate({**whole, **changes})
+    return MetricLine.model_validate({**fields, **changes})

@@ -1,4 +1,4 @@
-"""The tests' own package repository, as apt on a booted machine sees it."""
+"""Tests of the package repository that other tests use, with apt on a booted machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import Booted, booted
+from tests.machines import BootedMachine, boot_machine
 
 pytestmark = pytest.mark.booted
 
@@ -16,48 +16,55 @@ TOOL = Package(
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with booted(tmp_path_factory.mktemp("apt"), NO_SOURCES) as made:
-        yield made
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    with boot_machine(tmp_path_factory.mktemp("apt"), NO_SOURCES) as machine:
+        yield machine
 
 
 @contextmanager
-def source(node: Booted, folder: pytest.TempPathFactory, suite: str | None = None) -> Iterator[Repository]:
-    with repository(folder.mktemp("repository"), node.network, suite) as made:
-        made.be_source_of(node)
-        yield made
-        node.sh("apt-get purge -qy tool base-tool || true; rm /etc/apt/sources.list.d/tests.list")
+def source(node: BootedMachine, folder: pytest.TempPathFactory, suite: str | None = None) -> Iterator[Repository]:
+    with repository(folder.mktemp("repository"), node.network, suite) as created:
+        created.add_source_to(node)
+        yield created
+        node.run_script("apt-get purge -qy tool base-tool || true; rm /etc/apt/sources.list.d/tests.list")
 
 
 @pytest.mark.parametrize("suite", [None, "stable"])
-def test_apt_installs_from_it(node: Booted, tmp_path_factory: pytest.TempPathFactory, suite: str | None) -> None:
-    with source(node, tmp_path_factory, suite) as made:
-        made.add(TOOL, Package(name="base-tool", scripts={"postinst": "#!/bin/sh\necho yes > /etc/base-tool\n"}))
-        assert node.sh("(apt-get update -q; apt-get install -qy tool) >&2; tool; cat /etc/base-tool") == "2\nyes\n"
+def test_apt_installs_packages_from_the_repository(
+    node: BootedMachine, tmp_path_factory: pytest.TempPathFactory, suite: str | None
+) -> None:
+    with source(node, tmp_path_factory, suite) as created:
+        created.add(TOOL, Package(name="base-tool", scripts={"postinst": "#!/bin/sh\necho yes > /etc/base-tool\n"}))
+        script = "(apt-get update -q; apt-get install -qy tool) >&2; tool; cat /etc/base-tool"
+        assert node.run_script(script) == "2\nyes\n"
 
 
-def test_what_another_key_has_signed_is_refused(node: Booted, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with source(node, tmp_path_factory) as mine, repository(tmp_path_factory.mktemp("other"), node.network) as other:
+def test_apt_rejects_a_repository_signed_with_another_key(
+    node: BootedMachine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with source(node, tmp_path_factory) as first, repository(tmp_path_factory.mktemp("other"), node.network) as other:
         key = "/usr/share/keyrings/tests.asc"
-        node.put(key, (other.folder / "key.asc").read_text())
-        assert other.fingerprint != mine.fingerprint
-        told = node.machine.run("apt-get", "-q", "-oAPT::Update::Error-Mode=any", "update")
-        assert told.returncode == 100
-        assert "NO_PUBKEY" in told.stdout + told.stderr
+        node.write_file(key, (other.folder / "key.asc").read_text())
+        assert other.fingerprint != first.fingerprint
+        process = node.machine.run_command("apt-get", "-q", "-oAPT::Update::Error-Mode=any", "update")
+        assert process.returncode == 100
+        assert "NO_PUBKEY" in process.stdout + process.stderr
 
 
-def test_it_goes_away_and_comes_back(node: Booted, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with source(node, tmp_path_factory) as made:
+def test_server_can_be_stopped_restarted_and_drop_connections(
+    node: BootedMachine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with source(node, tmp_path_factory) as created:
         update = ("apt-get", "-q", "-oAPT::Update::Error-Mode=any", "-oAcquire::Retries=0", "update")
-        made.away()
-        assert "Connection refused" in node.machine.run(*update).stderr
-        made.back()
-        made.drop(1)  # apt asks once more by itself
-        assert node.machine.run(*update).returncode == 0
-        assert made.dropped()
-        made.drop(100)
-        assert node.machine.run(*update).returncode == 100
-        assert not made.dropped()
-        made.drop(0)
-        assert node.machine.run(*update).returncode == 0
-        assert "/InRelease" in made.asked()
+        created.stop()
+        assert "Connection refused" in node.machine.run_command(*update).stderr
+        created.start()
+        created.drop_connections(1)  # apt retries once by default
+        assert node.machine.run_command(*update).returncode == 0
+        assert created.has_dropped_all()
+        created.drop_connections(100)
+        assert node.machine.run_command(*update).returncode == 100
+        assert not created.has_dropped_all()
+        created.drop_connections(0)
+        assert node.machine.run_command(*update).returncode == 0
+        assert "/InRelease" in created.requested_paths()

@@ -1,4 +1,4 @@
-"""The pages say what is so: their tables, the operator's commands, the services that the program needs rights of."""
+"""Tests that the docs match the code: generated tables, operator commands, and the table of permissions."""
 
 import re
 import shlex
@@ -10,54 +10,54 @@ from typer.main import get_command
 
 from infra.outputs import commands
 from rehearsal.adapter.mocks import up
-from rehearsal.adapter.static import StaticAccount
-from tools.docs.stacks_table import PAGES, TABLES, filled, shipped
-from trainyard.__main__ import app
+from rehearsal.adapter.static_account import StaticAccount
+from tools.docs.stacks_table import PAGES, TABLES, load_stacks, with_tables
+from trainyard.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = (ROOT / "docs/deploy.md").read_text()
-# Names of pulumi-aws's modules where IAM calls the service otherwise; the SDK's own look-ups have none.
+# Module of pulumi-aws -> IAM service prefix, where they differ. Lookups without a module are in `index`.
 SERVICES = {"vpc": "ec2", "cloudcontrol": "cloudformation", "resourcegroupstaggingapi": "tag", "index": "sts"}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_tables_are_fresh(name: str) -> None:
+def test_generated_tables_are_up_to_date(name: str) -> None:
     page = (ROOT / name).read_text()
-    assert filled(page, shipped(ROOT)) == page, "python -m tools.docs.stacks_table"
+    assert with_tables(page, load_stacks(ROOT)) == page, "python -m tools.docs.stacks_table"
 
 
-def test_every_table_stands_in_a_page() -> None:
+def test_every_generated_table_is_used() -> None:
     text = "".join((ROOT / name).read_text() for name in PAGES)
-    assert set(re.findall(r"<!-- made: (\w+) -->", text)) == set(TABLES)
+    assert set(re.findall(r"<!-- generated: (\w+) -->", text)) == set(TABLES)
 
 
-def test_every_command_that_the_program_tells_is_one_and_explained() -> None:
+def test_exported_commands_are_valid_and_documented() -> None:
     program: Any = get_command(app)
     for name, command in commands("local", "us-east-1").items():
         assert f"| `{name}` |" in DEPLOY
-        words = shlex.split(command)
-        if "trainyard" in words:
-            verb, *options = words[words.index("trainyard") + 1 :]
-            program.commands[verb].make_context(verb, options)  # raises for an option that is not there
+        arguments = shlex.split(command)
+        if "trainyard" in arguments:
+            verb, *options = arguments[arguments.index("trainyard") + 1 :]
+            program.commands[verb].make_context(verb, options)  # raises for an unknown option
 
 
-class Heard(StaticAccount):
-    """Remembers the modules whose look-ups were asked."""
+class RecordingAccount(StaticAccount):
+    """Records the modules of the invoked lookups."""
 
     def __init__(self) -> None:
         super().__init__()
         self.modules: set[str] = set()
 
-    def look_up(self, token: str, given: Any) -> dict[str, Any]:
+    def invoke(self, token: str, arguments: Any) -> dict[str, Any]:
         self.modules.add(_module(token))
-        return super().look_up(token, given)
+        return super().invoke(token, arguments)
 
 
 def modules(stack: str) -> frozenset[str]:
-    """Modules of pulumi-aws that a stack's resources and look-ups are from."""
-    account = Heard()
-    run = up(ROOT / f"stacks/Pulumi.{stack}.yaml", stack, ROOT, preview=True, account=account)
-    types = [resource.type for resource in run.resources.values() if resource.type.startswith("aws:")]
+    """Return the modules of pulumi-aws that a stack's resources and lookups use."""
+    account = RecordingAccount()
+    deployment = up(ROOT / f"stacks/Pulumi.{stack}.yaml", stack, ROOT, preview=True, account=account)
+    types = [resource.type for resource in deployment.resources.values() if resource.type.startswith("aws:")]
     return frozenset({*account.modules, *map(_module, types)})
 
 
@@ -66,6 +66,8 @@ def _module(token: str) -> str:
 
 
 @pytest.mark.parametrize("stack", ["a100-cluster", "h200-cluster"])
-def test_every_service_stands_among_the_rights(stack: str) -> None:
-    named = set(re.findall(r"^\| `(\w+)` \|", DEPLOY[DEPLOY.index("### Rights") : DEPLOY.index("### Quotas")], re.M))
-    assert {SERVICES.get(module, module) for module in modules(stack)} <= named
+def test_permissions_table_has_every_service(stack: str) -> None:
+    documented = set(
+        re.findall(r"^\| `(\w+)` \|", DEPLOY[DEPLOY.index("### Rights") : DEPLOY.index("### Quotas")], re.M)
+    )
+    assert {SERVICES.get(module, module) for module in modules(stack)} <= documented

@@ -1,4 +1,4 @@
-"""What make does before anything else."""
+"""Tests of the Makefile."""
 
 import subprocess
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_linked_environment_is_never_cleared(tmp_path: Path) -> None:
-    """Another folder's: several work trees may share it."""
+def test_setup_does_not_clear_a_symlinked_virtual_environment(tmp_path: Path) -> None:
+    """Several working trees may share the virtual environment."""
     (tmp_path / "shared").mkdir()
-    (tmp_path / "shared/kept").touch()
+    (tmp_path / "shared/file").touch()
     (tmp_path / ".venv").symlink_to(tmp_path / "shared")
-    words = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "setup", "REQUIREMENTS="]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert f".venv is a link to {tmp_path}/shared" in done.stderr
-    assert (tmp_path / "shared/kept").exists()
+    command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "setup", "REQUIREMENTS="]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 2
+    assert f".venv is a link to {tmp_path}/shared" in process.stderr
+    assert (tmp_path / "shared/file").exists()

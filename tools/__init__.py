@@ -1,0 +1,1 @@
+"""Development tools: documentation generators and lints."""

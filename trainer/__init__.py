@@ -1,1 +1,1 @@
-"""The built-in torchrun job: a decoder-only transformer on bytes. Usable alone: `python -m trainer --config FILE`."""
+"""The built-in torchrun job. It also runs standalone: `python -m trainer --config FILE`."""

@@ -1,4 +1,7 @@
-"""`torchrun ... -m trainer --config FILE`, or alone: all that a user can get wrong is told before torch is imported."""
+"""Run the training job: `torchrun ... -m trainer --config FILE`, or without torchrun as a single process.
+
+The environment and the configuration are validated before torch is imported.
+"""
 
 import argparse
 import faulthandler
@@ -8,47 +11,52 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.settings import Environment, read_config
-from trainyard.base import InputError
+from trainer.log import configure_logging
+from trainer.settings import Environment, load_config
 from trainyard.config.training import TrainerConfig
+from trainyard.errors import InputError
 
 
-def _ended(
+def _run(
     train: Callable[[TrainerConfig, Environment], None], config: TrainerConfig, environment: Environment
 ) -> tuple[int, Exception | None]:
-    """Exit status, and what to say where no traceback helps."""
+    """Run the job. Returns the exit status, and the error to print without a traceback."""
     from trainer.data import DataError
-    from trainer.failures.memory import OutOfMemory
-    from trainer.failures.peers import PeerLost
+    from trainer.failures.out_of_memory import OutOfMemoryError
+    from trainer.failures.peer_loss import PeerLostError
 
     try:
         train(config, environment)
     except InputError as error:
         return 2, error
-    except (OutOfMemory, PeerLost, DataError, FloatingPointError, OSError) as error:
+    except (OutOfMemoryError, PeerLostError, DataError, FloatingPointError, OSError) as error:
         return 1, error
     return 0, None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="trainer", description="Train a model, alone or under torchrun.")
+    """Run the program. Returns 0 on success, 1 if the job fails and 2 for a user error."""
+    parser = argparse.ArgumentParser(prog="trainer", description="Train a model, standalone or under torchrun.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file of a TrainerConfig")
     arguments = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the stacks of a hung rank, on its stderr
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints the stacks of a hung rank on its stderr
+    configure_logging(os.environ, sys.stdout)
     try:
         environment = Environment.read(os.environ)
-        config = read_config(arguments.config, environment.world_size, environment.local_world_size)
+        config = load_config(arguments.config, environment.world_size, environment.local_world_size)
 
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from trainer.loop import train
 
-        # What only the job itself can tell (an absent bucket) is the user's to mend too: no traceback for torchrun.
-        status, told = record(_ended)(train, config, environment) or (0, None)
-    except InputError as error:
-        status, told = 2, error
-    if told:
-        print(told, file=sys.stderr)
+        # A user error that only the job detects (a missing bucket) must not be recorded for torchrun with a traceback.
+        status, error = record(_run)(train, config, environment) or (0, None)
+    except InputError as input_error:
+        status, error = 2, input_error
+    if error:
+        # Without the log prefix: the node's agent takes a rank's last stderr line as its failure message
+        # (trainyard/node/agent/rank_failures.py), and the controller compares it with that of the next attempt.
+        print(error, file=sys.stderr)
     return status
 
 

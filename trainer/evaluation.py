@@ -1,4 +1,4 @@
-"""Held-out loss: on the same samples every time, by all ranks together."""
+"""Validation loss over the same held-out samples each time, computed by all ranks."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,38 +6,45 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.parallelism.passes import Batch, Passes
-from trainer.ranks import Ranks
+from trainer.distributed import DistributedContext
+from trainer.parallelism.forward_backward import Batch, ForwardBackward
 
 
 @torch.no_grad()
-def held_out_loss(
-    module: nn.Module, passes: Passes, batches: Iterator[Batch], number: int, ranks: Ranks, leaves: Callable[[], bool]
+def compute_validation_loss(
+    module: nn.Module,
+    forward_backward: ForwardBackward,
+    batches: Iterator[Batch],
+    count: int,
+    distributed: DistributedContext,
+    is_terminating: Callable[[], bool],
 ) -> float | None:
-    """Mean over `number` batches of all ranks, nats a token (an image). None where a rank leaves it: each is
-    asked at each batch."""
-    total, own = 0.0, ranks.layout.accumulation
+    """Return the mean loss over `count` batches of all ranks, in nats per token (per image).
+
+    Returns None if any rank terminates: `is_terminating` is called on each rank at each batch.
+    """
+    total, micro_batches = 0.0, distributed.layout.accumulation
     module.eval()
     try:
-        for _ in range(number):
-            left = leaves()
-            loss = passes.losses(batches, own)
-            told = torch.stack([loss, torch.full_like(loss, left)])
-            dist.all_reduce(told)
-            batch_loss, any_left = told.tolist()
-            if any_left:
+        for _ in range(count):
+            terminating = is_terminating()
+            loss = forward_backward.compute_loss(batches, micro_batches)
+            sums = torch.stack([loss, torch.full_like(loss, terminating)])
+            dist.all_reduce(sums)
+            batch_loss, any_terminating = sums.tolist()
+            if any_terminating:
                 return None
-            total += batch_loss / ranks.layout.loss_ranks
+            total += batch_loss / distributed.layout.loss_ranks
     finally:
         module.train()
-    return total / number
+    return total / count
 
 
 @torch.no_grad()
-def average_buffers(module: nn.Module, ranks: Ranks) -> None:
-    """Running statistics, such as batch normalisation's, become the mean over the ranks, which keep one each."""
-    kept = {id(each) for each in module.state_dict(keep_vars=True).values()}
-    own = [each for each in module.buffers() if each.is_floating_point() and id(each) in kept]
-    for buffer in own if ranks.layout.data > 1 else ():
-        dist.all_reduce(buffer, group=ranks.sharers)
-        buffer.div_(ranks.layout.data)
+def average_buffers(module: nn.Module, distributed: DistributedContext) -> None:
+    """Replace running statistics, such as those of batch normalization, by their mean over the data-parallel ranks."""
+    saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point() and id(buffer) in saved]
+    for buffer in buffers if distributed.layout.data > 1 else ():
+        dist.all_reduce(buffer, group=distributed.data_group)
+        buffer.div_(distributed.layout.data)

@@ -1,5 +1,6 @@
-"""The training loop, top to bottom: the parts are made, then one optimizer step after the other, then the results."""
+"""The training loop: setup, one optimizer step after the other, results and exports."""
 
+import logging
 import math
 import time
 from contextlib import ExitStack, closing
@@ -10,64 +11,71 @@ from torch import nn
 
 from trainer.checkpoints import Checkpoints, Progress, State
 from trainer.data import open_data
-from trainer.evaluation import average_buffers, held_out_loss
-from trainer.export.finished import export, loss_of
-from trainer.failures.memory import explained
-from trainer.failures.peers import told_of_lost_peers
-from trainer.failures.watch import EXPORT_SECONDS, PATIENCE, Watch, place_of
+from trainer.distributed import choose_device, init_distributed
+from trainer.evaluation import average_buffers, compute_validation_loss
+from trainer.export.final_export import export, mean_loss_of_model
+from trainer.failures.out_of_memory import explain_out_of_memory
+from trainer.failures.peer_loss import explain_peer_loss
+from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, SLOW_PHASE_FACTOR, Watchdog, describe_rank_location
+from trainer.job_requests import JobRequests
 from trainer.models import build
-from trainer.parallelism import passes_of, spread
-from trainer.parallelism.gradients import global_norm, scale
+from trainer.optimizer import build_optimizer, learning_rate
+from trainer.parallelism import build_forward_backward, parallelize
+from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
 from trainer.precision import Precision
-from trainer.ranks import choose_device, join
-from trainer.requests import Requests
-from trainer.schedule import learning_rate, make_optimizer
 from trainer.settings import Environment
 from trainer.storage import open_storage
 from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
-from trainer.telemetry.results import results_of
-from trainer.telemetry.timing import Clock
-from trainyard.base import InputError, Problem
+from trainer.telemetry.results import build_results
+from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
+from trainyard.errors import InputError, Problem
 
-TERMINATED = 128 + 15  # as a shell tells what SIGTERM has ended
+EXIT_TERMINATED = 128 + 15  # the exit status that a shell reports for SIGTERM
+_log = logging.getLogger(__name__)
 
 
 def train(config: TrainerConfig, environment: Environment) -> None:
-    """Run the job to its last step. Raises InputError for what the user can mend, before the first step."""
-    begun = time.monotonic()
+    """Run the job to its last step.
+
+    Raises InputError for a configuration or environment error, before the first step.
+    """
+    started_at = time.monotonic()
     rank, timeout = environment.rank, config.timeout_seconds
+    slow_timeout = SLOW_PHASE_FACTOR * timeout
     layout = config.layout(environment.world_size, environment.local_world_size)
 
     with ExitStack() as stack:
-        # All that the user may have got wrong is looked at before any rank waits for another.
+        # User errors are detected before any rank waits for another.
         device = choose_device(config, environment)
         results = open_storage(environment.results_uri, "RESULTS_URI")
         if rank == 0:
-            results.require(make=True)
-            open_storage(environment.checkpoint_uri, "CHECKPOINT_URI").require(make=True)
-            open_storage(str(environment.metrics_dir), "METRICS_DIR").require(make=True)
+            results.require(create=True)
+            open_storage(environment.checkpoint_uri, "CHECKPOINT_URI").require(create=True)
+            open_storage(str(environment.metrics_dir), "METRICS_DIR").require(create=True)
         data = open_data(config, environment, rank=layout.data_rank(rank), ranks=layout.data)
         stack.callback(data.close)
         model = build(config, layout.stage(rank))
-        data.require_known(model.vocabulary)
+        data.require_vocabulary_fits(model.vocabulary)
 
-        ranks = stack.enter_context(join(config, environment, device))
-        where = place_of(device, environment.local_rank)
-        watch = stack.enter_context(Watch(rank=rank, world_size=ranks.size, where=where, timeout_seconds=timeout))
-        watch.reached(0, "setup", PATIENCE * timeout)
-        stack.enter_context(explained(config, layout, device, where, model.parameters))
+        distributed = stack.enter_context(init_distributed(config, environment, device))
+        where = describe_rank_location(device, environment.local_rank)
+        watchdog = stack.enter_context(
+            Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeout)
+        )
+        watchdog.report_phase(0, "setup", slow_timeout)
+        stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters))
         progress = Progress()
-        stack.enter_context(told_of_lost_peers(where, rank, lambda: progress.step))
+        stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
         precision = Precision(config, device)
         loss_scale = precision.loss_scale
-        module = spread(model, config, ranks, precision)  # model.module, or DistributedDataParallel around it
-        passes = passes_of(module, config, ranks, precision)
+        module = parallelize(model, config, distributed, precision)  # model.module, or DistributedDataParallel of it
+        forward_backward = build_forward_backward(module, config, distributed, precision)
         parameters = list(model.module.parameters())
-        optimizer = make_optimizer(parameters, config.optimizer)
-        torch.manual_seed(config.seed + 1 + rank)  # from here on each rank draws for itself
-        passes.warm_up(next(data.held_out(1)))
+        optimizer = build_optimizer(parameters, config.optimizer)
+        torch.manual_seed(config.seed + 1 + rank)  # from this point each rank has its own random numbers
+        forward_backward.warm_up(next(data.held_out_batches(1)))
         optimizer.zero_grad()
 
         state = State(
@@ -78,132 +86,141 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             order=data.order,
             batch_size=config.batch_size,
             scaler=loss_scale.state,
-            replicas=ranks.replicas,
+            replicas=distributed.replicate_group,
         )
-        checkpoints = stack.enter_context(Checkpoints(environment.checkpoint_uri, ranks.checkpoints, config.checkpoint))
-        origin = checkpoints.resume(state, environment.resume_uri)
-        if origin and not checkpoints.own(origin):
-            require_work(origin, progress.step, config.steps)
+        checkpoints = stack.enter_context(
+            Checkpoints(environment.checkpoint_uri, distributed.checkpoint_group, config.checkpoint)
+        )
+        resumed_from = checkpoints.resume(state, environment.resume_uri)
+        if resumed_from and not checkpoints.contains(resumed_from):
+            require_remaining_steps(resumed_from, progress.step, config.steps)
 
-        requests, clock = Requests(environment), Clock(device)
-        held_out = config.evaluation.batches * layout.accumulation  # micro-batches of each rank
+        requests, timer = JobRequests(environment), StepTimer(device)
+        validation_micro_batches = config.evaluation.batches * layout.accumulation  # of each rank
 
-        def leaves() -> bool:
-            watch.reached(progress.step, "evaluation", PATIENCE * timeout)
-            return requests.ended
+        def is_terminating() -> bool:
+            watchdog.report_phase(progress.step, "evaluation", slow_timeout)
+            return requests.is_termination_requested
 
         def evaluate() -> float | None:
-            average_buffers(model.module, ranks)
-            with closing(data.held_out(held_out)) as samples:
-                return held_out_loss(module, passes, samples, config.evaluation.batches, ranks, leaves)
+            average_buffers(model.module, distributed)
+            with closing(data.held_out_batches(validation_micro_batches)) as batches:
+                return compute_validation_loss(
+                    module, forward_backward, batches, config.evaluation.batches, distributed, is_terminating
+                )
 
         profiler = Profiler(config.profile, environment, results, device)
         metrics = Metrics(config, environment, results, model, device) if rank == 0 else None
         if metrics:
             stack.enter_context(metrics)
-            metrics.begin(origin)
+            metrics.log_start(resumed_from)
         validation_loss: float | None = None
 
-        batches = data.train(progress.consumed)
-        began_at, started = progress.step, time.perf_counter()
+        batches = data.train_batches(progress.consumed)
+        first_step, step_started_at = progress.step + 1, time.perf_counter()
         while progress.step < config.steps:
             step = progress.step + 1
-            watch.reached(step, "training", PATIENCE * timeout if progress.step == began_at else None)
+            watchdog.report_phase(step, "training", slow_timeout if step == first_step else None)
             with profiler.step(step):
-                rate = learning_rate(step, config.steps, config.optimizer)
+                lr = learning_rate(step, config.steps, config.optimizer)
                 for group in optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = lr
 
-                loss = passes.gradients(batches, clock)
-                with clock.phase("optimizer"):
-                    norm = global_norm(parameters, ranks.stages)
-                    # Beside the loss travels what any rank is asked for: all hear it at the same step.
-                    told = torch.cat([loss.reshape(1), requests.now(device)])
-                    dist.all_reduce(told)
-                    loss_sum, asked, ended, scaled_norm = torch.cat([told, norm.reshape(1)]).tolist()
+                loss = forward_backward.compute_gradients(batches, timer)
+                with timer.phase("optimizer"):
+                    norm = global_gradient_norm(parameters, distributed.pipeline_group)
+                    # The requests of any rank are summed with the loss, so that all ranks act on them at the same step.
+                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device)])
+                    dist.all_reduce(sums)
+                    values = torch.cat([sums, norm.reshape(1)]).tolist()
+                    loss_sum, save_requested, termination_requested, scaled_norm = values
                 mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
-                finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
-                if not (finite or (math.isfinite(mean_loss) and loss_scale.may_skip)):  # a scale spoils no loss
-                    require_finite(step, mean_loss, gradient_norm, rate)
+                is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
+                # A loss scale that is too large makes gradients infinite, never the loss.
+                if not (is_finite or (math.isfinite(mean_loss) and loss_scale.can_skip_step)):
+                    require_finite(step, mean_loss, gradient_norm, lr)
 
-                checkpoints.before_update()
-                with clock.phase("optimizer"):
-                    if finite:
+                checkpoints.wait_for_staging()
+                with timer.phase("optimizer"):
+                    if is_finite:
                         clipping = min(1.0, config.optimizer.clip_norm / (gradient_norm + 1e-6))
-                        scale(parameters, clipping / loss_scale.value)
+                        scale_gradients(parameters, clipping / loss_scale.value)
                         optimizer.step()
                     optimizer.zero_grad()
-                spent = clock.read()
-            seconds = time.perf_counter() - started
+                phase_seconds = timer.read()
+            step_seconds = time.perf_counter() - step_started_at
 
             progress.advance(config.batch_size, mean_loss)
-            last = step == config.steps
+            is_last = step == config.steps
             validation_loss = None
-            if last or step % config.evaluation.every == 0:
+            if is_last or step % config.evaluation.interval_steps == 0:
                 validation_loss = evaluate()
                 if validation_loss is None:
-                    asked = ended = True
-            started = time.perf_counter()  # the next step's: to tell of this one and to save it takes training's time
+                    save_requested = termination_requested = True
+            step_started_at = time.perf_counter()  # metrics and the checkpoint count as time of the next step
             if metrics:
-                metrics.step(
+                metrics.record_step(
                     progress,
                     validation_loss=validation_loss,
-                    learning_rate=rate,
-                    gradient_norm=gradient_norm if finite else None,
+                    learning_rate=lr,
+                    gradient_norm=gradient_norm if is_finite else None,
                     loss_scale=loss_scale.value if loss_scale.enabled else None,
-                    skipped=not finite,
-                    seconds=seconds,
-                    spent=spent,
-                    stalled=checkpoints.stalled(),
+                    skipped=not is_finite,
+                    step_seconds=step_seconds,
+                    phase_seconds=phase_seconds,
+                    checkpoint_seconds=checkpoints.pop_stall_seconds(),
                 )
-            loss_scale.update(finite=finite)
+            loss_scale.update(finite=is_finite)
 
-            if last or asked or step % config.checkpoint.every == 0:
-                watch.reached(step, "checkpoint", PATIENCE * timeout)
-                average_buffers(model.module, ranks)
-                requests.answered_by(checkpoints.save(state), asked=bool(asked))
-            for uri in checkpoints.wait() if last or ended else checkpoints.poll():
-                requests.saved(uri)
+            if is_last or save_requested or step % config.checkpoint.interval_steps == 0:
+                watchdog.report_phase(step, "checkpoint", slow_timeout)
+                average_buffers(model.module, distributed)
+                requests.checkpoint_started(checkpoints.save(state), requested=bool(save_requested))
+            for uri in checkpoints.wait() if is_last or termination_requested else checkpoints.poll():
+                requests.checkpoint_saved(uri)
                 if metrics:
-                    metrics.saved(uri, publish=not last)
-            if ended:
+                    metrics.record_checkpoint(uri, publish=not is_last)
+            if termination_requested:
                 if metrics:
                     metrics.finish()
-                raise SystemExit(TERMINATED)
+                raise SystemExit(EXIT_TERMINATED)
 
         if validation_loss is None:  # resumed after the last step
             validation_loss = evaluate()
             if validation_loss is None:
-                raise SystemExit(TERMINATED)
-        watch.reached(progress.step, "export", EXPORT_SECONDS)
+                raise SystemExit(EXIT_TERMINATED)
+        watchdog.report_phase(progress.step, "export", EXPORT_TIMEOUT_SECONDS)
         if metrics:
             metrics.finish()
-            found = results_of(
+            run_results = build_results(
                 config,
                 environment,
                 progress,
                 validation_loss=validation_loss,
-                seconds=time.monotonic() - begun,
+                seconds=time.monotonic() - started_at,
                 figures=metrics.figures(),
                 parameters=model.parameters,
-                checkpoints=checkpoints.complete(),
+                checkpoints=checkpoints.list_complete(),
             )
-            results.write("results.json", found.model_dump_json(indent=1).encode())
-        optimizer.state.clear()  # what the export needs may be as large
+            results.write("results.json", run_results.model_dump_json(indent=1).encode())
+        optimizer.state.clear()  # the export may need as much memory
 
-        def of_whole(module: nn.Module) -> float:
-            return loss_of(module, data.held_out(held_out), device)
+        def evaluate_whole_model(module: nn.Module) -> float:
+            return mean_loss_of_model(module, data.held_out_batches(validation_micro_batches), device)
 
-        exports = export(model, config, ranks, results, validation_loss, of_whole)
+        exports = export(model, config, distributed, results, validation_loss, evaluate_whole_model)
         if metrics:
             if exports:
-                found = found.model_copy(update={"exports": exports})
-                results.write("results.json", found.model_dump_json(indent=1).encode())
-            print(f"done: loss {progress.first_loss:.4f} -> {progress.last_loss:.4f}", flush=True)
+                run_results = run_results.model_copy(update={"exports": exports})
+                results.write("results.json", run_results.model_dump_json(indent=1).encode())
+            _log.info("done: loss %.4f -> %.4f", progress.first_loss, progress.last_loss)
 
 
-def require_work(origin: str, done: int, steps: int) -> None:
-    """Raises InputError where another run's checkpoint leaves nothing to do. Our own may: the run was over."""
-    if done >= steps:
-        why = f"its newest checkpoint has done {done} steps, and this job ends after {steps}"
-        raise InputError([Problem(key="RESUME_URI", value=origin, why=why, fix="Raise steps")])
+def require_remaining_steps(uri: str, completed: int, steps: int) -> None:
+    """Raise InputError if another run's checkpoint has already completed all steps of this job.
+
+    A checkpoint of this run may: the run was complete.
+    """
+    if completed >= steps:
+        reason = f"its newest checkpoint has completed {completed} steps, and this job has {steps}"
+        raise InputError([Problem(key="RESUME_URI", value=uri, reason=reason, fix="Increase steps")])

@@ -1,4 +1,4 @@
-"""The types that a forward and a backward pass are computed in. Weights and optimizer are fp32 throughout."""
+"""Mixed precision of the forward and backward passes. Weights and optimizer state are always fp32."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,32 +12,34 @@ _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 class LossScale:
-    """fp16's small gradients would be zeros: the loss is multiplied before, and the gradients divided after.
+    """Loss scaling for fp16: the loss is multiplied and the gradients divided, so that small gradients are not 0.
 
-    torch's GradScaler looks for infinities in the gradients of one rank, and ranks with different pieces or stages of a
-    model would disagree. Here the norm over all of them tells. Growth and backoff are GradScaler's.
+    torch's GradScaler checks the gradients of one rank for infinities; ranks with different shards or stages of a model
+    could decide differently. Here the norm over all ranks decides. Growth and backoff are those of GradScaler.
     """
 
     GROWTH_STEPS = 2000
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
-        self.state: dict[str, float] = {"value": 2.0**16, "good": 0} if enabled else {}  # what a checkpoint keeps
+        self.state: dict[str, float] = {"value": 2.0**16, "good": 0} if enabled else {}  # saved in checkpoints
 
     @property
     def value(self) -> float:
+        """The factor on the loss; 1 if disabled."""
         return self.state.get("value", 1.0)
 
     @property
-    def may_skip(self) -> bool:
-        """Whether gradients that are not finite may come of the scale alone."""
+    def can_skip_step(self) -> bool:
+        """Whether the loss scale alone may have made gradients infinite, so that the step can be skipped."""
         return self.enabled and self.value > 1
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss multiplied by the scale."""
         return loss * self.value if self.enabled else loss
 
     def update(self, *, finite: bool) -> None:
-        """Half of it after a step whose gradients were not finite, twice after many that were."""
+        """Halve the scale after a step with infinite gradients; double it after GROWTH_STEPS steps without."""
         if not self.enabled:
             return
         good = self.state["good"] + 1 if finite else 0
@@ -49,38 +51,40 @@ class LossScale:
 
 
 class Precision:
-    """Sharded models cast their own weights as they gather them; any other runs under autocast."""
+    """Mixed precision by FSDP's policy for sharded models, and by autocast for others."""
 
     def __init__(self, config: TrainerConfig, device: torch.device) -> None:
         self._type = _TYPES[config.precision]
         self._device, self._sharded = device, config.parallel.sharded
         self.loss_scale = LossScale(enabled=config.precision == "fp16")
 
-    def policy(self, module: nn.Module, *, casts_inputs: bool = True) -> MixedPrecisionPolicy:
-        """Of a module that is sharded as one. Gradients are summed over the ranks in fp32: sums in 16 bits lose.
+    def policy(self, module: nn.Module, *, cast_inputs: bool = True) -> MixedPrecisionPolicy:
+        """Return FSDP's policy for one sharded module.
 
-        Batch normalisation stays in fp32, as under autocast: its running statistics are, and torch takes no mixture.
-        Without `casts_inputs` each of the module's inputs keeps its type: for one whose inputs have the right ones.
+        Gradients are summed over ranks in fp32, since 16-bit sums lose precision. Batch normalization remains in fp32,
+        as under autocast: its running statistics are fp32, and torch accepts no mixture. `cast_inputs`: cast the
+        module's inputs; False for a module whose inputs already have the correct types.
         """
         if self._type == torch.float32:
             return MixedPrecisionPolicy()
         norms = (part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
-        kept = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+        fp32 = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
         return MixedPrecisionPolicy(
             param_dtype=self._type,
             reduce_dtype=torch.float32,
-            cast_forward_inputs=casts_inputs,
-            param_dtype_override_fn=lambda parameter: parameter.dtype if id(parameter) in kept else None,
+            cast_forward_inputs=cast_inputs,
+            param_dtype_override_fn=lambda parameter: parameter.dtype if id(parameter) in fp32 else None,
         )
 
     def autocast(self) -> AbstractContextManager[object]:
+        """Return the autocast context of a forward pass; without effect for sharded models and fp32."""
         if self._sharded or self._type == torch.float32:
             return nullcontext()
         return torch.autocast(self._device.type, self._type)
 
 
 def to_float8(blocks: dict[str, nn.Module]) -> None:
-    """Let the blocks' matrix products run in float8, by torchao: a scale a tensor, found as its values come."""
+    """Convert the blocks' linear layers to float8 by torchao, with dynamic scaling per tensor."""
     from torchao.float8 import convert_to_float8_training
 
     for block in blocks.values():

@@ -1,4 +1,4 @@
-"""What the job was given: the configuration file, and the environment that node and torchrun set."""
+"""Read the job's settings: the configuration file, and the environment variables of the node and torchrun."""
 
 import os
 import tempfile
@@ -10,30 +10,31 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from trainyard.base import InputError, Problem, problems_of
 from trainyard.config.training import TrainerConfig
+from trainyard.config.validation_errors import problems_from
+from trainyard.errors import InputError, Problem
 
 _URIS = {
     "DATA_URI": "the dataset, the folder of its dataset.json",
     "CHECKPOINT_URI": "the folder of this run's checkpoints",
     "RESULTS_URI": "the folder of this run's results",
 }
-ALONE = "alone"  # run id of a job that no cluster has started
+STANDALONE_RUN = "standalone"  # run id of a job without a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The process's place in the job, and where its data come from and go to. URIs are `s3://...` or folders."""
+    """Settings of this process from its environment variables. URIs are `s3://...` or folders."""
 
     data_uri: str
     checkpoint_uri: str
     results_uri: str
-    resume_uri: str | None  # another run's checkpoints, used while this run has none
+    resume_uri: str | None  # checkpoints of another run, used if this run has none
     run: str
     attempt: int
     metrics_dir: Path
-    checkpoint_request: Path  # while this file is there, its node asks for a checkpoint at the next step
-    profile_request: Path  # as this file appears, its node asks for a trace of the next steps
+    checkpoint_request: Path  # if this file exists, a checkpoint is saved at the next step
+    profile_request: Path  # if this file appears, the next steps are traced
     cache_dir: Path  # shards of the dataset, shared by all processes of a node
     rank: int
     local_rank: int
@@ -41,35 +42,35 @@ class Environment:
     local_world_size: int
 
     @property
-    def alone(self) -> bool:
-        """Whether no node's agent looks after the job: nobody else ships its metrics."""
-        return self.run == ALONE
+    def is_standalone(self) -> bool:
+        """Whether the job runs without a node's agent, which would upload its metrics."""
+        return self.run == STANDALONE_RUN
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:
-        """Raises InputError that names every variable missing or unreadable."""
+        """Read environment variables. Raises InputError that names each missing or invalid variable."""
         problems = [
-            Problem(key=name, value=None, why="is not in the environment", fix=f"Set it to {what}")
-            for name, what in _URIS.items()
+            Problem(key=name, value=None, reason="is not set", fix=f"Set it to {description}")
+            for name, description in _URIS.items()
             if not variables.get(name)
         ]
 
-        def number(name: str, otherwise: int, least: int = 0) -> int:
-            text = variables.get(name, str(otherwise))
-            if not text.isdecimal() or int(text) < least:
-                why, fix = f"is not a whole number of {least} or more", "Start the job by torchrun, or leave it out"
-                problems.append(Problem(key=name, value=text, why=why, fix=fix))
-                return otherwise
+        def number(name: str, default: int, minimum: int = 0) -> int:
+            text = variables.get(name, str(default))
+            if not text.isdecimal() or int(text) < minimum:
+                reason, fix = f"is not an integer of {minimum} or more", "Start the job by torchrun, or unset it"
+                problems.append(Problem(key=name, value=text, reason=reason, fix=fix))
+                return default
             return int(text)
 
         metrics = Path(variables.get("METRICS_DIR", "metrics"))
         cache = Path(tempfile.gettempdir()) / f"trainyard-cache-{os.getuid()}"
-        found = cls(
+        environment = cls(
             data_uri=variables.get("DATA_URI", ""),
             checkpoint_uri=variables.get("CHECKPOINT_URI", ""),
             results_uri=variables.get("RESULTS_URI", ""),
             resume_uri=variables.get("RESUME_URI") or None,
-            run=variables.get("TRAINYARD_RUN", ALONE),
+            run=variables.get("TRAINYARD_RUN", STANDALONE_RUN),
             attempt=number("TRAINYARD_ATTEMPT", 1),
             metrics_dir=metrics,
             checkpoint_request=Path(variables.get("CHECKPOINT_REQUEST") or metrics / "checkpoint-request"),
@@ -80,40 +81,41 @@ class Environment:
             world_size=number("WORLD_SIZE", 1, 1),
             local_world_size=number("LOCAL_WORLD_SIZE", 1, 1),
         )
-        problems += list(found._misplaced()) if not problems else []
+        problems += list(environment._rank_problems()) if not problems else []
         if problems:
             raise InputError(problems)
-        return found
+        return environment
 
-    def _misplaced(self) -> Iterator[Problem]:
-        """Ranks that torchrun would not have set: each process counts from 0 below the number of all."""
-        both = (("RANK", self.rank, self.world_size), ("LOCAL_RANK", self.local_rank, self.local_world_size))
-        for name, rank, ranks in both:
-            if rank >= ranks:
-                why = f"ranks count from 0, and {name.replace('RANK', 'WORLD_SIZE')} is {ranks}"
-                yield Problem(key=name, value=rank, why=why, fix="Start the job by torchrun, which sets both")
+    def _rank_problems(self) -> Iterator[Problem]:
+        """Yield problems of ranks and world sizes that torchrun would not set."""
+        pairs = (("RANK", self.rank, self.world_size), ("LOCAL_RANK", self.local_rank, self.local_world_size))
+        for name, rank, world_size in pairs:
+            if rank >= world_size:
+                reason = f"must be less than {name.replace('RANK', 'WORLD_SIZE')}, which is {world_size}"
+                yield Problem(key=name, value=rank, reason=reason, fix="Start the job by torchrun, which sets both")
         if self.world_size % self.local_world_size:
-            why = f"a node has {self.local_world_size} (LOCAL_WORLD_SIZE), and all nodes have equally many"
-            yield Problem(key="WORLD_SIZE", value=self.world_size, why=why, fix="Start the job by torchrun")
+            reason = f"is not a multiple of LOCAL_WORLD_SIZE, which is {self.local_world_size} on each node"
+            yield Problem(key="WORLD_SIZE", value=self.world_size, reason=reason, fix="Start the job by torchrun")
 
 
-def read_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
-    """The configuration for so many processes, `per_node` of them on each node.
+def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
+    """Load the configuration file of a job of `world_size` processes, `per_node` of them on each node.
 
-    Raises InputError for an unreadable file, a wrong key or value, or what that number of processes can't run.
+    Raises InputError for an unreadable file, an invalid key or value, or a configuration that this number of processes
+    cannot run.
     """
-    key = str(path)
+    file = str(path)
     try:
-        config = TrainerConfig.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))  # as some editors write it
+        config = TrainerConfig.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))  # some editors write a BOM
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
-        if first["type"] == "json_invalid":  # whose value is the whole file
-            why = f"is no JSON: {first['ctx']['error']}"
-            raise InputError([Problem(key="--config", value=key, why=why, fix="Mend it")]) from None
-        raise InputError(problems_of(error, "config", key)) from None
+        if first["type"] == "json_invalid":  # the value of this error is the whole file
+            reason = f"is not valid JSON: {first['ctx']['error']}"
+            raise InputError([Problem(key="--config", value=file, reason=reason, fix="Fix the syntax")]) from None
+        raise InputError(problems_from(error, "config", file)) from None
     except OSError as error:
-        why = f"can't be read: {error.strerror}"
-        raise InputError([Problem(key="--config", value=key, why=why, fix="Name a JSON file")]) from None
-    if misfits := config.misfits(world_size, per_node):
-        raise InputError([replace(misfit, key=f"config.{misfit.key}") for misfit in misfits])
+        reason = f"cannot be read: {error.strerror}"
+        raise InputError([Problem(key="--config", value=file, reason=reason, fix="Set it to a JSON file")]) from None
+    if problems := config.problems(world_size, per_node):
+        raise InputError([replace(problem, key=f"config.{problem.key}") for problem in problems])
     return config

@@ -1,4 +1,4 @@
-"""A place for objects: a folder, or a prefix in S3. Whoever asks for one gets the same few methods."""
+"""Object storage with one interface for a local folder and a prefix in S3."""
 
 import os
 import re
@@ -9,133 +9,151 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 from trainyard.models.layout import split_s3_uri
 
-_DELETED_AT_ONCE = 1000  # S3's own limit
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a URI with a slash too few: no folder is called so
+_DELETE_BATCH_SIZE = 1000  # limit of S3's DeleteObjects
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a URI with a missing slash, which is not a folder name
 
 
 def open_storage(uri: str, name: str) -> "Storage":
-    """The place `uri` names; `name` is the variable that named it, for messages."""
-    return S3Storage(uri, name) if "://" in uri else Folder(uri, name)
+    """Return the storage at `uri`; `name` is the variable with the URI, for error messages."""
+    return S3Storage(uri, name) if "://" in uri else LocalStorage(uri, name)
 
 
 def region() -> str | None:
-    """The region of S3, by the environment or the profile; boto3 alone does not read AWS_REGION."""
+    """Return the AWS region from the environment or the profile; boto3 does not read AWS_REGION."""
     import boto3
 
     return os.environ.get("AWS_REGION") or boto3.Session().region_name
 
 
 class Storage(ABC):
-    """Objects by keys relative to `uri`, which ends in a slash. A place that fails raises OSError."""
+    """Objects by key relative to `uri`, which ends in a slash. A failed operation raises OSError."""
 
     def __init__(self, uri: str, name: str) -> None:
         self.uri = uri.rstrip("/") + "/"
         self.name = name
 
     @abstractmethod
-    def require(self, *, make: bool = False) -> None:
-        """Raise InputError unless the place is there. A missing folder is made where `make` says so, a bucket never."""
+    def require(self, *, create: bool = False) -> None:
+        """Raise InputError unless the folder or bucket exists. `create`: create a missing folder, never a bucket."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
-        """The object, or None where there is none."""
+        """Return the object's content; None if it does not exist."""
 
     @abstractmethod
-    def exists(self, key: str) -> bool: ...
+    def exists(self, key: str) -> bool:
+        """Whether the object exists."""
 
     @abstractmethod
-    def write(self, key: str, content: bytes) -> None: ...
+    def write(self, key: str, content: bytes) -> None:
+        """Create or replace the object."""
 
     @abstractmethod
-    def download(self, key: str, target: Path) -> None: ...
+    def download(self, key: str, target: Path) -> None:
+        """Copy the object to a file."""
 
     @abstractmethod
     def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
-        """`threads`: a large one in parts side by side; but a process does not end before such threads have."""
+        """Copy a file to the object.
+
+        `threads`: upload parts of a large file in parallel; the process cannot exit before these threads do.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """The object, if there is one."""
+        """Delete the object if it exists."""
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """Names of the folders directly under `uri`, sorted."""
+        """Return the names of the folders directly under `uri`, sorted."""
 
     @abstractmethod
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of each object in a folder and below, by keys relative to the folder; "" is `uri` itself."""
+        """Return the size in bytes of each object below a folder, by key relative to it; "" is `uri`."""
 
     @abstractmethod
     def delete_folder(self, folder: str) -> None:
-        """Whatever is in a folder and below."""
+        """Delete all objects below a folder."""
 
-    def _problem(self, why: str, fix: str) -> InputError:
-        return InputError([Problem(key=self.name, value=self.uri, why=why, fix=fix)])
+    def _problem(self, reason: str, fix: str) -> InputError:
+        return InputError([Problem(key=self.name, value=self.uri, reason=reason, fix=fix)])
 
 
-class S3Refused(OSError):
-    """S3 answered with an error."""
+class S3Error(OSError):
+    """S3 has returned an error response; `code` is its error code."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class Folder(Storage):
+class LocalStorage(Storage):
+    """Objects as files below a local folder."""
+
     @property
     def _root(self) -> Path:
         return Path(self.uri)
 
-    def require(self, *, make: bool = False) -> None:
+    def require(self, *, create: bool = False) -> None:
+        """Raise InputError unless the folder exists. `create`: create a missing folder."""
         if _SCHEME.match(self.uri):
-            raise self._problem("is neither a folder nor s3://bucket/prefix/", "Mend it")
-        if not make and not self._root.is_dir():
-            raise self._problem("there is no such folder", "Name one that is there")
+            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI")
+        if not create and not self._root.is_dir():
+            raise self._problem("the folder does not exist", "Set it to an existing folder")
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._problem(f"can't be made: {error.strerror}", "Name a folder that can be written") from None
+            raise self._problem(f"cannot be created: {error.strerror}", "Set it to a writable folder") from None
 
     def read(self, key: str) -> bytes | None:
+        """Return the file's content; None if it does not exist."""
         path = self._root / key
         return path.read_bytes() if path.is_file() else None
 
     def exists(self, key: str) -> bool:
+        """Whether the file exists."""
         return (self._root / key).is_file()
 
     def write(self, key: str, content: bytes) -> None:
-        with _replacing(self._root / key) as partial:
+        """Create or replace the file atomically."""
+        with _atomic_replace(self._root / key) as partial:
             partial.write_bytes(content)
 
     def download(self, key: str, target: Path) -> None:
+        """Copy the file to `target`."""
         shutil.copyfile(self._root / key, target)
 
     def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
-        with _replacing(self._root / key) as partial:
+        """Copy a file to the key, atomically."""
+        with _atomic_replace(self._root / key) as partial:
             shutil.copyfile(source, partial)
 
     def delete(self, key: str) -> None:
+        """Delete the file if it exists."""
         (self._root / key).unlink(missing_ok=True)
 
     def folders(self) -> list[str]:
+        """Return the names of the folders directly under the root, sorted."""
         return sorted(path.name for path in self._root.iterdir() if path.is_dir()) if self._root.is_dir() else []
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of each file below a folder, by path relative to it."""
         top = self._root / folder
         return {str(path.relative_to(top)): path.stat().st_size for path in top.rglob("*") if path.is_file()}
 
     def delete_folder(self, folder: str) -> None:
-        assert folder, "never the whole place"
+        """Delete a folder with its content."""
+        assert folder, "the root is never deleted"
         with suppress(FileNotFoundError):
             shutil.rmtree(self._root / folder)
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A path to write beside `target`, renamed onto it when all went well: no reader sees half a file."""
+def _atomic_replace(target: Path) -> Iterator[Path]:
+    """Yield a temporary path that is renamed to `target` on success: no reader gets a partial file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -146,109 +164,123 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 class S3Storage(Storage):
+    """Objects below a prefix of an S3 bucket."""
+
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
         try:
             self._bucket, self._prefix = split_s3_uri(self.uri)
         except ValueError:
-            raise self._problem("is neither a folder nor s3://bucket/prefix/", "Mend it") from None
+            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI") from None
         if region() is None:
-            raise self._problem("is in S3, and no region is known", "Set AWS_REGION")
+            raise self._problem("is in S3, and no AWS region is configured", "Set AWS_REGION")
 
         import boto3
         from botocore.config import Config
 
-        # An endpoint of one's own has no bucket names in its DNS.
+        # A custom endpoint has no DNS names of buckets.
         style = "path" if os.environ.get("AWS_ENDPOINT_URL") else "auto"
         settings = Config(retries={"mode": "standard", "max_attempts": 8}, s3={"addressing_style": style})
         self._client: Any = boto3.client("s3", region_name=region(), config=settings)
 
-    def require(self, *, make: bool = False) -> None:
+    def require(self, *, create: bool = False) -> None:
+        """Raise InputError unless the bucket exists and is accessible. `create` has no effect."""
         from botocore.exceptions import NoCredentialsError
 
-        why = {"404": "there is no such bucket", "403": "these credentials may not use this bucket"}
+        reasons = {"404": "the bucket does not exist", "403": "access to the bucket is denied"}
         try:
-            with self._calling():
+            with self._as_os_errors():
                 self._client.head_bucket(Bucket=self._bucket)
-        except S3Refused as error:
-            raise self._problem(why.get(error.code, str(error)), "Make the bucket, or name another") from None
+        except S3Error as error:
+            reason = reasons.get(error.code, str(error))
+            raise self._problem(reason, "Create the bucket, or set another bucket") from None
         except OSError as error:
             if isinstance(error.__cause__, NoCredentialsError):
-                raise self._problem("no AWS credentials were found", "Give the process a role or a profile") from None
+                raise self._problem("no AWS credentials are configured", "Configure a role or a profile") from None
             raise
 
     def read(self, key: str) -> bytes | None:
+        """Return the object's content; None if it does not exist."""
         try:
-            with self._calling():
+            with self._as_os_errors():
                 body: bytes = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
-        except S3Refused as error:
+        except S3Error as error:
             if error.code == "NoSuchKey":
                 return None
             raise
         return body
 
     def exists(self, key: str) -> bool:
+        """Whether the object exists."""
         try:
-            with self._calling():
+            with self._as_os_errors():
                 self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)
-        except S3Refused as error:
+        except S3Error as error:
             if error.code == "404":
                 return False
             raise
         return True
 
     def write(self, key: str, content: bytes) -> None:
-        with self._calling():
+        """Create or replace the object."""
+        with self._as_os_errors():
             self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=content)
 
     def download(self, key: str, target: Path) -> None:
-        with self._calling():
+        """Copy the object to a file."""
+        with self._as_os_errors():
             self._client.download_file(self._bucket, self._prefix + key, str(target))
 
     def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
+        """Copy a file to the object. `threads`: upload parts of a large file in parallel."""
         from boto3.s3.transfer import TransferConfig
 
         settings = TransferConfig(use_threads=threads)
-        with self._calling():
+        with self._as_os_errors():
             self._client.upload_file(str(source), self._bucket, self._prefix + key, Config=settings)
 
     def delete(self, key: str) -> None:
-        with self._calling():
+        """Delete the object if it exists."""
+        with self._as_os_errors():
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def folders(self) -> list[str]:
-        with self._calling():
+        """Return the names of the prefixes directly under `uri`, sorted."""
+        with self._as_os_errors():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
             )
-            found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
-        return sorted(prefix.removeprefix(self._prefix).rstrip("/") for prefix in found)
+            prefixes = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
+        return sorted(prefix.removeprefix(self._prefix).rstrip("/") for prefix in prefixes)
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of each object below a folder, by key relative to it."""
         prefix = f"{self._prefix}{folder}/" if folder else self._prefix
-        with self._calling():
+        with self._as_os_errors():
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            found = [item for page in pages for item in page.get("Contents", ())]
-        return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
+            items = [item for page in pages for item in page.get("Contents", ())]
+        return {item["Key"].removeprefix(prefix): item["Size"] for item in items}
 
     def delete_folder(self, folder: str) -> None:
-        assert folder, "never the whole place"
+        """Delete all objects below a folder."""
+        assert folder, "the root is never deleted"
         keys = [f"{self._prefix}{folder}/{key}" for key in self.sizes(folder)]
-        for first in range(0, len(keys), _DELETED_AT_ONCE):
-            objects = [{"Key": key} for key in keys[first : first + _DELETED_AT_ONCE]]
-            with self._calling():
-                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-            for refused in answer.get("Errors", ()):
-                raise S3Refused(f"{self.uri}: {refused['Key']}: {refused['Message']}", refused["Code"])
+        for first in range(0, len(keys), _DELETE_BATCH_SIZE):
+            objects = [{"Key": key} for key in keys[first : first + _DELETE_BATCH_SIZE]]
+            with self._as_os_errors():
+                response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            for error in response.get("Errors", ()):
+                raise S3Error(f"{self.uri}: {error['Key']}: {error['Message']}", error["Code"])
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
+    def _as_os_errors(self) -> Iterator[None]:
+        """Convert errors of boto3 into OSError."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             yield
         except ClientError as error:
-            raise S3Refused(f"{self.uri}: {error}", error.response["Error"]["Code"]) from error
+            raise S3Error(f"{self.uri}: {error}", error.response["Error"]["Code"]) from error
         except (BotoCoreError, Boto3Error) as error:
             raise OSError(f"{self.uri}: {error}") from error

@@ -1,1 +1,1 @@
-"""The operator's command: launch, stop, status, logs, results."""
+"""Trainyard: GPU training clusters on AWS from one stack file."""

@@ -1,4 +1,4 @@
-"""Endpoints by which nodes reach AWS without the internet: S3 by route, other services by interfaces in the subnet."""
+"""VPC endpoints: a gateway endpoint for S3, interface endpoints for other services."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from infra.scope import Scope
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointsArgs:
-    """`services`: which get an interface; `route_table_ids`: whose subnets reach S3 by the gateway endpoint."""
+    """Arguments of Endpoints.
+
+    `services` get an interface endpoint; `route_table_ids` get a route to the S3 gateway endpoint.
+    """
 
     scope: Scope
     vpc_id: pulumi.Input[str]
@@ -22,32 +25,32 @@ class EndpointsArgs:
 
 
 class Endpoints(pulumi.ComponentResource):
-    """A gateway endpoint costs nothing; an interface costs by the hour, in one zone here."""
+    """VPC endpoints. A gateway endpoint is free; an interface endpoint is billed per hour and zone."""
 
     def __init__(self, name: str, args: EndpointsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Endpoints", name, None, opts)
-        own = pulumi.ResourceOptions(parent=self)
-        service = f"com.amazonaws.{args.scope.region}."
-        # Checkpoints and data would otherwise pay the NAT gateway by the gigabyte.
+        parent = pulumi.ResourceOptions(parent=self)
+        prefix = f"com.amazonaws.{args.scope.region}."
+        # Without it the NAT gateway bills checkpoints and data per gigabyte.
         aws.ec2.VpcEndpoint(
             "s3",
             vpc_id=args.vpc_id,
             vpc_endpoint_type="Gateway",
-            service_name=f"{service}s3",
+            service_name=f"{prefix}s3",
             route_table_ids=args.route_table_ids,
             tags=args.scope.tags("s3-endpoint"),
-            opts=own,
+            opts=parent,
         )
-        for each in args.services:
+        for service in args.services:
             aws.ec2.VpcEndpoint(
-                each,
+                service,
                 vpc_id=args.vpc_id,
                 vpc_endpoint_type="Interface",
-                service_name=f"{service}{each}",
+                service_name=f"{prefix}{service}",
                 subnet_ids=[args.subnet_id],
                 security_group_ids=args.security_group_ids,
                 private_dns_enabled=True,
-                tags=args.scope.tags(f"{each}-endpoint"),
-                opts=own,
+                tags=args.scope.tags(f"{service}-endpoint"),
+                opts=parent,
             )
         self.register_outputs({})

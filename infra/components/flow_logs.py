@@ -1,4 +1,4 @@
-"""Flow logs of the VPC: who spoke with whom, kept for some days in a log group that goes with the cluster."""
+"""Flow logs of the VPC in a CloudWatch log group, deleted with the cluster."""
 
 from dataclasses import dataclass
 
@@ -13,26 +13,26 @@ _AGGREGATION_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class FlowLogsArgs:
-    """`key_arn`: key of the log group."""
+    """Arguments of FlowLogs. `key_arn` encrypts the log group."""
 
     scope: Scope
     vpc_id: pulumi.Input[str]
-    days: int
+    retention_days: int
     key_arn: pulumi.Input[str]
 
 
 class FlowLogs(pulumi.ComponentResource):
-    """VPC user guide, "Publish flow logs to CloudWatch Logs"."""
+    """Flow logs with their log group and role. VPC user guide, "Publish flow logs to CloudWatch Logs"."""
 
     def __init__(self, name: str, args: FlowLogsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:FlowLogs", name, None, opts)
-        own = pulumi.ResourceOptions(parent=self)
+        parent = pulumi.ResourceOptions(parent=self)
         group = aws.cloudwatch.LogGroup(
             "flow-logs",
-            retention_in_days=args.days,
+            retention_in_days=args.retention_days,
             kms_key_id=args.key_arn,
             tags=args.scope.tags("flow-logs"),
-            opts=own,
+            opts=parent,
         )
         write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
         role, policy = service_role(
@@ -40,7 +40,7 @@ class FlowLogs(pulumi.ComponentResource):
             args.scope,
             "vpc-flow-logs",
             [{"Sid": "Write", "Effect": "Allow", "Action": write, "Resource": [pulumi.Output.concat(group.arn, ":*")]}],
-            own,
+            parent,
         )
         aws.ec2.FlowLog(
             "flow-logs",
@@ -51,6 +51,6 @@ class FlowLogs(pulumi.ComponentResource):
             iam_role_arn=role.arn,
             max_aggregation_interval=_AGGREGATION_SECONDS,
             tags=args.scope.tags("flow-logs"),
-            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy])),
+            opts=pulumi.ResourceOptions.merge(parent, pulumi.ResourceOptions(depends_on=[policy])),
         )
         self.register_outputs({})

@@ -1,4 +1,4 @@
-"""The head: a small on-demand instance with the rendezvous store and the controller."""
+"""The head node: a small on-demand instance with the rendezvous store and the controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from infra.scope import Scope
 
 @dataclass(frozen=True, kw_only=True)
 class HeadArgs:
+    """Arguments of Head."""
+
     scope: Scope
     instance_type: str
     image: Image
@@ -24,7 +26,7 @@ class HeadArgs:
 
 
 class Head(pulumi.ComponentResource):
-    """One instance. New user-data replaces it: cloud-init would write its files once only."""
+    """The head instance. New user data replaces it, because cloud-init writes its files at the first boot only."""
 
     instance_id: pulumi.Output[str]
     address: pulumi.Output[str]
@@ -54,7 +56,7 @@ class Head(pulumi.ComponentResource):
             user_data=args.user_data,
             user_data_replace_on_change=True,
             tags=tags,
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"] if args.image.drifts else []),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"] if args.image.ignore_changes else []),
         )
         self.instance_id = instance.id
         self.address = instance.private_ip

@@ -1,4 +1,4 @@
-"""What head and workers may do: one role each, by resource and prefix."""
+"""IAM roles and instance profiles of head and workers, limited by resource and prefix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ Statement = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityArgs:
-    """`key_arn`: the KMS key of the data bucket. `secrets`: names of the SSM parameters that the job reads.
+    """Arguments of Identity.
 
-    `wheels`: prefix in S3 (s3://bucket/prefix/) that nodes install Python packages from. `image`: the job's, in ECR.
+    `key_arn` is the KMS key of the data bucket, `secrets` the names of the SSM parameters of the job, `wheels` the S3
+    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR.
     """
 
     scope: Scope
@@ -45,14 +46,14 @@ class Identity(pulumi.ComponentResource):
         self.register_outputs({"head_profile": self.head_profile, "worker_profile": self.worker_profile})
 
     def _profile(self, name: str, scope: Scope, statements: list[Statement]) -> pulumi.Output[str]:
-        own = pulumi.ResourceOptions(parent=self)
-        role, policy = service_role(name, scope, "ec2", statements, own)
-        # Whoever has the profile's name boots with all of the rights: they are there before it.
+        parent = pulumi.ResourceOptions(parent=self)
+        role, policy = service_role(name, scope, "ec2", statements, parent)
+        # The policy exists before the profile: an instance must not boot with missing permissions.
         profile = aws.iam.InstanceProfile(
             name,
             role=role.name,
             tags=scope.tags(f"{name}-profile"),
-            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[policy])),
+            opts=pulumi.ResourceOptions.merge(parent, pulumi.ResourceOptions(depends_on=[policy])),
         )
         return profile.name
 
@@ -60,7 +61,7 @@ class Identity(pulumi.ComponentResource):
 def service_role(
     name: str, scope: Scope, service: str, statements: list[Statement], opts: pulumi.ResourceOptions
 ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-    """A role that a service of AWS takes on, and its one policy. EC2 itself gives its instances no source to name."""
+    """Create a role for an AWS service, and its inline policy. EC2 sends no aws:SourceAccount for its instances."""
     trust: Statement = {
         "Effect": "Allow",
         "Action": "sts:AssumeRole",
@@ -85,34 +86,34 @@ def service_role(
     return role, policy
 
 
-def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **more: Any) -> Statement:
-    return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources), **more}
+def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **elements: Any) -> Statement:
+    return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources), **elements}
 
 
 def _unscoped(sid: str, *actions: str) -> Statement:
-    assert all(action in UNSCOPED for action in actions), f"{actions}: say in UNSCOPED why"
+    assert all(action in UNSCOPED for action in actions), f"{actions}: add the reason to UNSCOPED"
     return _allow(sid, actions, ["*"])
 
 
-def _below(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]]:
+def _objects(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]]:
     return [pulumi.Output.concat(bucket_arn, "/", key) for key in keys]
 
 
 def _sessions() -> Statement:
-    """People reach a node by Session Manager: what its agent asks for.
+    """Permissions of the SSM agent for Session Manager.
 
-    AmazonSSMManagedInstanceCore would also let every node read all parameters of the account, others' secrets included.
+    The managed policy AmazonSSMManagedInstanceCore would also allow every node to read all parameters of the account.
     """
     return _unscoped("Sessions", *(action for action in UNSCOPED if action.startswith(("ssm:", "ssmmessages:"))))
 
 
 def _list(args: IdentityArgs) -> Statement:
-    # Without a condition on the prefix: under one, S3 answers 403 in place of 404 for a key that is not there yet.
+    # No condition on s3:prefix: with one, S3 answers 403 instead of 404 for a missing key.
     return _allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 
-def _own_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
-    """Actions on this stack's groups: their names are made by the engine, so a tag tells them."""
+def _stack_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
+    """Allow actions on the stack's groups, selected by tag: the engine generates their names."""
     scope = args.scope
     groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
@@ -120,29 +121,29 @@ def _own_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
 
 
 def _data_key(args: IdentityArgs) -> Statement:
-    """S3 asks KMS in the node's name; nobody else may be asked so."""
-    via = f"s3.{args.scope.region}.{args.scope.dns_suffix}"
-    only = {"StringEquals": {"kms:ViaService": via}}
-    return _allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=only)
+    """Allow the data key through S3 only."""
+    s3_service = f"s3.{args.scope.region}.{args.scope.dns_suffix}"
+    condition = {"StringEquals": {"kms:ViaService": s3_service}}
+    return _allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=condition)
 
 
 def _wheels(args: IdentityArgs) -> list[Statement]:
-    """A mirror of wheels in a bucket of the user's own."""
+    """Allow the download of wheels from a bucket of the user."""
     if args.wheels is None:
         return []
     bucket, prefix = layout.split_s3_uri(args.wheels)
     arn = f"arn:{args.scope.partition}:s3:::{bucket}"
-    below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+    condition = {"StringLike": {"s3:prefix": f"{prefix}*"}}
     return [
-        _allow("ListWheels", ["s3:ListBucket"], [arn], Condition=below),
+        _allow("ListWheels", ["s3:ListBucket"], [arn], Condition=condition),
         _allow("ReadWheels", ["s3:GetObject"], [f"{arn}/{prefix}*"]),
     ]
 
 
 def _image(args: IdentityArgs) -> list[Statement]:
-    """A pull of the job's image. A registry of another account must admit this one, as AWS's own do.
+    """Allow the pull of the job's image. A registry of another account must allow this account.
 
-    ECR user guide, "AWS managed policies": what AmazonEC2ContainerRegistryPullOnly allows, for one repository.
+    ECR user guide, "AWS managed policies": the actions of AmazonEC2ContainerRegistryPullOnly, for one repository.
     """
     if args.image is None:
         return []
@@ -155,44 +156,43 @@ def _image(args: IdentityArgs) -> list[Statement]:
 
 
 def _head(args: IdentityArgs) -> list[Statement]:
-    """The controller's rights: lease, end and members' health of its own stack's groups, the runs' records, its own
-    events."""
+    """Permissions of the controller: lease, capacity and instance health of the stack's groups, run records, events."""
     return [
-        _own_groups(
+        _stack_groups(
             args,
-            "OwnGroups",
+            "StackGroups",
             "SetDesiredCapacity",
             "PutScheduledUpdateGroupAction",
             "TerminateInstanceInAutoScalingGroup",
             "SetInstanceHealth",
         ),
-        _unscoped("Look", "autoscaling:DescribeAutoScalingGroups"),
+        _unscoped("DescribeGroups", "autoscaling:DescribeAutoScalingGroups"),
         _sessions(),
         _list(args),
         _data_key(args),
-        _allow("ReadStaging", ["s3:GetObject"], _below(args.staging_bucket_arn, "*")),
-        _allow("WriteOwnEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, "head/*")),
-        _allow("Runs", ["s3:GetObject", "s3:PutObject"], _below(args.data_bucket_arn, "runs/*")),
+        _allow("ReadStaging", ["s3:GetObject"], _objects(args.staging_bucket_arn, "*")),
+        _allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
+        _allow("Runs", ["s3:GetObject", "s3:PutObject"], _objects(args.data_bucket_arn, "runs/*")),
         *_wheels(args),
     ]
 
 
 def _workers(args: IdentityArgs) -> list[Statement]:
-    """A node's rights: what it boots from, the data, and its runs."""
-    boots_from = _below(args.staging_bucket_arn, "bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN)
+    """Permissions of a worker: boot files, datasets and runs."""
+    boot_files = _objects(args.staging_bucket_arn, "bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN)
     statements = [
         _sessions(),
         _list(args),
         _data_key(args),
-        _allow("ReadStaging", ["s3:GetObject"], boots_from),
-        _allow("WriteBakeEvents", ["s3:PutObject"], _below(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
-        _allow("ReadData", ["s3:GetObject"], _below(args.data_bucket_arn, "datasets/*")),
-        _own_groups(args, "Leave", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
-        # Delete: a checkpoint is committed by a rename, which in S3 is copy and delete. Versions keep what was deleted.
+        _allow("ReadStaging", ["s3:GetObject"], boot_files),
+        _allow("WriteBakeEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
+        _allow("ReadData", ["s3:GetObject"], _objects(args.data_bucket_arn, "datasets/*")),
+        _stack_groups(args, "Drain", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
+        # DeleteObject: committing a checkpoint renames it, in S3 a copy and a delete. Versioning keeps both.
         _allow(
             "Runs",
             ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-            _below(args.data_bucket_arn, "runs/*"),
+            _objects(args.data_bucket_arn, "runs/*"),
         ),
         *_wheels(args),
         *_image(args),

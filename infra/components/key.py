@@ -1,4 +1,4 @@
-"""The KMS key of a stack: bucket, root volumes, file system, logs and notices are under it. It outlives the cluster."""
+"""The KMS key of a stack, for bucket, root volumes, file system, logs and notifications. `destroy` retains it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,25 +9,28 @@ import pulumi_aws as aws
 from infra.scope import Scope
 
 AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
-_WINDOW_DAYS = 30  # the longest that AWS grants for a change of mind
-_USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+_DELETION_WINDOW_DAYS = 30  # the maximum
+_USE_ACTIONS = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackKeyArgs:
-    """`given`: ARN of a key that is there, which is then used as it is. `retained`: id of the one to adopt."""
+    """Arguments of StackKey.
+
+    `existing` is the ARN of a key to use unchanged, `retained` the id of a retained key to import.
+    """
 
     scope: Scope
-    given: str | None
+    existing: str | None
     retained: str | None
 
 
 class StackKey(pulumi.ComponentResource):
-    """`arn`: what data, volumes and file system are under; `service_arn`: what logs and notices are under.
+    """Keys of a stack: `arn` encrypts data, volumes and file system, `service_arn` logs and notifications.
 
-    They are one key of the stack's own, or, where the first was given, that one and a small one beside it: nobody knows
-    whether CloudWatch and the others may use the given one. What is encrypted can't be read once its key is deleted:
-    `destroy` keeps the key with the bucket, and the next `up` finds it by its tags and adopts it. The small one goes.
+    Both are the same key, unless the stack uses an existing key: then a second key serves logs and notifications,
+    because the policy of the existing one may not allow CloudWatch and Budgets. `destroy` retains the stack's key with
+    the bucket, whose objects are unreadable without it, and the next `up` imports it. The second key is deleted.
     """
 
     arn: pulumi.Output[str]
@@ -35,22 +38,24 @@ class StackKey(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: StackKeyArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StackKey", name, None, opts)
-        self._scope, own = args.scope, pulumi.ResourceOptions(parent=self)
-        if args.given is not None:
-            self.service_arn = self._key("service-key", "logs and notices", own).arn
-            self.arn = pulumi.Output.from_input(args.given)
+        self._scope, parent = args.scope, pulumi.ResourceOptions(parent=self)
+        if args.existing is not None:
+            self.service_arn = self._key("service-key", "logs and notifications", parent).arn
+            self.arn = pulumi.Output.from_input(args.existing)
         else:
-            kept = pulumi.ResourceOptions(retain_on_delete=True, import_=args.retained)
-            key = self._key("stack-key", "data, volumes, logs and notices", pulumi.ResourceOptions.merge(own, kept))
+            retain = pulumi.ResourceOptions(retain_on_delete=True, import_=args.retained)
+            key = self._key(
+                "stack-key", "data, volumes, logs and notifications", pulumi.ResourceOptions.merge(parent, retain)
+            )
             self.arn = self.service_arn = key.arn
         self.register_outputs({"arn": self.arn})
 
-    def _key(self, role: str, of: str, opts: pulumi.ResourceOptions) -> aws.kms.Key:
+    def _key(self, role: str, usage: str, opts: pulumi.ResourceOptions) -> aws.kms.Key:
         return aws.kms.Key(
             role,
-            description=f"Trainyard stack {self._scope.stack}: {of}",
+            description=f"Trainyard stack {self._scope.stack}: {usage}",
             enable_key_rotation=True,
-            deletion_window_in_days=_WINDOW_DAYS,
+            deletion_window_in_days=_DELETION_WINDOW_DAYS,
             policy=pulumi.Output.json_dumps(key_policy(self._scope)),
             tags=self._scope.tags(role),
             opts=opts,
@@ -58,10 +63,10 @@ class StackKey(pulumi.ComponentResource):
 
 
 def key_policy(scope: Scope) -> dict[str, Any]:
-    """Who may use the key: the account by its IAM policies, and AWS's services for this account's things only.
+    """Return the key policy: the account by its IAM policies, and AWS services for resources of this account only.
 
-    Service-linked roles are named by a condition: a principal that is not there yet, as in a fresh account, would make
-    KMS refuse the whole policy. Sources: Auto Scaling user guide, "Required AWS KMS key policy for use with encrypted
+    A condition names the service-linked roles: KMS refuses a policy with a principal that does not exist, such as
+    theirs in a new account. Sources: Auto Scaling user guide, "Required AWS KMS key policy for use with encrypted
     volumes"; CloudWatch Logs user guide, "Encrypt log data"; SNS developer guide, "Enable compatibility between event
     sources from AWS services and encrypted topics"; FSx for Lustre guide, "Using server-side encrypted S3 buckets".
     """
@@ -80,7 +85,7 @@ def key_policy(scope: Scope) -> dict[str, Any]:
         "Version": "2012-10-17",
         "Statement": [
             _statement("Account", {"AWS": f"{account}:root"}, ["kms:*"]),
-            _statement("ServiceRoles", anyone, _USE, of_roles),
+            _statement("ServiceRoles", anyone, _USE_ACTIONS, of_roles),
             _statement(
                 "ServiceRolesGrants",
                 anyone,
@@ -90,11 +95,11 @@ def key_policy(scope: Scope) -> dict[str, Any]:
             _statement(
                 "Logs",
                 {"Service": f"logs.{scope.region}.{scope.dns_suffix}"},
-                _USE,
+                _USE_ACTIONS,
                 {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": log_groups}},
             ),
             _statement(
-                "Notices",
+                "Notifications",
                 {"Service": [f"cloudwatch.{scope.dns_suffix}", f"budgets.{scope.dns_suffix}"]},
                 ["kms:Decrypt", "kms:GenerateDataKey*"],
                 {"StringEquals": {"aws:SourceAccount": scope.account}},
@@ -106,5 +111,5 @@ def key_policy(scope: Scope) -> dict[str, Any]:
 def _statement(
     sid: str, principal: dict[str, Any], actions: list[str], condition: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    made = {"Sid": sid, "Effect": "Allow", "Principal": principal, "Action": actions, "Resource": "*"}
-    return made if condition is None else {**made, "Condition": condition}
+    statement = {"Sid": sid, "Effect": "Allow", "Principal": principal, "Action": actions, "Resource": "*"}
+    return statement if condition is None else {**statement, "Condition": condition}

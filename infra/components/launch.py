@@ -1,4 +1,4 @@
-"""The launch as the last resource of the stack: it ends when the job has started, and is stopped first by `destroy`."""
+"""The launch of the job: the last resource that `up` creates and the first that `destroy` deletes."""
 
 import hashlib
 import shlex
@@ -13,7 +13,7 @@ from infra.scope import Scope
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
-    """`manifest`: the manifest's text, another one means another launch; `bucket`: where it lies."""
+    """Arguments of Launch. A changed `manifest` text runs the launch again; `bucket` holds the manifest object."""
 
     scope: Scope
     manifest: pulumi.Input[str]
@@ -21,23 +21,23 @@ class LaunchArgs:
 
 
 class Launch(pulumi.ComponentResource):
-    """Runs `trainyard launch`. `result` is its last line on stdout: one JSON object.
+    """Run `trainyard launch`. `result` is the last line of its stdout, a JSON object.
 
-    No clock and no absolute path among the inputs: any change of them runs `update`. What that does is the launch's to
-    decide, who knows the run on the cluster: nothing, more nodes for it, or another run in its place.
+    Any changed input runs `update`, so the inputs contain no time and no absolute path. `trainyard launch --update`
+    decides whether to do nothing, add nodes to the current run or start a new run.
     """
 
     result: pulumi.Output[str]
 
     def __init__(self, name: str, args: LaunchArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Launch", name, None, opts)
-        # By the manifest's own URI: AWS's index of tags may not know a bucket yet that was made a minute ago.
+        # Resource Groups Tagging may not list a bucket that was created a minute ago, so pass the URI.
         target = pulumi.Output.from_input(args.bucket).apply(
             lambda bucket: shlex.join(["--stack", args.scope.stack, "--manifest", manifest_uri(bucket)])
         )
-        # The command inherits the shell's environment, not the provider's configuration.
-        named = pulumi.Config("aws").get("profile")
-        environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": named} if named else {})}
+        # The command inherits the environment of the shell, not the configuration of the provider.
+        profile = pulumi.Config("aws").get("profile")
+        environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": profile} if profile else {})}
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
         launch = pulumi.Output.concat("./trainyard/launcher launch ", target, " --sha256 ", digest)
         command = local.Command(

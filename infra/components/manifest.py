@@ -1,4 +1,4 @@
-"""`manifest.json`: what Pulumi learned while building, checked against the contract and put where nodes look for it."""
+"""The object `manifest.json` in the staging bucket: the configuration of nodes and launch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,38 +7,26 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.archives import Kind
 from infra.components.filesystem import FileSystem
 from infra.components.head import Head
 from infra.components.workers import WorkerGroup
-from infra.packaging.bundle import Kind
 from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
 from trainyard.config.settings import StackSettings
+from trainyard.config.shared_settings import JobSpec
 from trainyard.models import layout
 from trainyard.models.manifest import Manifest
 
 RENDEZVOUS_PORT = 29400
-# Of the job's settings, what stands in the manifest as it is.
-_OF_JOB = {
-    *(
-        "name",
-        "command",
-        "train",
-        "builtin_corpus",
-        "resume",
-        "container",
-        "secrets",
-        "environment",
-        "checkpoint_on_request",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestArgs:
-    """`archives`: "bundle", and "job" where the job has a source, as trainyard.models.manifest.Archive.
+    """Arguments of ManifestObject.
 
-    `ends`: Unix time at which AWS takes reserved instances away; none: never. It is a fact of the reservation.
+    `archives` has the fields of trainyard.models.manifest.Archive for "bundle", and for "job" if the job has a source.
+    `capacity_end_time`: Unix time at which AWS ends reserved capacity; None: never.
     """
 
     scope: Scope
@@ -50,11 +38,11 @@ class ManifestArgs:
     groups: Sequence[WorkerGroup]
     subnet_id: pulumi.Input[str]
     filesystem: FileSystem | None
-    ends: float | None
+    capacity_end_time: float | None
 
 
 class ManifestObject(pulumi.ComponentResource):
-    """One object, rewritten whenever the cluster or the job changes. `text` is what it holds."""
+    """The manifest object. `text` is its content."""
 
     text: pulumi.Output[str]
 
@@ -70,16 +58,17 @@ class ManifestObject(pulumi.ComponentResource):
             tags=args.scope.own_tags("manifest"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.text = pulumi.Output.all(text, stored.key).apply(lambda made: str(made[0]))
+        self.text = pulumi.Output.all(text, stored.key).apply(lambda values: str(values[0]))
         self.register_outputs({"key": stored.key})
 
 
 def manifest_uri(bucket: str) -> str:
+    """Return the S3 URI of the manifest in the staging bucket."""
     return f"s3://{bucket}/{layout.MANIFEST}"
 
 
 def _content(args: ManifestArgs) -> dict[str, Any]:
-    """The fields of trainyard.models.manifest.Manifest, with outputs of other components anywhere in it."""
+    """Return the fields of trainyard.models.manifest.Manifest; values may be outputs."""
     scope, settings, filesystem = args.scope, args.settings, args.filesystem
     job, dataset = settings.job, layout.dataset_prefix(settings.job.dataset)
     return {
@@ -100,28 +89,28 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "fsx": {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name} if filesystem else None,
         "node": settings.node.model_dump(mode="json"),
         "job": {
-            **job.model_dump(mode="json", include=_OF_JOB),
+            **job.model_dump(mode="json", include=set(JobSpec.model_fields)),
             "source": args.archives.get("job"),
             "data_uri": pulumi.Output.concat("s3://", args.data_bucket, "/", dataset),
         },
         "limits": {
-            "bring_up_minutes": settings.launch.bring_up_minutes,
+            "startup_timeout_minutes": settings.launch.startup_timeout_minutes,
             "lease_minutes": settings.launch.lease_minutes,
             "time_limit_minutes": job.time_limit_minutes,
-            "idle_minutes": settings.guardrails.idle_minutes,
-            "verify_minutes": settings.launch.verify_minutes,
+            "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
+            "health_check_timeout_minutes": settings.launch.health_check_timeout_minutes,
         },
     }
 
 
-def _group(args: ManifestArgs, made: WorkerGroup) -> dict[str, Any]:
-    """A worker group as nodes and launch see it (trainyard.models.manifest.WorkerGroup)."""
-    settings, plan = args.settings, made.plan
+def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
+    """Return the fields of trainyard.models.manifest.WorkerGroup."""
+    settings, plan = args.settings, group.plan
     gpu = settings.worker_type.gpu
     return {
         "name": plan.name,
-        "autoscaling_group": made.autoscaling_group,
-        "lifecycle_hook": made.lifecycle_hook,
+        "autoscaling_group": group.autoscaling_group,
+        "lifecycle_hook": group.lifecycle_hook,
         "instance_type": settings.instance_type,
         "nodes": plan.nodes,
         "subnets": [args.subnet_id],
@@ -130,18 +119,18 @@ def _group(args: ManifestArgs, made: WorkerGroup) -> dict[str, Any]:
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,
         "hardware": _hardware(settings.worker_type),
         "market": plan.market,
-        "ends": args.ends if plan.reservation else None,
+        "capacity_end_time": args.capacity_end_time if plan.reservation else None,
     }
 
 
 def _hardware(worker: InstanceType) -> dict[str, Any]:
-    """What nodes need of the catalog (trainyard.models.manifest.Hardware)."""
+    """Return the fields of trainyard.models.manifest.Hardware, from the catalog."""
     gpu = worker.gpu
     return {
         "gpus": gpu
         and {
             "model": gpu.model,
-            "driver": gpu.chip.driver,
+            "driver": gpu.specs.driver,
             "nvswitch": worker.nvswitch,
             "nvlink5": worker.nvlink5,
             "clocks": gpu.clocks,

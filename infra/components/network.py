@@ -1,4 +1,4 @@
-"""Where a cluster's nodes are: a VPC of its own or one that is there, with security groups, endpoints and flow logs."""
+"""The network of a cluster: its VPC or an existing subnet, security groups, endpoints and flow logs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from trainyard.config.settings import StackSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """`parts`: the components that nodes need before they boot."""
+    """The network. Nodes need `dependencies` before they boot."""
 
     subnet_id: pulumi.Input[str]
     security: Security
-    parts: Sequence[pulumi.Resource]
+    dependencies: Sequence[pulumi.Resource]
 
 
-def lay_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: pulumi.Input[str]) -> Network:
-    """Build what the settings don't say is there. `pin_zone`: see VpcArgs. `key_arn`: key of the flow logs."""
-    asked = settings.network
-    if asked.existing:
-        security = _security(scope, settings, asked.existing.vpc_id)
-        return Network(subnet_id=asked.existing.subnet_id, security=security, parts=[security])
-    vpc = Vpc("network", VpcArgs(scope=scope, cidr=asked.cidr, pin_zone=pin_zone, nat=asked.nat))
+def create_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: pulumi.Input[str]) -> Network:
+    """Create the network, or use the existing subnet. `pin_zone`: see VpcArgs. `key_arn` encrypts the flow logs."""
+    network = settings.network
+    if network.existing:
+        security = _security(scope, settings, network.existing.vpc_id)
+        return Network(subnet_id=network.existing.subnet_id, security=security, dependencies=[security])
+    vpc = Vpc("network", VpcArgs(scope=scope, cidr=network.cidr, pin_zone=pin_zone, nat_gateway=network.nat_gateway))
     security = _security(scope, settings, vpc.vpc_id)
     endpoints = Endpoints(
         "endpoints",
@@ -42,11 +42,13 @@ def lay_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: 
         ),
         pulumi.ResourceOptions(depends_on=[security]),
     )
-    parts: list[pulumi.Resource] = [vpc, security, endpoints]
-    if asked.flow_logs_days is not None:
-        logs = FlowLogsArgs(scope=scope, vpc_id=vpc.vpc_id, days=asked.flow_logs_days, key_arn=key_arn)
-        parts.append(FlowLogs("flow-logs", logs))
-    return Network(subnet_id=vpc.private_subnet_id, security=security, parts=parts)
+    dependencies: list[pulumi.Resource] = [vpc, security, endpoints]
+    if network.flow_log_retention_days is not None:
+        logs = FlowLogsArgs(
+            scope=scope, vpc_id=vpc.vpc_id, retention_days=network.flow_log_retention_days, key_arn=key_arn
+        )
+        dependencies.append(FlowLogs("flow-logs", logs))
+    return Network(subnet_id=vpc.private_subnet_id, security=security, dependencies=dependencies)
 
 
 def _security(scope: Scope, settings: StackSettings, vpc_id: pulumi.Input[str]) -> Security:

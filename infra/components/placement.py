@@ -1,4 +1,4 @@
-"""The cluster placement group: workers side by side in one zone, for the lowest latency between them."""
+"""The cluster placement group of the workers, for low network latency."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,13 @@ from infra.scope import Scope
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementArgs:
+    """Arguments of Placement."""
+
     scope: Scope
 
 
 class Placement(pulumi.ComponentResource):
-    """One group for all workers. Not for a Capacity Block: AWS places those itself."""
+    """A placement group for all workers. AWS places the instances of a Capacity Block itself."""
 
     group_name: pulumi.Output[str]
 

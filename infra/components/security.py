@@ -1,4 +1,4 @@
-"""Security groups. Nothing comes in from outside: nodes pull, and people reach them through SSM Session Manager."""
+"""Security groups. They allow no inbound traffic from outside: operators use SSM Session Manager."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from infra.scope import Scope
 
 ALL_PROTOCOLS = "-1"
 HTTPS_PORT = 443
-# Lustre's ports, between clients and file system and within it. FSx for Lustre guide, "Access control with VPC".
+# Lustre traffic of clients and file system. FSx for Lustre guide, "Access control with VPC".
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityArgs:
-    """`efa`, `fsx`, `endpoints`: whether the cluster has them, and so needs their groups."""
+    """Arguments of Security. `efa`, `fsx` and `endpoints` select the groups to create."""
 
     scope: Scope
     vpc_id: pulumi.Input[str]
@@ -25,7 +25,7 @@ class SecurityArgs:
 
 
 class Security(pulumi.ComponentResource):
-    """`node_groups` go on every interface of head and workers, `efa_groups` on those of workers beside them."""
+    """Security groups: `node_groups` for every interface of head and workers, `efa_groups` also for workers."""
 
     node_groups: list[pulumi.Output[str]]
     efa_groups: list[pulumi.Output[str]]
@@ -35,30 +35,30 @@ class Security(pulumi.ComponentResource):
     def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Security", name, None, opts)
         self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
+        self._parent = pulumi.ResourceOptions(parent=self)
 
-        nodes = self._group("nodes", "Head and workers: everything among themselves, and out to the world")
+        nodes = self._group("nodes", "Head and workers: all traffic within the group, and to the internet")
         self._allow("nodes-from-nodes", aws.vpc.SecurityGroupIngressRule, nodes, nodes)
         aws.vpc.SecurityGroupEgressRule(
-            "nodes-to-world",
+            "nodes-to-internet",
             security_group_id=nodes.id,
             ip_protocol=ALL_PROTOCOLS,
             cidr_ipv4="0.0.0.0/0",
-            tags=args.scope.tags("nodes-to-world"),
-            opts=self._own,
+            tags=args.scope.tags("nodes-to-internet"),
+            opts=self._parent,
         )
         self.node_groups = [nodes.id]
         self.efa_groups, self.fsx_groups, self.endpoint_groups = [], [], []
 
         if args.efa:
-            # EFA's traffic is not IP: only a rule that names the group itself admits it, and it takes one each way.
-            efa = self._group("efa", "Elastic Fabric Adapter: everything within the group, both ways")
+            # EFA traffic is not IP: it needs self-referencing rules for ingress and egress (EC2 user guide, EFA).
+            efa = self._group("efa", "Elastic Fabric Adapter: all traffic within the group")
             self._allow("efa-from-efa", aws.vpc.SecurityGroupIngressRule, efa, efa)
             self._allow("efa-to-efa", aws.vpc.SecurityGroupEgressRule, efa, efa)
             self.efa_groups = [efa.id]
 
         if args.fsx:
-            fsx = self._group("fsx", "FSx for Lustre: Lustre's ports, with nodes and within")
+            fsx = self._group("fsx", "FSx for Lustre: Lustre ports to nodes and within the group")
             for low, high in LUSTRE_PORTS:
                 for peer_name, peer in (("nodes", nodes), ("fsx", fsx)):
                     self._allow(f"fsx-from-{peer_name}-{low}", aws.vpc.SecurityGroupIngressRule, fsx, peer, low, high)
@@ -67,7 +67,7 @@ class Security(pulumi.ComponentResource):
             self.fsx_groups = [fsx.id]
 
         if args.endpoints:
-            endpoints = self._group("endpoints", "Interface endpoints of AWS: HTTPS from nodes")
+            endpoints = self._group("endpoints", "Interface endpoints: HTTPS from nodes")
             self._allow(
                 "endpoints-from-nodes", aws.vpc.SecurityGroupIngressRule, endpoints, nodes, HTTPS_PORT, HTTPS_PORT
             )
@@ -81,7 +81,7 @@ class Security(pulumi.ComponentResource):
             vpc_id=self._args.vpc_id,
             description=description,
             tags=self._args.scope.tags(f"{name}-group"),
-            opts=self._own,
+            opts=self._parent,
         )
 
     def _allow(
@@ -93,7 +93,7 @@ class Security(pulumi.ComponentResource):
         low: int | None = None,
         high: int | None = None,
     ) -> None:
-        """Admit a peer group: TCP on a range of ports, or all traffic when no range is given."""
+        """Allow a peer group: TCP on a range of ports, or all traffic without a range."""
         rule(
             name,
             security_group_id=group.id,
@@ -102,5 +102,5 @@ class Security(pulumi.ComponentResource):
             from_port=low,
             to_port=high,
             tags=self._args.scope.tags(name),
-            opts=self._own,
+            opts=self._parent,
         )

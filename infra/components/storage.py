@@ -1,4 +1,4 @@
-"""The two buckets: data, which outlives the cluster, and staging, which goes with it. Found again by their tags."""
+"""The data bucket, which `destroy` retains, and the staging bucket, which it deletes. Both are found by their tags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,31 +15,32 @@ Default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncry
 
 @dataclass(frozen=True, kw_only=True)
 class StagingArgs:
+    """Arguments of StagingBucket."""
+
     scope: Scope
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataArgs:
-    """`given`: name of a bucket that is there; then nothing is made, and `arn` and `name` are that one's.
+    """Arguments of DataBucket.
 
-    `retained`: name of the one to adopt.
-
-    `noncurrent_days`, `archive_days` as trainyard.config.settings.storage describes them.
+    `existing` is the name of a bucket to use unchanged, `retained` the name of a retained bucket to import.
+    `noncurrent_version_days` and `archive_after_days`: see trainyard.config.settings.storage.
     """
 
     scope: Scope
-    given: str | None
+    existing: str | None
     retained: str | None
     key_arn: pulumi.Input[str]
-    noncurrent_days: int
-    archive_days: int | None
+    noncurrent_version_days: int
+    archive_after_days: int | None
 
 
 class DataBucket(pulumi.ComponentResource):
-    """Datasets and runs. `destroy` keeps it with all its settings; the next `up` finds it by its tags and adopts it.
+    """The bucket of datasets and runs. `destroy` retains it with its configuration; the next `up` imports it.
 
-    Only the bucket itself is imported. Its settings are put again: each is one idempotent Put, and that also mends a
-    bucket whose first `up` died between bucket and settings, where an import of what is not there would fail for ever.
+    Only the bucket is imported. Its configuration is created again, one idempotent Put each: importing configuration
+    that does not exist would fail after an `up` that stopped between bucket and configuration.
     """
 
     name: pulumi.Output[str]
@@ -47,60 +48,60 @@ class DataBucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: DataArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:DataBucket", name, None, opts)
-        if args.given is not None:
-            self.name = pulumi.Output.from_input(args.given)
-            self.arn = pulumi.Output.from_input(f"arn:{args.scope.partition}:s3:::{args.given}")
+        if args.existing is not None:
+            self.name = pulumi.Output.from_input(args.existing)
+            self.arn = pulumi.Output.from_input(f"arn:{args.scope.partition}:s3:::{args.existing}")
             self.register_outputs({"name": self.name})
             return
-        keep = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
+        retain = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             "trainyard-data",
             tags=args.scope.tags(tags.DATA_BUCKET),
-            # An imported bucket has no name of the engine's making: without the exception it would be named anew, and
-            # the engine refuses to replace what it has just imported.
+            # The engine did not generate the name of an imported bucket: without ignore_changes it would replace the
+            # bucket, and it refuses to replace a resource that it has just imported.
             opts=pulumi.ResourceOptions.merge(
-                keep, pulumi.ResourceOptions(import_=args.retained, ignore_changes=["bucket"])
+                retain, pulumi.ResourceOptions(import_=args.retained, ignore_changes=["bucket"])
             ),
         )
-        rules = [_abort_uploads(), _expire_noncurrent(args.noncurrent_days)]
-        if args.archive_days is not None:
-            rules.append(_archive_old(args.archive_days))
-        _settle("data", bucket, rules, key_arn=args.key_arn, versioned=True, opts=keep)
+        rules = [_abort_uploads(), _expire_noncurrent(args.noncurrent_version_days)]
+        if args.archive_after_days is not None:
+            rules.append(_archive_marked(args.archive_after_days))
+        _configure("data", bucket, rules, key_arn=args.key_arn, versioned=True, opts=retain)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
 
 
 class StagingBucket(pulumi.ComponentResource):
-    """Bundles, job sources and the manifest. Emptied and deleted by `destroy`."""
+    """The bucket of bundles, job sources and the manifest. `destroy` empties and deletes it."""
 
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: StagingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StagingBucket", name, None, opts)
-        own = pulumi.ResourceOptions(parent=self)
+        parent = pulumi.ResourceOptions(parent=self)
         bucket = aws.s3.Bucket(
-            "trainyard-staging", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=own
+            "trainyard-staging", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=parent
         )
         rules = [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))]
-        # Under S3's own key: what nodes boot from needs no right beside the bucket's, and holds no secret.
-        _settle("staging", bucket, rules, key_arn=None, versioned=False, opts=own)
+        # Encrypted with the S3 managed key: its objects contain no secrets, and nodes need no KMS permission to boot.
+        _configure("staging", bucket, rules, key_arn=None, versioned=False, opts=parent)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
 
 
-def _all() -> aws.s3.BucketLifecycleConfigurationRuleFilterArgs:
+def _all_objects() -> aws.s3.BucketLifecycleConfigurationRuleFilterArgs:
     return aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix="")
 
 
 def _abort_uploads() -> Rule:
-    """An upload that a killed node left unfinished is billed and invisible."""
+    """Multipart uploads that a terminated node did not complete are billed and not listed."""
     return Rule(
         id="abort-uploads",
         status="Enabled",
-        filter=_all(),
+        filter=_all_objects(),
         abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
             days_after_initiation=7
         ),
@@ -108,21 +109,21 @@ def _abort_uploads() -> Rule:
 
 
 def _expire_noncurrent(days: int) -> Rule:
-    """What is deleted or overwritten can be restored for a while, then stops being billed."""
+    """Deleted or overwritten objects can be restored until they expire."""
     return Rule(
         id="expire-noncurrent",
         status="Enabled",
-        filter=_all(),
+        filter=_all_objects(),
         noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
             noncurrent_days=days
         ),
     )
 
 
-def _archive_old(days: int) -> Rule:
-    """Old checkpoints and results are kept at a twentieth of the price, and take a restore of hours to read.
+def _archive_marked(days: int) -> Rule:
+    """Move old checkpoints and results to Deep Archive: a twentieth of the price, and hours to restore.
 
-    A lifecycle rule can't tell the newest of something: what is old, `trainyard` marks by a tag.
+    A lifecycle rule cannot select the newest object, so `trainyard` tags old objects.
     """
     tag = aws.s3.BucketLifecycleConfigurationRuleFilterTagArgs(key=tags.ARCHIVE, value=tags.OLD)
     return Rule(
@@ -134,7 +135,7 @@ def _archive_old(days: int) -> Rule:
 
 
 def _expire_archives(prefix: str) -> Rule:
-    """S3 can't tell an old archive from the current one, which nodes boot from: so a year, at some kilobytes each."""
+    """Expire archives after a year: S3 cannot recognize the current archive. Each has some kilobytes."""
     return Rule(
         id=f"expire-{prefix}",
         status="Enabled",
@@ -143,7 +144,7 @@ def _expire_archives(prefix: str) -> Rule:
     )
 
 
-def _settle(
+def _configure(
     name: str,
     bucket: aws.s3.Bucket,
     rules: Sequence[Rule],
@@ -151,12 +152,12 @@ def _settle(
     versioned: bool,
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """Encryption, no public access, TLS only, lifecycle and versioning. One after the other: S3 refuses two at once."""
+    """Configure a bucket: no public access, encryption, versioning, lifecycle, TLS. S3 refuses parallel calls."""
 
-    def after(*earlier: pulumi.Resource) -> pulumi.ResourceOptions:
-        return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=list(earlier)))
+    def after(*dependencies: pulumi.Resource) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=list(dependencies)))
 
-    last: pulumi.Resource = aws.s3.BucketPublicAccessBlock(
+    previous: pulumi.Resource = aws.s3.BucketPublicAccessBlock(
         name,
         bucket=bucket.bucket,
         block_public_acls=True,
@@ -165,7 +166,7 @@ def _settle(
         restrict_public_buckets=True,
         opts=opts,
     )
-    last = aws.s3.BucketServerSideEncryptionConfiguration(
+    previous = aws.s3.BucketServerSideEncryptionConfiguration(
         name,
         bucket=bucket.bucket,
         rules=[
@@ -173,28 +174,28 @@ def _settle(
                 apply_server_side_encryption_by_default=Default(
                     sse_algorithm="AES256" if key_arn is None else "aws:kms", kms_master_key_id=key_arn
                 ),
-                bucket_key_enabled=True,  # one call of KMS for many objects
+                bucket_key_enabled=True,  # one KMS call for many objects
             )
         ],
-        opts=after(last),
+        opts=after(previous),
     )
     if versioned:
-        last = aws.s3.BucketVersioning(
-            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=after(last)
+        previous = aws.s3.BucketVersioning(
+            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=after(previous)
         )
-    last = aws.s3.BucketLifecycleConfiguration(
+    previous = aws.s3.BucketLifecycleConfiguration(
         name,
         bucket=bucket.bucket,
         rules=list(rules),
-        # By S3's own default a checkpoint's small files would stay behind when it is archived.
+        # By default S3 would not archive the small files of a checkpoint.
         transition_default_minimum_object_size="varies_by_storage_class",
-        opts=after(last),
+        opts=after(previous),
     )
     policy = {
         "Version": "2012-10-17",
         "Statement": [
             {
-                "Sid": "OnlyTls",
+                "Sid": "RequireTls",
                 "Effect": "Deny",
                 "Principal": "*",
                 "Action": "s3:*",
@@ -203,4 +204,4 @@ def _settle(
             }
         ],
     }
-    aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=pulumi.Output.json_dumps(policy), opts=after(last))
+    aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=pulumi.Output.json_dumps(policy), opts=after(previous))

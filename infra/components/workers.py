@@ -1,4 +1,4 @@
-"""A worker group: launch template and Auto Scaling group. Created empty; the launch fills it, all nodes or none."""
+"""A worker group: launch template, Auto Scaling group and lifecycle hook. The launch adds the nodes."""
 
 import base64
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
 from trainyard.config.settings.capacity import GroupPlan
 
-_HEARTBEAT_SECONDS = 120  # a spot notice gives two minutes, and no exit shall take less care than that
+_HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroupArgs:
-    """`plan`: how many nodes, and from where.
+    """Arguments of WorkerGroup.
 
-    `grace_seconds`: how long a node may look unhealthy while the play configures it, a reboot included.
+    `health_check_grace_seconds` covers the node playbook with a reboot.
     """
 
     scope: Scope
@@ -34,11 +34,11 @@ class WorkerGroupArgs:
     instance_profile: pulumi.Input[str]
     placement_group: pulumi.Input[str] | None
     user_data: pulumi.Input[str]
-    grace_seconds: int
+    health_check_grace_seconds: int
 
 
 class WorkerGroup(pulumi.ComponentResource):
-    """Pulumi never manages the desired capacity: launch, lease and controller do."""
+    """An Auto Scaling group that is created empty. Launch, lease and controller set its desired capacity."""
 
     name: str
     plan: GroupPlan
@@ -86,7 +86,7 @@ class WorkerGroup(pulumi.ComponentResource):
             ],
             instance_market_options=_market(args.plan),
             capacity_reservation_specification=_reservation(args.plan),
-            # The group's tags reach instances only; an orphan must be found in every shape.
+            # The group's tags reach instances only; audits find volumes and interfaces by their tags too.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
                 for kind in ("instance", "volume", "network-interface", *(("spot-instances-request",) if spot else ()))
@@ -96,7 +96,7 @@ class WorkerGroup(pulumi.ComponentResource):
             ),
             update_default_version=True,
             tags=args.scope.tags(f"{name}-template"),
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"] if args.image.drifts else []),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"] if args.image.ignore_changes else []),
         )
         group = aws.autoscaling.Group(
             name,
@@ -108,9 +108,9 @@ class WorkerGroup(pulumi.ComponentResource):
             ),
             vpc_zone_identifiers=args.subnet_ids,
             health_check_type="EC2",
-            health_check_grace_period=args.grace_seconds,
+            health_check_grace_period=args.health_check_grace_seconds,
             suspended_processes=["AZRebalance"],
-            # A launch that takes back what it added must not push out a node that was there before.
+            # A launch that rolls back must not terminate older nodes.
             termination_policies=["NewestInstance"],
             wait_for_capacity_timeout="0",
             tags=[
@@ -119,10 +119,9 @@ class WorkerGroup(pulumi.ComponentResource):
             ],
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
         )
-        # The way out of every node: it sees its target state, saves a checkpoint, completes the action. A node that
-        # can't goes on by itself after the heartbeat.
+        # A terminating node saves a checkpoint and completes the action. Without a heartbeat AWS continues.
         hook = aws.autoscaling.LifecycleHook(
-            f"{name}-leave",
+            f"{name}-drain",
             autoscaling_group_name=group.name,
             lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
             heartbeat_timeout=_HEARTBEAT_SECONDS,
@@ -135,7 +134,7 @@ class WorkerGroup(pulumi.ComponentResource):
 
 
 def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """A spot instance of a group is never `persistent`: the group itself asks for another."""
+    """Return the market options. Spot requests of a group are one-time: the group replaces instances."""
     if plan.market == "on-demand":
         return None
     price = None if plan.max_price_usd is None else f"{plan.max_price_usd:g}"
@@ -152,7 +151,7 @@ def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs 
 
 
 def _reservation(plan: GroupPlan) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
-    """A named reservation and no other. Others stay out of reservations that are not meant for them."""
+    """Return the reservation to launch into. Groups without one do not use open reservations."""
     if plan.reservation is not None:
         return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
             capacity_reservation_target=aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(

@@ -1,4 +1,4 @@
-"""What the account says of all that a stack counts on, looked up once before anything is made."""
+"""Look up the facts of the AWS account that a stack depends on, before any resource is created."""
 
 import json
 import re
@@ -10,36 +10,37 @@ from typing import TypeVar
 import pulumi
 import pulumi_aws as aws
 
-from infra.lookups.errors import absent, reason
+from infra.lookups.errors import lookup_error, lookup_failure
 from infra.lookups.subnet import SubnetFacts, look_up_subnet
 from infra.scope import Scope
-from trainyard.base import InputError, Problem
-from trainyard.config.demand import quotas_needed
+from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError, Problem
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReservationFacts:
-    """A capacity reservation. Times are Unix time; `ends` is none where it has no end."""
+    """A capacity reservation. Times are Unix times; `end_time` is None for an unlimited reservation."""
 
     id: str
     instance_type: str
     zone: str
     instances: int
     state: str
-    block: bool
-    starts: float | None
-    ends: float | None
+    is_capacity_block: bool
+    start_time: float | None
+    end_time: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """`offers`: pairs of zone and instance type; `zones`: those that we may use; `quotas`: code -> vCPUs.
+class AccountFacts:
+    """Facts of the account.
 
-    `key_state`, `key_policy` (JSON): of a KMS key that the settings name in this region; none also where the caller may
-    not look. `absent`: what they name and AWS does not give, which is none here.
+    `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
+    codes to vCPUs. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
+    `missing` are the problems of resources in the settings that AWS did not return.
     """
 
     partition: str
@@ -54,18 +55,18 @@ class Facts:
     bucket_region: str | None = None
     key_state: str | None = None
     key_policy: str | None = None
-    absent: tuple[Problem, ...] = ()
+    missing: tuple[Problem, ...] = ()
 
-    def offering(self, settings: StackSettings) -> tuple[str, ...]:
-        """The zones that offer every instance type of the stack."""
+    def zones_offering(self, settings: StackSettings) -> tuple[str, ...]:
+        """Return the Availability Zones that offer every instance type of the stack."""
         return tuple(
             zone for zone in self.zones if all((zone, name) in self.offers for name in settings.instance_types)
         )
 
 
-def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) -> Scope:
-    """The scope, in the zone that decides: the subnet's, the reservation's, the one asked for, or the first usable."""
-    decided = facts.subnet or facts.reservation
+def make_scope(project: str, stack: str, settings: StackSettings, facts: AccountFacts) -> Scope:
+    """Return the scope. Its zone is that of the subnet or reservation, the configured one, or the first offering."""
+    fixed = facts.subnet or facts.reservation
     return Scope(
         project=project,
         stack=stack,
@@ -73,31 +74,35 @@ def scope_of(project: str, stack: str, settings: StackSettings, facts: Facts) ->
         region=facts.region,
         partition=facts.partition,
         dns_suffix=facts.dns_suffix,
-        zone=decided.zone if decided else settings.network.zone or facts.offering(settings)[0],
+        zone=fixed.zone if fixed else settings.network.availability_zone or facts.zones_offering(settings)[0],
         boundary=settings.identity.permissions_boundary,
         extra_tags=settings.tags,
     )
 
 
-def zone_is_ours(settings: StackSettings, facts: Facts) -> bool:
-    """Whether nobody but us has chosen the zone: then it stays where a later look-up would choose another."""
-    return settings.network.zone is None and facts.reservation is None and facts.subnet is None
+def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
+    """Whether the program selected the zone. Then existing subnets keep it when a later look-up selects another."""
+    return settings.network.availability_zone is None and facts.reservation is None and facts.subnet is None
 
 
-def look_up_facts(settings: StackSettings) -> Facts:
-    """Ask AWS."""
+def look_up_account(settings: StackSettings) -> AccountFacts:
+    """Look up all facts. Failed look-ups of resources in the settings are returned as `missing`."""
     partition = aws.get_partition()
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
         location_type="availability-zone",
         filters=[{"name": "instance-type", "values": settings.instance_types}],
     )
-    available = aws.get_availability_zones(state="available").names  # Local Zones among them, which lack EFA and FSx
-    named, existing, services = settings.capacity.reservation_id, settings.network.existing, settings.node_services
-    bucket, named_key = settings.storage.bucket, settings.storage.kms_key
-    key = named_key if named_key and region_of(named_key) == region else None
-    missing: list[Problem] = []
-    return Facts(
+    available = aws.get_availability_zones(state="available").names  # includes Local Zones, which have no EFA and FSx
+    reservation, existing, services = (
+        settings.capacity.reservation_id,
+        settings.network.existing,
+        settings.node_services,
+    )
+    bucket, configured_key = settings.storage.bucket, settings.storage.kms_key
+    key = configured_key if configured_key and region_of(configured_key) == region else None
+    problems: list[Problem] = []
+    return AccountFacts(
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
         region=region,
@@ -105,92 +110,94 @@ def look_up_facts(settings: StackSettings) -> Facts:
         zones=tuple(sorted(zone for zone in available if re.fullmatch(f"{region}[a-z]", zone))),
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
-        reservation=_given(lambda: look_up_reservation(*named), missing) if named else None,
-        subnet=_given(lambda: look_up_subnet(existing, region, services), missing) if existing else None,
-        bucket_region=_given(lambda: look_up_bucket(bucket), missing) if bucket else None,
-        key_state=_given(lambda: look_up_key(key), missing) if key else None,
+        reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,
+        subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
+        bucket_region=_collect(lambda: look_up_bucket(bucket), problems) if bucket else None,
+        key_state=_collect(lambda: look_up_key(key), problems) if key else None,
         key_policy=look_up_key_policy(key) if key else None,
-        absent=tuple(missing),
+        missing=tuple(problems),
     )
 
 
-def _given(look_up: Callable[[], T], missing: list[Problem]) -> T | None:
+def _collect(look_up: Callable[[], T], problems: list[Problem]) -> T | None:
+    """Return the result, or None and add the problems."""
     try:
         return look_up()
     except InputError as error:
-        missing += error.problems
+        problems += error.problems
         return None
 
 
 def look_up_quotas(settings: StackSettings) -> dict[str, float]:
-    """Those that the stack counts against. One that the caller may not look at is told, and judged by the launch."""
-    found = {}
-    for need in quotas_needed(settings):
+    """Return quota code -> vCPUs of the quotas that the stack needs. An unreadable quota is a warning."""
+    quotas = {}
+    for quota in required_quotas(settings):
         try:
-            found[need.code] = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=need.code).value
+            quotas[quota.code] = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
         except Exception as error:
-            pulumi.log.warn(f"the quota {need.name} ({need.code}) is not known: {reason(error)}")
-    return found
+            pulumi.log.warn(f"quota {quota.name} ({quota.code}) is not validated: {lookup_failure(error)}")
+    return quotas
 
 
 def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
-    """A capacity reservation by its id, through Cloud Control: pulumi-aws has no look-up of its own for it.
+    """Look up a capacity reservation by its id through Cloud Control, because pulumi-aws has no look-up for it.
 
-    Source: CloudFormation's resource type AWS::EC2::CapacityReservation, whose properties the answer holds.
+    Source: properties of the CloudFormation resource type AWS::EC2::CapacityReservation.
     """
     try:
-        found = aws.cloudcontrol.get_resource(type_name="AWS::EC2::CapacityReservation", identifier=reservation)
+        resource = aws.cloudcontrol.get_resource(type_name="AWS::EC2::CapacityReservation", identifier=reservation)
     except Exception as error:
-        raise absent(f"capacity.{path}", reservation, error) from error
-    told = json.loads(found.properties)
+        raise lookup_error(f"capacity.{path}", reservation, error) from error
+    properties = json.loads(resource.properties)
     return ReservationFacts(
         id=reservation,
-        instance_type=told["InstanceType"],
-        zone=told["AvailabilityZone"],
-        instances=int(told.get("TotalInstanceCount") or told["InstanceCount"]),
-        state=told.get("State", "of a state that AWS does not tell"),
-        block=told.get("ReservationType") == "capacity-block",
-        starts=_unix(told.get("StartDate")),
-        ends=_unix(told.get("EndDate")),
+        instance_type=properties["InstanceType"],
+        zone=properties["AvailabilityZone"],
+        instances=int(properties.get("TotalInstanceCount") or properties["InstanceCount"]),
+        state=properties.get("State", "in an unknown state"),
+        is_capacity_block=properties.get("ReservationType") == "capacity-block",
+        start_time=_unix(properties.get("StartDate")),
+        end_time=_unix(properties.get("EndDate")),
     )
 
 
 def look_up_bucket(bucket: str) -> str:
-    """The region of a bucket that is there."""
+    """Return the region of an existing bucket."""
     try:
         return aws.s3.get_bucket(bucket=bucket).bucket_region
     except Exception as error:
-        raise absent("storage.bucket", bucket, error) from error
+        raise lookup_error("storage.bucket", bucket, error) from error
 
 
 def region_of(arn: str) -> str:
+    """Return the region of an ARN."""
     return arn.split(":")[3]
 
 
 def look_up_key(arn: str) -> str:
-    """The state of a key that is there."""
+    """Return the state of an existing KMS key."""
     try:
         return aws.kms.get_key(key_id=arn).key_state
     except Exception as error:
-        raise absent("storage.kms_key", arn, error) from error
+        raise lookup_error("storage.kms_key", arn, error) from error
 
 
 def look_up_key_policy(arn: str) -> str | None:
-    """Through Cloud Control, as reservations; none where the caller may not look at it."""
+    """Return the policy of a KMS key (JSON) through Cloud Control; None if unreadable."""
     try:
-        found = aws.cloudcontrol.get_resource(type_name="AWS::KMS::Key", identifier=arn.rpartition("/")[2])
+        resource = aws.cloudcontrol.get_resource(type_name="AWS::KMS::Key", identifier=arn.rpartition("/")[2])
     except Exception as error:
-        pulumi.log.warn(f"the policy of {arn} is not known: {reason(error)}")
+        pulumi.log.warn(f"the policy of {arn} is not validated: {lookup_failure(error)}")
         return None
-    return json.dumps(json.loads(found.properties)["KeyPolicy"])
+    return json.dumps(json.loads(resource.properties)["KeyPolicy"])
 
 
-def _unix(told: str | None) -> float | None:
-    """Of an ISO 8601 time, or as CloudFormation's own resource types write some: Tue Dec 01 11:30:00 UTC 2026."""
-    if not told:
+def _unix(text: str | None) -> float | None:
+    """Parse ISO 8601, or the format of some CloudFormation types: Tue Dec 01 11:30:00 UTC 2026."""
+    if not text:
         return None
     try:
-        moment = datetime.fromisoformat(told)
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        moment = datetime.strptime(told, "%a %b %d %H:%M:%S %Z %Y")
+        moment = datetime.strptime(text, "%a %b %d %H:%M:%S %Z %Y")
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

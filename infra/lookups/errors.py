@@ -1,19 +1,20 @@
-"""What a stack names and AWS does not find, or does not show us."""
+"""Errors of look-ups: resources that do not exist or that the caller may not read."""
 
 import re
 
-from trainyard.base import CONFIG_KEY, InputError, Problem
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError
 
-# What the SDK and the engine put before the provider's own words.
-_FRAME = re.compile(r"(invoke of \S+ failed|invocation of \S+ returned an error): ?")
-
-
-def reason(error: Exception) -> str:
-    """What AWS, or the provider, says of it: one line."""
-    return f"AWS does not give it: {' '.join(_FRAME.sub('', str(error)).split()).rstrip('.')}"
+# The SDK and the engine prefix the provider's message.
+_PREFIX = re.compile(r"(invoke of \S+ failed|invocation of \S+ returned an error): ?")
 
 
-def absent(key: str, value: str, error: Exception) -> InputError:
-    """`key`: below the cluster's."""
-    fix = "Name one of this account and region, or ask for the right to look at it"
-    return InputError([Problem(key=f"{CONFIG_KEY}.{key}", value=value, why=reason(error), fix=fix)])
+def lookup_failure(error: Exception) -> str:
+    """Return the message of a failed look-up on one line."""
+    return f"look-up failed: {' '.join(_PREFIX.sub('', str(error)).split()).rstrip('.')}"
+
+
+def lookup_error(key: str, value: str, error: Exception) -> InputError:
+    """Return the error of a setting whose resource cannot be looked up. `key` is relative to the cluster's settings."""
+    fix = "Use a resource of this account and region, or request permission to read it"
+    return InputError([invalid_setting(key, value, lookup_failure(error), fix)])

@@ -1,14 +1,15 @@
-"""Which machine image nodes boot: looked up once, and not again for what stands."""
+"""Look up the AMI of nodes."""
 
 from dataclasses import dataclass
 
 import pulumi_aws as aws
 
-from infra.lookups.errors import reason
-from trainyard.base import CONFIG_KEY, InputError, Problem
+from infra.lookups.errors import lookup_failure
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError
 
-# Public parameters, kept current by their owners: Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
-# OSS Nvidia Driver GPU AMI"). All are x86_64 with cloud-init; the root devices are those of the images.
+# Public SSM parameters of Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
+# OSS Nvidia Driver GPU AMI"). All images are x86_64 with cloud-init. The second value is the root device.
 _PUBLIC = {
     "ubuntu-24.04": ("/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id", "/dev/sda1"),
     "debian-12": ("/aws/service/debian/release/12/latest/amd64", "/dev/xvda"),
@@ -17,45 +18,45 @@ _PUBLIC = {
         "/dev/sda1",
     ),
 }
-OWN = "own"
+CUSTOM = "custom"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """`family`: the parameter's name, or `own` for an id of the user's.
+    """An AMI. `family` is the name in the settings, or `custom` for an AMI id.
 
-    `drifts`: the id is a parameter's as of now, so later changes of it are ignored: an `up` would replace the cluster.
-    The family stands in the names of what uses it, so that another family is another resource all the same.
+    `ignore_changes`: the id is the current value of a public parameter, and a newer AMI must not replace the cluster.
+    The names of resources contain the family, so that a changed setting replaces them.
     """
 
     id: str
     family: str
     root_device: str
-    drifts: bool
+    ignore_changes: bool
 
 
 def look_up_image(name: str, root_volume_gib: int) -> Image:
-    """The image of that name (trainyard.config.settings.names.ImageName), on a root volume of that size.
+    """Look up an AMI by its name in the settings (trainyard.config.field_types.ImageName) or its id.
 
-    Raises InputError for an id that can't be used.
+    Raises InputError if the id is not usable with a root volume of `root_volume_gib` GiB.
     """
     if name in _PUBLIC:
         parameter, root_device = _PUBLIC[name]
-        found = aws.ssm.get_parameter(name=parameter).insecure_value
-        return Image(id=found, family=name, root_device=root_device, drifts=True)
+        image_id = aws.ssm.get_parameter(name=parameter).insecure_value
+        return Image(id=image_id, family=name, root_device=root_device, ignore_changes=True)
     try:
         image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
     except Exception as error:
-        raise _unusable(name, reason(error)) from error
+        raise _unusable(name, lookup_failure(error)) from error
     if image.architecture != "x86_64":
-        raise _unusable(name, f"is for {image.architecture}, and every type of the catalog is x86_64")
+        raise _unusable(name, f"is for {image.architecture}, and the instance types of the catalog are x86_64")
     for device in image.block_device_mappings:
-        least = int(device.ebs.get("volume_size") or 0)
-        if device.device_name == image.root_device_name and least > root_volume_gib:
-            raise _unusable(name, f"its root takes {least} GiB, and root_volume_gib is {root_volume_gib}")
-    return Image(id=name, family=OWN, root_device=image.root_device_name, drifts=False)
+        minimum_gib = int(device.ebs.get("volume_size") or 0)
+        if device.device_name == image.root_device_name and minimum_gib > root_volume_gib:
+            raise _unusable(name, f"its root volume needs {minimum_gib} GiB, and root_volume_gib is {root_volume_gib}")
+    return Image(id=name, family=CUSTOM, root_device=image.root_device_name, ignore_changes=False)
 
 
-def _unusable(name: str, why: str) -> InputError:
-    fix = "Name an x86_64 image of this region that the account may launch"
-    return InputError([Problem(key=f"{CONFIG_KEY}.image", value=name, why=why, fix=fix)])
+def _unusable(name: str, reason: str) -> InputError:
+    fix = "Use an x86_64 AMI of this region that the account may launch"
+    return InputError([invalid_setting("image", name, reason, fix)])

@@ -1,4 +1,4 @@
-"""Whether the hardware catalog still says what EC2 says of an instance type."""
+"""Compare the hardware catalog with DescribeInstanceTypes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,50 +13,49 @@ from trainyard.config.catalog import InstanceType
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One fact of an instance type on which the two disagree.
-
-    `launch`: the launch goes by the catalog's: interfaces, processes, what the play expects to find.
-    """
+    """A fact of an instance type that differs. `affects_launch`: launch or playbook use the catalog's value."""
 
     instance_type: str
-    what: str
+    fact: str
     catalog: Any
     described: Any
-    launch: bool
+    affects_launch: bool
 
     def __str__(self) -> str:
-        consequence = ": the launch goes by the catalog and may fail" if self.launch else ""
+        consequence = ": the launch uses the catalog and may fail" if self.affects_launch else ""
         return (
-            f"{self.instance_type}: trainyard/config/catalog.json has {self.what} = {self.catalog}, "
-            f"EC2 says {self.described}{consequence}"
+            f"{self.instance_type}: trainyard/config/catalog.json has {self.fact} = {self.catalog}, "
+            f"EC2 has {self.described}{consequence}"
         )
 
 
-def look_up_hardware(entry: InstanceType) -> list[Difference]:
-    """Ask EC2 what the type is in this region and warn of each difference, which are also returned."""
-    found = differences(entry, aws.ec2.get_instance_type(instance_type=entry.name))
-    for difference in found:
+def compare_with_catalog(entry: InstanceType) -> list[Difference]:
+    """Look up the instance type in this region, warn about each difference and return them."""
+    result = differences(entry, aws.ec2.get_instance_type(instance_type=entry.name))
+    for difference in result:
         pulumi.log.warn(str(difference))
-    return found
+    return result
 
 
 def differences(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> list[Difference]:
-    """What the catalog says otherwise than DescribeInstanceTypes. Which card bears EFA the look-up does not tell."""
+    """Return the facts that differ. The look-up does not return which network card supports EFA."""
     return [
-        Difference(instance_type=entry.name, what=what, catalog=ours, described=theirs, launch=launch)
-        for what, ours, theirs, launch in _facts(entry, described)
-        if ours != theirs
+        Difference(
+            instance_type=entry.name, fact=fact, catalog=expected, described=actual, affects_launch=affects_launch
+        )
+        for fact, expected, actual, affects_launch in _facts(entry, described)
+        if expected != actual
     ]
 
 
 def _facts(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> Iterator[tuple[str, Any, Any, bool]]:
-    """What is compared: its name, the catalog's, EC2's, whether the launch goes by it."""
+    """Yield name, value of the catalog, value of EC2, and whether the launch uses it."""
     gpu, gpus, store = entry.gpu, described.gpuses or [], entry.instance_store
     yield "GPUs", gpu.count if gpu else 0, sum(each.count for each in gpus), True
     yield "EFA interfaces", entry.efa_interfaces, described.efa_maximum_interfaces or 0, True
     cards = sorted((card.index, card.maximum_interfaces) for card in described.network_cards or [])
     yield (
-        "network cards (by interfaces that each bears)",
+        "network cards (number of x interfaces each)",
         _grouped(card.interfaces for card in entry.network_cards),
         _grouped(interfaces for _, interfaces in cards),
         True,
@@ -68,7 +67,7 @@ def _facts(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> Ite
     yield "vCPUs", entry.vcpus, described.default_vcpus, False
     yield "MiB of memory", round(entry.memory_gib * 1024), described.memory_size, False
     yield (
-        "local disks and GB of each",
+        "instance store volumes and GB of each",
         [(store.disks, store.gb)] if store else [],
         [(disk.count, disk.size) for disk in described.instance_disks or []],
         False,
@@ -76,5 +75,5 @@ def _facts(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> Ite
 
 
 def _grouped(interfaces: Iterable[int]) -> str:
-    """In the order of the cards, equal ones together: 17 cards of 4."""
+    """Group equal consecutive cards, such as `17 of 4`."""
     return ", ".join(f"{len(list(equal))} of {each}" for each, equal in groupby(interfaces)) or "none"

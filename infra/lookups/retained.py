@@ -1,4 +1,4 @@
-"""What an earlier `up` made and `destroy` kept, found again by its tags."""
+"""Find the resources that `destroy` retained, by their tags."""
 
 import re
 from collections.abc import Callable
@@ -7,31 +7,33 @@ from dataclasses import dataclass
 import pulumi_aws as aws
 
 from trainyard.aws import tags
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 
-def retained(stack: str, kind: str, role: str, usable: Callable[[str], bool] = lambda name: True) -> str | None:
-    """Name or id of the stack's thing of a kind (as the tagging API spells it, e.g. s3:bucket) and role, if any.
+def find_retained(
+    stack: str, resource_type: str, role: str, is_usable: Callable[[str], bool] = lambda name: True
+) -> str | None:
+    """Return the name or id of the stack's resource of a type (tagging API, e.g. s3:bucket) and role, or None.
 
-    `usable`: whether one that bears the tags still counts. Raises InputError when several do.
+    `is_usable` filters tagged resources. Raises InputError if several are usable.
     """
-    found = aws.resourcegroupstaggingapi.get_resources(
-        resource_type_filters=[kind],
+    tagged = aws.resourcegroupstaggingapi.get_resources(
+        resource_type_filters=[resource_type],
         tag_filters=[
             {"key": tags.STACK, "values": [stack]},
             {"key": tags.ROLE, "values": [role]},
         ],
     )
-    borne = {entry.resource_arn.rpartition(":")[2].rpartition("/")[2] for entry in found.resource_tag_mapping_lists}
-    ids = [name for name in sorted(borne) if usable(name)]
+    names = {entry.resource_arn.rpartition(":")[2].rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists}
+    ids = [name for name in sorted(names) if is_usable(name)]
     if len(ids) > 1:
         raise InputError(
             [
                 Problem(
                     key=f"{tags.STACK}={stack}, {tags.ROLE}={role}",
                     value=ids,
-                    why=f"more than one {kind} bears these tags of this stack's own",
-                    fix="Remove the tags from all but one of them",
+                    reason=f"more than one {resource_type} has these tags of the stack",
+                    fix="Remove the tags from all except one",
                 )
             ]
         )
@@ -39,33 +41,33 @@ def retained(stack: str, kind: str, role: str, usable: Callable[[str], bool] = l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
-    """What an earlier `up` of the stack has left. `key`, `bucket`: ids of what is adopted; none where there is nothing.
+class RetainedResources:
+    """Resources of an earlier `up`. `key` and `bucket` are ids to import; None if they do not exist.
 
-    `stands`: whether its cluster is there: the staging bucket goes with it.
+    `is_up`: whether the cluster exists, known from its staging bucket.
     """
 
     key: str | None
     bucket: str | None
-    stands: bool
+    is_up: bool
 
 
-def look_up_earlier(stack: str) -> Earlier:
-    """Raises InputError where it is not clear which one is the stack's."""
-    return Earlier(
-        key=retained(stack, "kms:key", tags.STACK_KEY, _enabled),
-        bucket=retained(stack, "s3:bucket", tags.DATA_BUCKET, _there),
-        stands=retained(stack, "s3:bucket", tags.STAGING_BUCKET, _there) is not None,
+def look_up_retained(stack: str) -> RetainedResources:
+    """Look up the retained resources of a stack. Raises InputError if several resources have its tags."""
+    return RetainedResources(
+        key=find_retained(stack, "kms:key", tags.STACK_KEY, _is_enabled),
+        bucket=find_retained(stack, "s3:bucket", tags.DATA_BUCKET, _bucket_exists),
+        is_up=find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists) is not None,
     )
 
 
-def _enabled(key: str) -> bool:
-    """One that is on its way to deletion bears its tags to the end."""
+def _is_enabled(key: str) -> bool:
+    """A key that is pending deletion keeps its tags."""
     return aws.kms.get_key(key_id=key).key_state == "Enabled"
 
 
-def _there(bucket: str) -> bool:
-    """AWS's index of tags goes on naming a bucket for a while after somebody has deleted it."""
+def _bucket_exists(bucket: str) -> bool:
+    """The tagging API lists a deleted bucket for a while."""
     try:
         aws.s3.get_bucket(bucket=bucket)
     except Exception as error:

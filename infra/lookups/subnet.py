@@ -1,4 +1,4 @@
-"""A VPC and subnet that somebody else keeps: looked at, never changed."""
+"""Look up an existing VPC and subnet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,63 +6,62 @@ from ipaddress import IPv4Network
 
 import pulumi_aws as aws
 
-from infra.lookups.errors import absent
+from infra.lookups.errors import lookup_error
 from trainyard.config.settings.network import ExistingNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubnetFacts:
-    """`id`: the subnet's. `vpc_id`: the VPC that it is really in. `gives_addresses`: instances in it get public ones.
+    """Facts of an existing subnet.
 
-    `way_out`: NAT or another hop; `public`: straight to an internet gateway.
-
-    `services`: those that nodes call and that have an endpoint in the VPC; `s3_endpoint`: in the subnet's own routes.
+    `has_egress`: its default route is a NAT gateway or another hop; `is_public`: it is an internet gateway.
+    `services`: AWS services with an interface endpoint in the VPC; `has_s3_endpoint`: a route to the gateway endpoint.
     """
 
     id: str
     vpc_id: str
     cidr: IPv4Network
     zone: str
-    gives_addresses: bool
+    assigns_public_ips: bool
     free_addresses: int
-    resolves_names: bool
-    way_out: bool
-    public: bool
-    s3_endpoint: bool
+    has_dns: bool
+    has_egress: bool
+    is_public: bool
+    has_s3_endpoint: bool
     services: frozenset[str]
 
 
-def look_up_subnet(given: ExistingNetwork, region: str, services: Sequence[str]) -> SubnetFacts:
-    """`services`: what nodes call. Raises InputError where VPC or subnet is not there."""
+def look_up_subnet(network: ExistingNetwork, region: str, services: Sequence[str]) -> SubnetFacts:
+    """Look up the subnet. `services` are the AWS services that nodes call. Raises InputError if it does not exist."""
     try:
-        vpc = aws.ec2.get_vpc(id=given.vpc_id)
+        vpc = aws.ec2.get_vpc(id=network.vpc_id)
     except Exception as error:
-        raise absent("network.existing.vpc_id", given.vpc_id, error) from error
+        raise lookup_error("network.existing.vpc_id", network.vpc_id, error) from error
     try:
-        subnet = aws.ec2.get_subnet(id=given.subnet_id)
+        subnet = aws.ec2.get_subnet(id=network.subnet_id)
     except Exception as error:
-        raise absent("network.existing.subnet_id", given.subnet_id, error) from error
-    table = _routes_of(given.subnet_id, subnet.vpc_id)
+        raise lookup_error("network.existing.subnet_id", network.subnet_id, error) from error
+    table = _routes_of(network.subnet_id, subnet.vpc_id)
     default = [route for route in table.routes if route.cidr_block == "0.0.0.0/0"]
     public = any((route.gateway_id or "").startswith("igw-") for route in default)
     s3 = _endpoint(subnet.vpc_id, region, "s3", "Gateway")
     return SubnetFacts(
-        id=given.subnet_id,
+        id=network.subnet_id,
         vpc_id=subnet.vpc_id,
         cidr=IPv4Network(subnet.cidr_block),
         zone=subnet.availability_zone,
-        gives_addresses=subnet.map_public_ip_on_launch,
+        assigns_public_ips=subnet.map_public_ip_on_launch,
         free_addresses=subnet.available_ip_address_count,
-        resolves_names=vpc.enable_dns_support and vpc.enable_dns_hostnames,
-        way_out=bool(default) and not public,
-        public=public,
-        s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
-        services=frozenset(name for name in services if _has_private(subnet.vpc_id, region, name)),
+        has_dns=vpc.enable_dns_support and vpc.enable_dns_hostnames,
+        has_egress=bool(default) and not public,
+        is_public=public,
+        has_s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
+        services=frozenset(name for name in services if _has_interface_endpoint(subnet.vpc_id, region, name)),
     )
 
 
 def _routes_of(subnet_id: str, vpc_id: str) -> aws.ec2.GetRouteTableResult:
-    """A subnet without routes of its own has its VPC's main ones."""
+    """Return the route table of a subnet: its own, or the main one of the VPC."""
     try:
         return aws.ec2.get_route_table(subnet_id=subnet_id)
     except Exception as error:
@@ -72,10 +71,10 @@ def _routes_of(subnet_id: str, vpc_id: str) -> aws.ec2.GetRouteTableResult:
     return aws.ec2.get_route_table(vpc_id=vpc_id, filters=[main])
 
 
-def _has_private(vpc_id: str, region: str, service: str) -> bool:
-    """Whether the service's own name leads to an endpoint in the VPC."""
-    found = _endpoint(vpc_id, region, service, "Interface")
-    return found is not None and found.private_dns_enabled
+def _has_interface_endpoint(vpc_id: str, region: str, service: str) -> bool:
+    """Whether the VPC has an interface endpoint with private DNS for the service."""
+    endpoint = _endpoint(vpc_id, region, service, "Interface")
+    return endpoint is not None and endpoint.private_dns_enabled
 
 
 def _endpoint(vpc_id: str, region: str, service: str, kind: str) -> aws.ec2.GetVpcEndpointResult | None:

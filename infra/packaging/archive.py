@@ -1,4 +1,4 @@
-"""Archives that are equal byte for byte whenever their content is: no clock, no owner, no order of the disk."""
+"""Reproducible archives: equal content gives equal bytes."""
 
 import gzip
 import hashlib
@@ -11,13 +11,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Packed:
-    """A gzip'd tar archive. `sha256` is that of `data`."""
+    """A gzip-compressed tar archive and the SHA-256 of its bytes."""
 
     data: bytes
     sha256: str
 
     def store(self, folder: Path) -> Path:
-        """Write it under its own hash and return the path. Whoever writes the same at once writes the same bytes."""
+        """Write the archive to `folder` under its SHA-256 and return the path. Safe for concurrent writers."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.sha256}.tar.gz"
         if not path.exists():
@@ -36,7 +36,7 @@ class Entry:
 
 
 def pack(entries: Mapping[str, Entry]) -> Packed:
-    """Archive files under their names, in the order of the names, modes 0644 or 0755, time 0, owner root."""
+    """Pack files sorted by name, with mode 0644 or 0755, time 0 and owner root."""
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as zipped,

@@ -1,4 +1,4 @@
-"""The folder of the user's own job as an archive. What should never leave the operator's machine is refused."""
+"""Pack the source folder of a custom job. Files with secrets are refused."""
 
 import fnmatch
 import os
@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.packaging.archive import Entry, Packed, pack
-from trainyard.base import CONFIG_KEY, InputError, Problem
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError, Problem
 
 IGNORE_FILE = ".trainyardignore"
 LIMIT_BYTES = 64 * 1024 * 1024
 _ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", IGNORE_FILE)
 _SECRET_NAMES = (".env", ".env.*", ".netrc", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
-_KEY_MARK = b"PRIVATE KEY-----"
-_MARK_WITHIN = 4096
+_KEY_MARKER = b"PRIVATE KEY-----"
+_MARKER_BYTES = 4096
 
 
 def pack_source(root: Path, source: str) -> Packed:
-    """Archive the folder `source` below `root`. Raises InputError naming each file that can't be shipped.
+    """Pack the folder `source` below `root`. Raises InputError with each file that must not be uploaded.
 
-    `.trainyardignore` holds one glob a line, matched against names and paths relative to the folder, as in .gitignore:
-    a trailing slash means folders only, `#` begins a comment.
+    `.trainyardignore` has one glob per line, matched against names and relative paths as in .gitignore: a trailing
+    slash matches folders only, `#` starts a comment.
     """
     folder = root / source
     entries: dict[str, Entry] = {}
@@ -29,10 +30,10 @@ def pack_source(root: Path, source: str) -> Packed:
     total = 0
     for path in sorted(_files(folder, folder, _patterns(folder))):
         name = path.relative_to(folder).as_posix()
-        why = _refusal(folder, path)
-        if why:
-            fix = f"Remove it, or name it in {source}/{IGNORE_FILE}"
-            problems.append(Problem(key=f"{CONFIG_KEY}.job.source", value=f"{source}/{name}", why=why, fix=fix))
+        reason = _refusal(folder, path)
+        if reason:
+            fix = f"Remove it, or add it to {source}/{IGNORE_FILE}"
+            problems.append(invalid_setting("job.source", f"{source}/{name}", reason, fix))
             continue
         total += path.stat().st_size
         if total > LIMIT_BYTES:
@@ -47,14 +48,14 @@ def pack_source(root: Path, source: str) -> Packed:
 def _patterns(folder: Path) -> list[str]:
     file = folder / IGNORE_FILE
     lines = file.read_text().splitlines() if file.is_file() else []
-    wished = [line.strip() for line in lines]
-    return [*_ALWAYS_IGNORED, *(line for line in wished if line and not line.startswith("#"))]
+    globs = [line.strip() for line in lines]
+    return [*_ALWAYS_IGNORED, *(line for line in globs if line and not line.startswith("#"))]
 
 
-def _files(folder: Path, below: Path, patterns: list[str]) -> Iterator[Path]:
-    for found in os.scandir(below):
-        path = Path(found.path)
-        is_folder = found.is_dir(follow_symlinks=False)
+def _files(folder: Path, parent: Path, patterns: list[str]) -> Iterator[Path]:
+    for entry in os.scandir(parent):
+        path = Path(entry.path)
+        is_folder = entry.is_dir(follow_symlinks=False)
         if _ignored(path.relative_to(folder).as_posix(), is_folder, patterns):
             continue
         if is_folder:
@@ -75,23 +76,20 @@ def _ignored(name: str, is_folder: bool, patterns: list[str]) -> bool:
 
 
 def _refusal(folder: Path, path: Path) -> str | None:
-    """Why a file can't be shipped, or None."""
+    """Return why a file must not be uploaded, or None."""
     if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _SECRET_NAMES):
-        return "looks like a file of secrets, and the archive goes to every node"
+        return "may contain secrets, and every node downloads the archive"
     if not path.is_file():
-        return "is not a plain file"
+        return "is not a regular file"
     if not path.resolve().is_relative_to(folder.resolve()):
-        return "is a link out of the job's folder"
+        return "is a symbolic link to a file outside the folder"
     with path.open("rb") as file:
-        if _KEY_MARK in file.read(_MARK_WITHIN):
-            return "holds a private key, and the archive goes to every node"
+        if _KEY_MARKER in file.read(_MARKER_BYTES):
+            return "contains a private key, and every node downloads the archive"
     return None
 
 
 def _too_large(source: str, name: str) -> Problem:
-    return Problem(
-        key=f"{CONFIG_KEY}.job.source",
-        value=source,
-        why=f"holds more than {LIMIT_BYTES // 2**20} MiB (counted up to {name})",
-        fix=f"Keep data in the dataset's bucket, and name what is not code in {source}/{IGNORE_FILE}",
-    )
+    reason = f"contains more than {LIMIT_BYTES // 2**20} MiB (counted up to {name})"
+    fix = f"Keep data in the data bucket, and list files other than code in {source}/{IGNORE_FILE}"
+    return invalid_setting("job.source", source, reason, fix)

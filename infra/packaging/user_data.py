@@ -1,4 +1,4 @@
-"""User-data: one unit that runs the bootstrap at every boot. It names the manifest only: the same for every job."""
+"""User data of nodes: a systemd unit that runs the bootstrap at every boot. It does not depend on the job."""
 
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ Restart=on-failure
 RestartSec=10
 StandardOutput=journal+console
 StandardError=journal+console
-ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {who} --manifest {manifest_uri} --region {region}
+ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {arguments} --manifest {manifest_uri} --region {region}
 
 [Install]
 WantedBy=multi-user.target
@@ -31,7 +31,7 @@ WantedBy=multi-user.target
 
 
 class _Text(str):
-    """A string that YAML writes as a block, as people would."""
+    """A string that YAML writes as a literal block."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,12 +44,12 @@ _Dumper.add_representer(
 
 
 def user_data(role: Role, group: str | None, manifest_uri: str, region: str, root: Path) -> str:
-    """The cloud-config of a node. `group`: name of a worker's group in the stack. `root` is the repository's.
+    """Return the cloud-config of a node. `group` is the worker group, `root` the folder of the project.
 
-    Started without blocking: the unit waits for the network and retries, and cloud-init shall be done meanwhile.
+    cloud-init does not wait for the unit, which waits for the network and retries.
     """
-    who = role if group is None else f"{role} --group {group}"
-    unit = _UNIT.format(who=who, manifest_uri=manifest_uri, region=region)
+    arguments = role if group is None else f"{role} --group {group}"
+    unit = _UNIT.format(arguments=arguments, manifest_uri=manifest_uri, region=region)
     files = [
         ("/opt/trainyard/bootstrap.py", "0755", (root / BOOTSTRAP).read_text()),
         ("/etc/systemd/system/trainyard-node.service", "0644", unit),
@@ -66,5 +66,7 @@ def user_data(role: Role, group: str | None, manifest_uri: str, region: str, roo
     }
     text = "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
     size = len(text.encode())
-    assert size < LIMIT_BYTES, f"user-data of the {role} is {size} bytes, EC2 takes {LIMIT_BYTES}: shorten {BOOTSTRAP}"
+    assert size < LIMIT_BYTES, (
+        f"user data of the {role} is {size} bytes, the EC2 limit is {LIMIT_BYTES}: shorten {BOOTSTRAP}"
+    )
     return text

@@ -1,1 +1,1 @@
-"""Security rules on what a stack registers, asked by tests on recorded graphs and by the engine as a policy pack."""
+"""Security rules for registered resources: tests apply them to graphs, the engine as a policy pack."""

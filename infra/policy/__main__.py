@@ -20,11 +20,11 @@ from infra.policy.rules import RULES, PolicyRule
 
 
 def policy_of(rule: PolicyRule) -> ResourceValidationPolicy:
-    """A rule as the engine asks it."""
+    """Convert a rule into a policy of the engine."""
 
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for sentence in rule.check(args.resource_type, args.props):
-            report(f"{args.name}: {sentence}", None)
+        for message in rule.check(args.resource_type, args.props):
+            report(f"{args.name}: {message}", None)
 
     return ResourceValidationPolicy(name=rule.name, description=rule.description, validate=validate)
 

@@ -1,4 +1,4 @@
-"""The rules, as plain functions on a resource's type and inputs (in the provider's own spelling)."""
+"""Security rules as functions of a resource's type and inputs (provider property names)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ Check = Callable[[str, Inputs], Iterator[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRule:
-    """`check` yields a sentence for each way in which a resource breaks the rule."""
+    """A security rule. `check` yields a message for each violation."""
 
     name: str
     description: str
@@ -22,52 +22,59 @@ class PolicyRule:
 
 
 def volumes_are_encrypted(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Root volumes are encrypted with a configured KMS key."""
     devices = [("rootBlockDevice", inputs.get("rootBlockDevice"))] if kind.endswith(":Instance") else []
     if kind.endswith(":LaunchTemplate"):
-        devices = [(one["deviceName"], one.get("ebs")) for one in inputs.get("blockDeviceMappings", [])]
+        devices = [(device["deviceName"], device.get("ebs")) for device in inputs.get("blockDeviceMappings", [])]
         devices = devices or [("its root volume", None)]
     for name, device in devices:
         if not device or device.get("encrypted") not in (True, "true"):
             yield f"{name} is not encrypted"
         elif not device.get("kmsKeyId"):
-            yield f"{name} is under no key that the stack names"
+            yield f"{name} is not encrypted with a configured KMS key"
 
 
-def metadata_needs_a_token(kind: str, inputs: Inputs) -> Iterator[str]:
+def imdsv2_is_required(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Instances answer IMDSv2 only, with a hop limit of 1."""
     if kind.endswith((":Instance", ":LaunchTemplate")):
         options = inputs.get("metadataOptions", {})
         if options.get("httpTokens") != "required":
-            yield "the metadata service answers without a token (IMDSv1)"
+            yield "IMDSv1 is enabled"
         if options.get("httpPutResponseHopLimit") != 1:
-            yield "the metadata service's answers may leave the instance: its hop limit is not 1"
+            yield "the hop limit of the metadata service is not 1"
 
 
-def nothing_comes_in_from_outside(kind: str, inputs: Inputs) -> Iterator[str]:
+def no_inbound_from_cidr(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Ingress rules allow security groups only."""
     if kind.endswith(":SecurityGroupIngressRule"):
         for key in ("cidrIpv4", "cidrIpv6", "prefixListId"):
             if key in inputs:
-                yield f"{inputs[key]} may come in; admit security groups only"
+                yield f"allows inbound traffic from {inputs[key]}; allow security groups only"
     if kind.endswith(":SecurityGroup") and inputs.get("ingress"):
-        yield "its inbound rules stand in the group itself, where no rule of ours looks"
+        yield "has inline ingress rules, which are not validated"
 
 
-def nothing_has_a_public_address(kind: str, inputs: Inputs) -> Iterator[str]:
+def no_public_ip(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Instances have no public IP address."""
     if kind.endswith(":Instance") and inputs.get("associatePublicIpAddress") is not False:
-        yield "it may get a public address"
+        yield "may get a public IP address"
     if kind.endswith(":Subnet") and inputs.get("mapPublicIpOnLaunch"):
-        yield "instances in it get a public address"
+        yield "assigns public IP addresses"
     if kind.endswith(":LaunchTemplate"):
-        for one in inputs.get("networkInterfaces", []):
-            if one.get("associatePublicIpAddress") in (True, "true"):
-                yield f"interface {one.get('deviceIndex')} of card {one.get('networkCardIndex')} gets a public address"
+        for interface in inputs.get("networkInterfaces", []):
+            if interface.get("associatePublicIpAddress") in (True, "true"):
+                device, card = interface.get("deviceIndex"), interface.get("networkCardIndex")
+                yield f"interface {device} of network card {card} gets a public IP address"
 
 
-def no_key_pair_is_named(kind: str, inputs: Inputs) -> Iterator[str]:
+def no_ssh_key_pair(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Instances have no SSH key pair."""
     if kind.endswith((":Instance", ":LaunchTemplate")) and inputs.get("keyName"):
-        yield "it may be reached by SSH; people come through Session Manager"
+        yield "has an SSH key pair; operators use Session Manager"
 
 
-def policies_name_what_they_allow(kind: str, inputs: Inputs) -> Iterator[str]:
+def policies_are_specific(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Role policies name actions and resources, except the actions of UNSCOPED."""
     if not kind.endswith(":RolePolicy"):
         return
     for statement in _statements(inputs.get("policy")):
@@ -75,63 +82,70 @@ def policies_name_what_they_allow(kind: str, inputs: Inputs) -> Iterator[str]:
             if "*" in action:
                 yield f"{statement.get('Sid')} allows {action}"
             if "*" in _listed(statement.get("Resource")) and action not in UNSCOPED:
-                yield f"{statement.get('Sid')} allows {action} on every resource, and UNSCOPED gives no reason"
+                yield f"{statement.get('Sid')} allows {action} on every resource, and is not in UNSCOPED"
 
 
-def roles_are_taken_on_by_services(kind: str, inputs: Inputs) -> Iterator[str]:
+def only_services_assume_roles(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Only AWS services assume roles, and roles have no managed policies."""
     if kind.endswith(":Role"):
         for statement in _statements(inputs.get("assumeRolePolicy")):
             if set(statement.get("Principal", {})) != {"Service"}:
-                yield f"{statement.get('Principal')} may take it on"
+                yield f"{statement.get('Principal')} may assume it"
         if inputs.get("managedPolicyArns"):
-            yield f"bears {inputs['managedPolicyArns']}, which is broad and changes when its owner likes"
+            yield f"has managed policies {inputs['managedPolicyArns']}, whose owner may change them"
 
 
-def everyone_is_someone_of_the_account(kind: str, inputs: Inputs) -> Iterator[str]:
-    """An Allow to everyone stands under a condition that names the account."""
+def wildcard_principal_is_limited(kind: str, inputs: Inputs) -> Iterator[str]:
+    """An Allow with a wildcard principal has a condition on the account."""
     if not kind.endswith((":BucketPolicy", ":Key", ":TopicPolicy")):
         return
     for statement in _statements(inputs.get("policy")):
-        everyone = statement.get("Principal") in ("*", {"AWS": "*"})
-        named = any("aws:SourceAccount" in keys or "kms:CallerAccount" in keys for keys in _conditions(statement))
-        if statement.get("Effect") == "Allow" and everyone and not named:
-            yield f"{statement.get('Sid')} allows everyone, in any account"
+        wildcard = statement.get("Principal") in ("*", {"AWS": "*"})
+        limited = any("aws:SourceAccount" in keys or "kms:CallerAccount" in keys for keys in _conditions(statement))
+        if statement.get("Effect") == "Allow" and wildcard and not limited:
+            yield f"{statement.get('Sid')} allows every AWS account"
 
 
-def buckets_are_private(kind: str, inputs: Inputs) -> Iterator[str]:
+def buckets_block_public_access(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Buckets block public access."""
     if kind.endswith(":BucketPublicAccessBlock"):
         for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"):
             if inputs.get(key) is not True:
-                yield f"{key} is not on"
+                yield f"{key} is not true"
 
 
-def buckets_speak_tls_only(kind: str, inputs: Inputs) -> Iterator[str]:
+def buckets_require_tls(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Buckets deny requests without TLS."""
     if kind.endswith(":BucketPolicy"):
         plain = {"Bool": {"aws:SecureTransport": "false"}}
         statements = _statements(inputs.get("policy"))
-        if not any(one.get("Effect") == "Deny" and one.get("Condition") == plain for one in statements):
-            yield "plain HTTP is not denied"
+        if not any(each.get("Effect") == "Deny" and each.get("Condition") == plain for each in statements):
+            yield "requests without TLS are not denied"
 
 
 def keys_rotate(kind: str, inputs: Inputs) -> Iterator[str]:
+    """KMS keys rotate."""
     if kind.endswith(":Key") and inputs.get("enableKeyRotation") is not True:
-        yield "the key does not rotate"
+        yield "key rotation is disabled"
 
 
 def topics_and_logs_are_encrypted(kind: str, inputs: Inputs) -> Iterator[str]:
+    """SNS topics and log groups have a KMS key."""
     for suffix, key in ((":Topic", "kmsMasterKeyId"), (":LogGroup", "kmsKeyId")):
         if kind.endswith(suffix) and not inputs.get(key):
-            yield f"{key} names no key"
+            yield f"{key} is not set"
 
 
-def all_is_found_by_tags(kind: str, inputs: Inputs) -> Iterator[str]:
-    borne = inputs.get("tags")
-    if borne is None:
+def resources_are_tagged(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Resources that support tags have those of Trainyard."""
+    resource_tags = inputs.get("tags")
+    if resource_tags is None:
         return
-    names = set(borne) if isinstance(borne, Mapping) else {one["key"] for one in borne}
+    is_mapping = isinstance(resource_tags, Mapping)
+    names = set(resource_tags) if is_mapping else {tag["key"] for tag in resource_tags}
     for name in (tags.STACK, tags.ROLE):
         if name not in names:
-            yield f"bears no tag {name}"
+            yield f"has no tag {name}"
 
 
 def _rule(check: Check, description: str) -> PolicyRule:
@@ -139,25 +153,25 @@ def _rule(check: Check, description: str) -> PolicyRule:
 
 
 RULES: tuple[PolicyRule, ...] = (
-    _rule(volumes_are_encrypted, "Root volumes are encrypted, under a key that the stack names."),
-    _rule(metadata_needs_a_token, "Instances answer IMDSv2 only, with a hop limit of 1."),
-    _rule(nothing_comes_in_from_outside, "No inbound rule admits an address range."),
-    _rule(nothing_has_a_public_address, "No instance has a public address."),
-    _rule(no_key_pair_is_named, "No instance has an SSH key pair."),
-    _rule(policies_name_what_they_allow, "Role policies name actions and resources; * only where a reason is given."),
-    _rule(roles_are_taken_on_by_services, "Roles are for AWS's services, and bear no policies but their own."),
-    _rule(everyone_is_someone_of_the_account, "Resource policies open nothing to other accounts."),
-    _rule(buckets_are_private, "Public access to buckets is blocked, in all four ways."),
-    _rule(buckets_speak_tls_only, "Buckets deny plain HTTP."),
+    _rule(volumes_are_encrypted, "Root volumes are encrypted with a configured KMS key."),
+    _rule(imdsv2_is_required, "Instances answer IMDSv2 only, with a hop limit of 1."),
+    _rule(no_inbound_from_cidr, "Ingress rules allow security groups only."),
+    _rule(no_public_ip, "Instances have no public IP address."),
+    _rule(no_ssh_key_pair, "Instances have no SSH key pair."),
+    _rule(policies_are_specific, "Role policies name actions and resources; exceptions have a reason."),
+    _rule(only_services_assume_roles, "Only AWS services assume roles, and roles have no managed policies."),
+    _rule(wildcard_principal_is_limited, "Resource policies allow no other accounts."),
+    _rule(buckets_block_public_access, "Buckets block public access."),
+    _rule(buckets_require_tls, "Buckets deny requests without TLS."),
     _rule(keys_rotate, "KMS keys rotate."),
-    _rule(topics_and_logs_are_encrypted, "Topics and log groups are under a key."),
-    _rule(all_is_found_by_tags, "What bears tags bears those by which Trainyard finds it."),
+    _rule(topics_and_logs_are_encrypted, "SNS topics and log groups have a KMS key."),
+    _rule(resources_are_tagged, "Resources that support tags have those of Trainyard."),
 )
 
 
 def _statements(policy: Any) -> list[dict[str, Any]]:
-    found = json.loads(policy) if isinstance(policy, str) else policy or {}
-    statements: list[dict[str, Any]] = found.get("Statement", [])
+    document = json.loads(policy) if isinstance(policy, str) else policy or {}
+    statements: list[dict[str, Any]] = document.get("Statement", [])
     return statements
 
 

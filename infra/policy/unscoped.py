@@ -1,23 +1,23 @@
-"""Actions that roles may take on any resource: AWS knows none to name for them, and no narrower way."""
+"""Actions that roles may perform on all resources, because AWS supports no resource-level permissions for them."""
 
 _REFERENCE = "https://docs.aws.amazon.com/service-authorization/latest/reference/"
-# Action -> why it is needed, AWS's page.
+# Action -> reason, and page of the service authorization reference.
 UNSCOPED: dict[str, tuple[str, str]] = {
     "autoscaling:DescribeAutoScalingGroups": (
-        "the controller sees which nodes are in its groups",
+        "the controller lists the nodes of its groups",
         f"{_REFERENCE}list_amazonec2autoscaling.html",
     ),
     "ecr:GetAuthorizationToken": (
-        "Docker on a node logs in to the registry of the job's image: the token is for all of them",
+        "Docker on a node logs in to the registry of the job's image; a token covers all registries",
         f"{_REFERENCE}list_amazonelasticcontainerregistry.html",
     ),
     "ssm:UpdateInstanceInformation": (
-        "Session Manager's agent says that it is there",
+        "the SSM agent registers the instance",
         f"{_REFERENCE}list_awssystemsmanager.html",
     ),
     **{
         f"ssmmessages:{action}": (
-            "a session of Session Manager speaks through it",
+            "Session Manager sessions use it",
             f"{_REFERENCE}list_amazonsessionmanagermessagegatewayservice.html",
         )
         for action in ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")

@@ -1,149 +1,150 @@
-"""Rules that only the account can judge, in one registry: asked in every preview, before anything is made."""
+"""Validators of a stack against the AWS account. Every preview runs them before any resource is created."""
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pulumi
 
 from infra.components.key import AUTO_SCALING_ROLE
-from infra.lookups.account import Facts, region_of
-from infra.validators import subnet as subnet_checks
-from trainyard.base import CONFIG_KEY, InputError, Problem
-from trainyard.config.demand import quotas_needed
+from infra.lookups.account import AccountFacts, region_of
+from infra.validators import subnet
+from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError, Problem
 
-Check = Callable[[StackSettings, Facts], Iterator[Problem]]
+AccountValidator = Callable[[StackSettings, AccountFacts], Iterator[Problem]]
 
-# EC2 ends the instances of a Capacity Block so long before the block's end. EC2 user guide, "Capacity Blocks for ML".
-BLOCK_ENDS_EARLY_SECONDS = 1800.0
-# A run ends before that by itself: its last checkpoint takes time.
+# EC2 terminates the instances of a Capacity Block 30 minutes before its end (EC2 user guide, "Capacity Blocks for ML").
+BLOCK_TERMINATION_SECONDS = 1800.0
+# Time for the last checkpoint before that.
 LAST_CHECKPOINT_SECONDS = 600.0
 
 
-def capacity_ends(facts: Facts) -> float | None:
-    """Unix time until which a run may use the reserved instances; none: for ever."""
-    found = facts.reservation
-    if found is None or found.ends is None:
+def capacity_end_time(facts: AccountFacts) -> float | None:
+    """Unix time until which a run may use the reserved instances; None: unlimited."""
+    reservation = facts.reservation
+    if reservation is None or reservation.end_time is None:
         return None
-    early = BLOCK_ENDS_EARLY_SECONDS if found.block else 0.0
-    return found.ends - early - LAST_CHECKPOINT_SECONDS
+    early = BLOCK_TERMINATION_SECONDS if reservation.is_capacity_block else 0.0
+    return reservation.end_time - early - LAST_CHECKPOINT_SECONDS
 
 
-def zone_offers_the_types(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    usable, decided = facts.offering(settings), facts.subnet or facts.reservation
-    zone = decided.zone if decided else settings.network.zone
+def zone_offers_instance_types(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The Availability Zone of the stack offers its instance types."""
+    usable, fixed = facts.zones_offering(settings), facts.subnet or facts.reservation
+    zone = fixed.zone if fixed else settings.network.availability_zone
     if zone in usable or (zone is None and usable):
         return
     names = " and ".join(settings.instance_types)
-    key, value = "network.zone", zone
+    key, value = "network.availability_zone", zone
     if facts.subnet:
         key, value = "network.existing.subnet_id", facts.subnet.id
     elif facts.reservation and settings.capacity.reservation_id:
         path, value = settings.capacity.reservation_id
         key = f"capacity.{path}"
-    where, there = (f"is in {zone}, which ", "in") if decided else ("", "of")
+    subject = f"is in {zone}, which " if fixed else ""
     if zone is None:
-        why = f"no zone of {facts.region} that the account may use offers {names}"
+        reason = f"no Availability Zone of {facts.region} offers {names}"
     elif zone not in facts.zones:
-        why = f"{where}is no zone of {facts.region} that the account may use"
+        reason = f"{subject}is not a usable Availability Zone of {facts.region}"
     else:
-        why = f"{where}does not offer {names}"
-    fix = (
-        f"Choose one {there} {', '.join(usable)}"
-        if usable
-        else f"Choose other types, or a region beside {facts.region}"
-    )
-    yield Problem(key=f"{CONFIG_KEY}.{key}", value=value, why=why, fix=fix)
+        reason = f"{subject}does not offer {names}"
+    fix = f"Use one of {', '.join(usable)}" if usable else f"Choose other types, or a region other than {facts.region}"
+    yield invalid_setting(key, value, reason, fix)
 
 
-def zone_is_the_reservations(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found = facts.reservation
-    if found is None:
+def zone_matches_reservation(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Availability Zone and subnet of the stack are those of the reservation."""
+    reservation, zone = facts.reservation, settings.network.availability_zone
+    if reservation is None:
         return
-    if settings.network.zone not in (None, found.zone):
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.zone",
-            value=settings.network.zone,
-            why=f"reservation {found.id} is in {found.zone}",
-            fix="Leave it out, or name another reservation",
-        )
-    if facts.subnet and facts.subnet.zone != found.zone:
-        yield Problem(
-            key=f"{CONFIG_KEY}.network.existing.subnet_id",
-            value=facts.subnet.id,
-            why=f"is in {facts.subnet.zone}, and reservation {found.id} in {found.zone}",
-            fix=f"Name a subnet in {found.zone}, or another reservation",
-        )
+    if zone not in (None, reservation.zone):
+        reason = f"reservation {reservation.id} is in {reservation.zone}"
+        yield invalid_setting("network.availability_zone", zone, reason, "Remove it, or use another reservation")
+    if facts.subnet and facts.subnet.zone != reservation.zone:
+        reason = f"is in {facts.subnet.zone}, and reservation {reservation.id} in {reservation.zone}"
+        fix = f"Use a subnet in {reservation.zone}, or another reservation"
+        yield invalid_setting("network.existing.subnet_id", facts.subnet.id, reason, fix)
 
 
-def _of_reservation(settings: StackSettings, why: str, fix: str) -> Problem:
+def _reservation_problem(settings: StackSettings, reason: str, fix: str) -> Problem:
     named = settings.capacity.reservation_id
     assert named is not None
-    return Problem(key=f"{CONFIG_KEY}.capacity.{named[0]}", value=named[1], why=why, fix=fix)
+    return invalid_setting(f"capacity.{named[0]}", named[1], reason, fix)
 
 
-def reservation_is_of_its_kind(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found, wanted = facts.reservation, settings.capacity.capacity_block is not None
-    if found and found.block != wanted:
-        is_a, key = ("a Capacity Block", "capacity_block") if found.block else ("no Capacity Block", "reservation")
-        yield _of_reservation(settings, f"is {is_a}", f"Name it under capacity.{key}")
+def reservation_has_configured_type(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """capacity.capacity_block names a Capacity Block, capacity.reservation does not."""
+    reservation, expected = facts.reservation, settings.capacity.capacity_block is not None
+    if reservation and reservation.is_capacity_block != expected:
+        is_block = reservation.is_capacity_block
+        reason, key = ("is a Capacity Block", "capacity_block") if is_block else ("is no Capacity Block", "reservation")
+        yield _reservation_problem(settings, reason, f"Set it under capacity.{key}")
 
 
-def reservation_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found = facts.reservation
-    if found is None or found.state == "active":
+def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The reservation is active."""
+    reservation = facts.reservation
+    if reservation is None or reservation.state == "active":
         return
-    begins = found.starts is not None and found.state in ("scheduled", "pending", "payment-pending")
-    when = f", begins at {_told(found.starts)}" if begins and found.starts is not None else ""
-    fix = "Come back then" if begins else "Name one that is active"
-    yield _of_reservation(settings, f"is {found.state}{when}", fix)
+    start = reservation.start_time
+    if start is not None and reservation.state in ("scheduled", "pending", "payment-pending"):
+        reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
+    else:
+        reason, fix = f"is {reservation.state}", "Use an active reservation"
+    yield _reservation_problem(settings, reason, fix)
 
 
-def reservation_suits(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    found = facts.reservation
-    if found is None:
+def reservation_fits_workers(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The reservation has the instance type and enough instances."""
+    reservation = facts.reservation
+    if reservation is None:
         return
-    wanted = sum(group.nodes for group in settings.groups if group.reservation)
-    if found.instance_type != settings.instance_type:
-        why = f"is of {found.instance_type}, and the workers are {settings.instance_type}"
-        yield _of_reservation(settings, why, f"Set instance_type to {found.instance_type}, or name another")
-    if found.instances < wanted:
-        why = f"holds instances for {found.instances} of the {wanted} nodes that are launched into it"
-        yield _of_reservation(settings, why, f"Set nodes so that {found.instances} suffice, or name a larger one")
+    required = sum(group.nodes for group in settings.groups if group.reservation)
+    if reservation.instance_type != settings.instance_type:
+        reason = f"reserves {reservation.instance_type}, and the workers are {settings.instance_type}"
+        fix = f"Set instance_type to {reservation.instance_type}, or use another reservation"
+        yield _reservation_problem(settings, reason, fix)
+    if reservation.instances < required:
+        reason = f"reserves {reservation.instances} instances, and {required} nodes are launched into it"
+        fix = f"Reduce nodes so that {reservation.instances} are enough, or use a larger reservation"
+        yield _reservation_problem(settings, reason, fix)
 
 
-def reservation_lasts(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    ends, found = capacity_ends(facts), facts.reservation
-    if ends is None or found is None or found.state != "active":
+def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Reserved capacity does not end during start-up, nor during the run if on_expiry is refuse."""
+    end, reservation = capacity_end_time(facts), facts.reservation
+    if end is None or reservation is None or reservation.state != "active":
         return
-    left, job = (ends - time.time()) / 60, settings.job
-    if left < settings.launch.bring_up_minutes:
-        why = f"its instances end at {_told(ends)}, before a launch may be done (launch.bring_up_minutes)"
-        yield _of_reservation(settings, why, "Name one that lasts longer")
-    elif left < job.time_limit_minutes and settings.capacity.at_its_end == "refuse":
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.time_limit_minutes",
-            value=job.time_limit_minutes,
-            why=f"the instances of {found.id} end in {left:.0f} minutes, at {_told(ends)}",
-            fix=f"Choose {left:.0f} at most, or at_its_end: shorten, which lets the run end with them",
-        )
+    remaining_minutes, job = (end - time.time()) / 60, settings.job
+    if remaining_minutes < settings.launch.startup_timeout_minutes:
+        reason = f"its instances end at {_format(end)}, before launch.startup_timeout_minutes"
+        yield _reservation_problem(settings, reason, "Use a reservation with a later end")
+    elif remaining_minutes < job.time_limit_minutes and settings.capacity.on_expiry == "refuse":
+        reason = f"the instances of {reservation.id} end in {remaining_minutes:.0f} minutes, at {_format(end)}"
+        fix = f"Set it to at most {remaining_minutes:.0f}, or on_expiry: shorten, which ends the run with them"
+        yield invalid_setting("job.time_limit_minutes", job.time_limit_minutes, reason, fix)
 
 
-def quotas_suffice(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    for need in quotas_needed(settings):
-        granted = facts.quotas.get(need.code)
-        if granted is not None and need.vcpus > granted:
+def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The EC2 quotas of the account allow the stack's vCPUs."""
+    for quota in required_quotas(settings):
+        granted = facts.quotas.get(quota.code)
+        if granted is not None and quota.vcpus > granted:
             yield Problem(
-                key=need.key,
-                value=need.value,
-                why=f"takes {need.vcpus} vCPUs, and the quota {need.name} ({need.code}) of this account in "
+                key=quota.key,
+                value=quota.value,
+                reason=f"needs {quota.vcpus} vCPUs, and the quota {quota.name} ({quota.code}) of this account in "
                 f"{facts.region} is {granted:g}",
-                fix=f"Ask for more: aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
-                f"{need.code} --desired-value {need.vcpus} --region {facts.region}",
+                fix="Request an increase: aws service-quotas request-service-quota-increase --service-code ec2 "
+                f"--quota-code {quota.code} --desired-value {quota.vcpus} --region {facts.region}",
             )
 
 
-def data_is_in_the_region(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+def data_in_stack_region(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Existing bucket and KMS key are in the region of the stack."""
     storage = settings.storage
     key_region = region_of(storage.kms_key) if storage.kms_key else None
     for key, value, region in (
@@ -151,104 +152,93 @@ def data_is_in_the_region(settings: StackSettings, facts: Facts) -> Iterator[Pro
         ("kms_key", storage.kms_key, key_region),
     ):
         if region is not None and region != facts.region:
-            yield Problem(
-                key=f"{CONFIG_KEY}.storage.{key}",
-                value=value,
-                why=f"is in {region}, and the stack in {facts.region}",
-                fix=f"Name one in {facts.region}, or set aws:region to {region}",
-            )
+            fix = f"Use one in {facts.region}, or set aws:region to {region}"
+            yield invalid_setting(f"storage.{key}", value, f"is in {region}, and the stack in {facts.region}", fix)
 
 
-def key_can_be_used(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
+def key_enabled(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The existing KMS key is enabled."""
     if facts.key_state not in (None, "Enabled"):
-        yield Problem(
-            key=f"{CONFIG_KEY}.storage.kms_key",
-            value=settings.storage.kms_key,
-            why=f"its state is {facts.key_state}, so nothing under it can be written or read",
-            fix="Enable it (one that waits for its deletion needs aws kms cancel-key-deletion first), or name another",
-        )
+        reason = f"its state is {facts.key_state}, so data encrypted with it can be neither written nor read"
+        fix = "Enable it (first aws kms cancel-key-deletion, if it is pending deletion), or use another key"
+        yield invalid_setting("storage.kms_key", settings.storage.kms_key, reason, fix)
 
 
-def key_admits_auto_scaling(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    """Or every instance with a root volume under it ends as it begins: Client.InternalError.
+def key_allows_auto_scaling(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The existing KMS key allows Auto Scaling; without it launches fail with Client.InternalError.
 
     Auto Scaling user guide, "Required AWS KMS key policy for use with encrypted volumes".
     """
     if facts.key_policy is not None and AUTO_SCALING_ROLE not in facts.key_policy:
-        yield Problem(
-            key=f"{CONFIG_KEY}.storage.kms_key",
-            value=settings.storage.kms_key,
-            why=f"its policy does not name {AUTO_SCALING_ROLE}, so no node with a root volume under it would start",
-            fix="Let that role use it and create grants, as infra/components/key.py does for the stack's own key",
+        reason = f"its policy does not allow {AUTO_SCALING_ROLE}, so nodes with an encrypted root volume cannot launch"
+        fix = "Allow the role to use the key and to create grants, see infra/components/key.py"
+        yield invalid_setting("storage.kms_key", settings.storage.kms_key, reason, fix)
+
+
+def image_reachable(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Nodes without internet access pull from ECR of their region: VPC endpoints serve that region only."""
+    job, image, node = settings.job, settings.ecr_image, settings.node
+    pulls = job.container is not None and node.provisioning == "configure" and "container" not in node.skip_roles
+    subnet_facts = facts.subnet
+    internet = settings.network.nat_gateway
+    if subnet_facts:
+        internet = subnet_facts.has_egress or subnet_facts.is_public
+    if pulls and not internet and (image is None or image.region != facts.region):
+        reason = f"is not in ECR of {facts.region}, and nodes without internet access reach no other registry"
+        fix = (
+            "Copy it into an ECR repository of that region, or set node.skip_roles: [container] with an AMI that has "
+            "Docker and the image"
         )
+        yield invalid_setting("job.container", job.container, reason, fix)
 
 
-def image_can_be_reached(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    """An endpoint leads to the registries of its own region, whosever they are."""
-    job, found, node = settings.job, settings.ecr_image, settings.node
-    pulls = job.container is not None and node.system == "configure" and "container" not in node.leave_out
-    closed = not (facts.subnet.way_out or facts.subnet.public) if facts.subnet else not settings.network.nat
-    if pulls and closed and (found is None or found.region != facts.region):
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.container",
-            value=job.container,
-            why=f"is not in ECR of {facts.region}, and nodes without a way out reach no other registry",
-            fix="Copy it into an ECR repository there, or set node.leave_out: [container] with an image of the "
-            "workers that holds Docker and it",
-        )
-
-
-def boundary_is_of_the_account(settings: StackSettings, facts: Facts) -> Iterator[Problem]:
-    """IAM user guide, "Permissions boundaries for IAM entities": a managed policy, AWS's or the account's own."""
+def boundary_in_account(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """IAM user guide, "Permissions boundaries for IAM entities": a policy of AWS or of the account."""
     boundary = settings.identity.permissions_boundary
     if boundary is None:
         return
     _, partition, _, _, account, _ = boundary.split(":", 5)
     if partition != facts.partition or account not in (facts.account, "aws"):
-        yield Problem(
-            key=f"{CONFIG_KEY}.identity.permissions_boundary",
-            value=boundary,
-            why=f"is not of account {facts.account} in {facts.partition}, and the boundary of its roles must be",
-            fix="Name a policy of that account, or one of AWS's own",
+        reason = f"is not a policy of account {facts.account} in partition {facts.partition}"
+        yield invalid_setting(
+            "identity.permissions_boundary", boundary, reason, "Use a policy of that account, or one of AWS"
         )
 
 
-CHECKS: tuple[Check, ...] = (
-    zone_offers_the_types,
-    zone_is_the_reservations,
-    reservation_is_of_its_kind,
-    reservation_can_be_used,
-    reservation_suits,
-    reservation_lasts,
-    quotas_suffice,
-    *subnet_checks.CHECKS,
-    data_is_in_the_region,
-    key_can_be_used,
-    key_admits_auto_scaling,
-    image_can_be_reached,
-    boundary_is_of_the_account,
+VALIDATORS: tuple[AccountValidator, ...] = (
+    zone_offers_instance_types,
+    zone_matches_reservation,
+    reservation_has_configured_type,
+    reservation_is_active,
+    reservation_fits_workers,
+    reservation_outlasts_run,
+    quotas_sufficient,
+    *subnet.VALIDATORS,
+    data_in_stack_region,
+    key_enabled,
+    key_allows_auto_scaling,
+    image_reachable,
+    boundary_in_account,
 )
+# They fail as time passes. For an existing cluster they are warnings, so that it can still be updated.
+TIME_DEPENDENT: tuple[AccountValidator, ...] = (reservation_is_active, reservation_outlasts_run)
 
 
-# What time alone brings about: of a cluster that stands it is no mistake, and must not bar its next `up`.
-OF_TIME: tuple[Check, ...] = (reservation_can_be_used, reservation_lasts)
+def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:
+    """Raise InputError with every problem. If the cluster exists (`is_up`), time-dependent problems are warnings.
 
-
-def check_account(settings: StackSettings, facts: Facts, stands: bool) -> None:
-    """Raises InputError with every problem that any check finds. `stands`: whether an earlier `up` made the cluster.
-
-    Then what time has brought about is a warning: the launch judges it, if there is anything to launch.
+    The launch checks these again before it adds nodes.
     """
-    problems = list(facts.absent)
-    for check in CHECKS:
-        for problem in check(settings, facts):
-            if stands and check in OF_TIME:
+    problems = list(facts.missing)
+    for validator in VALIDATORS:
+        for problem in validator(settings, facts):
+            if is_up and validator in TIME_DEPENDENT:
                 pulumi.log.warn(str(problem))
             else:
-                problems.append(problem)
+                problems.append(replace(problem, code=validator.__name__))
     if problems:
         raise InputError(problems)
 
 
-def _told(moment: float) -> str:
+def _format(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))

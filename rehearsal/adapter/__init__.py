@@ -1,1 +1,1 @@
-"""Makes each resource of the Pulumi program for real in the emulated AWS, by type, through its public API."""
+"""Creates, updates and deletes the program's resources in the emulated AWS, with one handler per resource type."""

@@ -1,4 +1,4 @@
-"""The two accounts that a program can be run against: the emulated AWS, and a static one that makes nothing."""
+"""The account that the program runs against: the interface, and the implementation on the emulated AWS."""
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -14,23 +14,23 @@ from rehearsal.adapter import (
     filesystem,
     guardrails,
     identity,
-    keys,
+    kms,
     logs,
     network,
     security,
+    sns,
     storage,
 )
-from rehearsal.adapter import sns as notices
+from rehearsal.adapter.aws_clients import AwsClients
 from rehearsal.adapter.command import Command
-from rehearsal.adapter.errors import AdapterError, Refused, UnknownType, gone_already
-from rehearsal.adapter.handler import Call, Found, Handler, Made, check_keys
-from rehearsal.adapter.lookups import LOOK_UPS
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.errors import AdapterError, RequestFailedError, UnsupportedTypeError, ignore_missing
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, check_input_keys
+from rehearsal.adapter.lookups import LOOKUPS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A resource as the program registered it."""
+class ResourceRequest:
+    """A request of the engine for one resource. `old_inputs`: the previous inputs, for an update."""
 
     urn: str
     type: str
@@ -38,126 +38,144 @@ class Subject:
     inputs: Mapping[str, Any]
     id: str = ""
     outputs: Mapping[str, Any] | None = None
-    olds: Mapping[str, Any] | None = None  # of an update: the inputs until now
+    old_inputs: Mapping[str, Any] | None = None
 
 
 class Account(Protocol):
-    """What a front needs of the account behind it. Every method raises AdapterError naming the resource."""
+    """An AWS account as the engine's front ends use it. Every method raises AdapterError that names the resource.
 
-    def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made: ...
+    `root`: the source tree of the program. `on_output`: receives each line of output of a local command.
+    """
 
-    def adopt(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made: ...
+    def create(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+        """Create a resource, and return its id and its outputs."""
 
-    def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None: ...
+    def import_resource(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+        """Import the existing resource `request.id`, and return its id and its outputs."""
 
-    def look_up(self, token: str, given: Mapping[str, Any]) -> dict[str, Any]: ...
+    def delete(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> None:
+        """Delete a resource."""
 
-    def stop(self) -> None: ...
+    def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of the provider function `token`, such as aws:ec2/getVpc:getVpc."""
+
+    def stop(self) -> None:
+        """Stop the local commands that are running."""
 
 
-class Adapter:
-    """The emulated AWS, found by AWS_ENDPOINT_URL. `run_commands`: whether local commands run, or count as done."""
+class EmulatedAccount:
+    """The emulated AWS at AWS_ENDPOINT_URL.
+
+    `run_commands`: whether local commands run; otherwise they count as successful without output.
+    """
 
     def __init__(self, region: str, run_commands: bool = True) -> None:
-        self.aws = Aws(region)
+        self.aws = AwsClients(region)
         self._command = Command(skip=not run_commands)
         self.handlers = handlers(self._command)
 
-    def create(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
-        handler = self.handler(subject)
-        with self._serving(subject):
-            return handler.create(self._call(subject, root, say))
+    def create(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+        """Create a resource, and return its id and its outputs."""
+        handler = self.handler(request)
+        with self._requests_for(request):
+            return handler.create(self._call(request, root, on_output))
 
-    def adopt(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Made:
-        handler = self.handler(subject)
-        with self._serving(subject):
-            return handler.adopt(self._call(subject, root, say))
+    def import_resource(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+        """Import the existing resource `request.id`, and update the inputs that differ."""
+        handler = self.handler(request)
+        with self._requests_for(request):
+            return handler.import_resource(self._call(request, root, on_output))
 
-    def read(self, subject: Subject, root: Path) -> Found | None:
-        """A thing of this id as it stands; None where there is none."""
-        handler = self.handler(subject)
-        with self._serving(subject):
-            return handler.read(self._call(subject, root, lambda line: None))
+    def read(self, request: ResourceRequest, root: Path) -> ReadResult | None:
+        """Return the current state of the resource `request.id`, or None when it does not exist."""
+        handler = self.handler(request)
+        with self._requests_for(request):
+            return handler.read(self._call(request, root, lambda line: None))
 
-    def update(self, subject: Subject, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
-        """Bring it from `olds` to `inputs`: the outputs that this changed."""
-        handler = self.handler(subject)
-        with self._serving(subject):
-            return handler.update(self._call(subject, root, say))
+    def update(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> dict[str, Any]:
+        """Update a resource from `request.old_inputs` to `request.inputs`, and return the changed outputs."""
+        handler = self.handler(request)
+        with self._requests_for(request):
+            return handler.update(self._call(request, root, on_output))
 
-    def delete(self, subject: Subject, root: Path, say: Callable[[str], None]) -> None:
-        handler = self.handler(subject)
-        with self._serving(subject), gone_already():
-            handler.delete(self._call(subject, root, say))
+    def delete(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> None:
+        """Delete a resource. A resource that no longer exists is no error."""
+        handler = self.handler(request)
+        with self._requests_for(request), ignore_missing():
+            handler.delete(self._call(request, root, on_output))
 
-    def look_up(self, token: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        if token not in LOOK_UPS:
-            raise UnknownType(f"the adapter does not know the look-up {token}")
-        spec, look_up = LOOK_UPS[token]
-        check_keys(spec, given, token)
-        with _told(token, ""):
-            return look_up(self.aws, given)
+    def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of the provider function `token`, such as aws:ec2/getVpc:getVpc."""
+        if token not in LOOKUPS:
+            raise UnsupportedTypeError(f"the adapter does not support the function {token}")
+        supported, lookup = LOOKUPS[token]
+        check_input_keys(supported, arguments, token)
+        with _naming_errors(token, ""):
+            return lookup(self.aws, arguments)
 
     def stop(self) -> None:
-        """End the commands that run now."""
+        """Stop the local commands that are running."""
         self._command.stop()
 
-    def handler(self, subject: Subject) -> Handler:
-        """The handler that knows the subject's type and every one of its inputs."""
-        return checked(self.handlers, subject)
+    def handler(self, request: ResourceRequest) -> Handler:
+        """Return the handler of the request's type. Raises an error when it does not support one of the inputs."""
+        return select_handler(self.handlers, request)
 
-    def _call(self, subject: Subject, root: Path, say: Callable[[str], None]) -> Call:
-        return Call(
+    def _call(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> HandlerCall:
+        return HandlerCall(
             aws=self.aws,
-            urn=subject.urn,
-            type=subject.type,
-            name=subject.name,
-            inputs=subject.inputs,
+            urn=request.urn,
+            type=request.type,
+            name=request.name,
+            inputs=request.inputs,
             root=root,
-            id=subject.id,
-            outputs=subject.outputs or {},
-            olds=subject.olds or {},
-            say=say,
+            id=request.id,
+            outputs=request.outputs or {},
+            old_inputs=request.old_inputs or {},
+            on_output=on_output,
         )
 
     @contextmanager
-    def _serving(self, subject: Subject) -> Any:
-        with self.aws.serving(subject.urn), _told(subject.type, subject.name):
+    def _requests_for(self, request: ResourceRequest) -> Any:
+        with self.aws.requests_for(request.urn), _naming_errors(request.type, request.name):
             yield
 
 
 def handlers(command: Command) -> dict[str, Handler]:
-    """Type token -> handler."""
+    """Return the handlers by type token."""
     modules = (
-        *(network, security, keys, storage, identity, filesystem),
-        *(compute, autoscaling, logs, notices, guardrails),
+        *(network, security, kms, storage, identity, filesystem),
+        *(compute, autoscaling, logs, sns, guardrails),
     )
-    known = [handler for module in modules for handler in module.HANDLERS]
-    return {handler.type: handler for handler in (*known, command)}
+    aws_handlers = [handler for module in modules for handler in module.HANDLERS]
+    return {handler.type: handler for handler in (*aws_handlers, command)}
 
 
-def checked(known: Mapping[str, Handler], subject: Subject) -> Handler:
-    """Raises UnknownType or UnknownKey that names the resource."""
-    if subject.type not in known:
-        raise UnknownType(f"{subject.name}: the adapter does not know the type {subject.type}")
-    handler = known[subject.type]
-    check_keys(handler.keys, subject.inputs, f"{subject.type} {subject.name}")
+def select_handler(handlers: Mapping[str, Handler], request: ResourceRequest) -> Handler:
+    """Return the handler of the request's type.
+
+    Raises UnsupportedTypeError or UnsupportedInputError, which name the resource.
+    """
+    if request.type not in handlers:
+        raise UnsupportedTypeError(f"{request.name}: the adapter does not support the type {request.type}")
+    handler = handlers[request.type]
+    check_input_keys(handler.keys, request.inputs, f"{request.type} {request.name}")
     return handler
 
 
 @contextmanager
-def _told(kind: str, name: str) -> Any:
-    """Let every failure name the resource, with the API's own code and message."""
+def _naming_errors(kind: str, name: str) -> Any:
+    """Convert errors to AdapterError whose message names the resource and has the API's error code and message."""
     owner = f"{kind} {name}".strip()
     try:
         yield
     except ClientError as error:
-        told = error.response.get("Error", {})
-        message = f"{owner}: {error.operation_name}: {told.get('Code')}: {told.get('Message')}"
-        raise Refused(message) from error
+        details = error.response.get("Error", {})
+        message = f"{owner}: {error.operation_name}: {details.get('Code')}: {details.get('Message')}"
+        raise RequestFailedError(message) from error
     except (BotoCoreError, NotImplementedError) as error:
-        said = str(error)
-        raise Refused(said if said.startswith(owner) else f"{owner}: {said}") from error
+        message = str(error)
+        raise RequestFailedError(message if message.startswith(owner) else f"{owner}: {message}") from error
     except AdapterError as error:
         if str(error).startswith(owner):
             raise

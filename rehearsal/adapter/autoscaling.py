@@ -1,17 +1,19 @@
-"""Auto Scaling groups and their lifecycle hooks."""
+"""Auto Scaling groups and lifecycle hooks."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.adapter.handler import Call, Handler, Made, known, renamed
-from rehearsal.adapter.session import wait_until
+from rehearsal.adapter.aws_clients import wait_until
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys, to_api_names
 
-_DRAIN_SECONDS = 600.0
+_DELETION_TIMEOUT_SECONDS = 600.0
 
 
 class AutoScalingGroup(Handler):
+    """An Auto Scaling group, created without instances."""
+
     type = "aws:autoscaling/group:Group"
-    keys = known(
+    keys = input_keys(
         "name",
         "minSize",
         "maxSize",
@@ -21,51 +23,57 @@ class AutoScalingGroup(Handler):
         "healthCheckGracePeriod",
         "suspendedProcesses",
         "terminationPolicies",
-        "waitForCapacityTimeout",  # no wait: the group is made empty
-        launchTemplate=known("id", "version"),
-        tags=known("key", "value", "propagateAtLaunch"),
+        "waitForCapacityTimeout",  # unused: the group is created empty
+        launchTemplate=input_keys("id", "version"),
+        tags=input_keys("key", "value", "propagateAtLaunch"),
     )
-    named = "name"
-    replaces = frozenset({"name"})
+    name_input = "name"
+    replace_on_changes = frozenset({"name"})
 
-    def create(self, call: Call) -> Made:
-        client, given, name = call.aws.client("autoscaling"), call.inputs, self.name_of(call)
-        assert given.get("desiredCapacity", 0) == 0, "the adapter makes empty groups only"
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the group without instances, and suspend its scaling processes."""
+        client, inputs, name = call.aws.client("autoscaling"), call.inputs, self.physical_name(call)
+        assert inputs.get("desiredCapacity", 0) == 0, "the adapter creates only empty groups"
         client.create_auto_scaling_group(
             AutoScalingGroupName=name,
-            Tags=self._tags(name, given),
+            Tags=self._tags(name, inputs),
             **self._settings(call),
-            **call.only(desiredCapacity="DesiredCapacity"),
+            **call.api_arguments(desiredCapacity="DesiredCapacity"),
         )
-        if given.get("suspendedProcesses"):
-            client.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=given["suspendedProcesses"])
-        return name, {"name": name, "arn": self._described(call, name)["AutoScalingGroupARN"]}
+        if inputs.get("suspendedProcesses"):
+            client.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=inputs["suspendedProcesses"])
+        return name, {"name": name, "arn": self._describe(call, name)["AutoScalingGroupARN"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """All but the desired capacity, which launch, lease and controller manage. Instances that run stay."""
-        if call.changed("desiredCapacity"):
-            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change desiredCapacity")
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the group, but not its desired capacity, which launch, lease and controller manage.
+
+        Running instances stay.
+        """
+        if call.has_changed("desiredCapacity"):
+            raise NotImplementedError(
+                f"{call.type} {call.name}: the adapter does not support changes of desiredCapacity"
+            )
         client = call.aws.client("autoscaling")
         client.update_auto_scaling_group(AutoScalingGroupName=call.id, **self._settings(call))
-        olds, news = (set(given.get("suspendedProcesses", [])) for given in (call.olds, call.inputs))
-        if news - olds:
-            client.suspend_processes(AutoScalingGroupName=call.id, ScalingProcesses=sorted(news - olds))
-        if olds - news:
-            client.resume_processes(AutoScalingGroupName=call.id, ScalingProcesses=sorted(olds - news))
-        before, after = self._tags(call.id, call.olds), self._tags(call.id, call.inputs)
-        if put := [tag for tag in after if tag not in before]:
+        before, after = (set(inputs.get("suspendedProcesses", [])) for inputs in (call.old_inputs, call.inputs))
+        if after - before:
+            client.suspend_processes(AutoScalingGroupName=call.id, ScalingProcesses=sorted(after - before))
+        if before - after:
+            client.resume_processes(AutoScalingGroupName=call.id, ScalingProcesses=sorted(before - after))
+        old_tags, new_tags = self._tags(call.id, call.old_inputs), self._tags(call.id, call.inputs)
+        if put := [tag for tag in new_tags if tag not in old_tags]:
             client.create_or_update_tags(Tags=put)
-        kept = {tag["Key"] for tag in after}
-        if gone := [tag for tag in before if tag["Key"] not in kept]:
-            client.delete_tags(Tags=gone)
+        keys = {tag["Key"] for tag in new_tags}
+        if removed := [tag for tag in old_tags if tag["Key"] not in keys]:
+            client.delete_tags(Tags=removed)
         return {}
 
-    def _settings(self, call: Call) -> dict[str, Any]:
+    def _settings(self, call: HandlerCall) -> dict[str, Any]:
         template = call.inputs["launchTemplate"]
         return {
             "LaunchTemplate": {"LaunchTemplateId": template["id"], "Version": template["version"]},
             "VPCZoneIdentifier": ",".join(call.inputs["vpcZoneIdentifiers"]),
-            **call.only(
+            **call.api_arguments(
                 minSize="MinSize",
                 maxSize="MaxSize",
                 healthCheckType="HealthCheckType",
@@ -74,45 +82,55 @@ class AutoScalingGroup(Handler):
             ),
         }
 
-    def _tags(self, name: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _tags(self, name: str, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [
-            {"ResourceId": name, "ResourceType": "auto-scaling-group", **renamed(tag)} for tag in given.get("tags", [])
+            {"ResourceId": name, "ResourceType": "auto-scaling-group", **to_api_names(tag)}
+            for tag in inputs.get("tags", [])
         ]
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Terminate the group's instances, then delete the group."""
         client = call.aws.client("autoscaling")
         client.update_auto_scaling_group(AutoScalingGroupName=call.id, MinSize=0, MaxSize=0, DesiredCapacity=0)
         wait_until(
-            f"group {call.id} has no instances", lambda: not self._described(call, call.id)["Instances"], _DRAIN_SECONDS
+            f"group {call.id} has no instances",
+            lambda: not self._describe(call, call.id)["Instances"],
+            _DELETION_TIMEOUT_SECONDS,
         )
         client.delete_auto_scaling_group(AutoScalingGroupName=call.id)
-        wait_until(f"group {call.id} is gone", lambda: self._described(call, call.id) is None, _DRAIN_SECONDS)
+        wait_until(
+            f"group {call.id} is deleted", lambda: self._describe(call, call.id) is None, _DELETION_TIMEOUT_SECONDS
+        )
 
-    def _described(self, call: Call, name: str) -> Any:
+    def _describe(self, call: HandlerCall, name: str) -> Any:
         client = call.aws.client("autoscaling")
-        found = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
-        return found[0] if found else None
+        groups = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        return groups[0] if groups else None
 
 
 class LifecycleHook(Handler):
-    type = "aws:autoscaling/lifecycleHook:LifecycleHook"
-    keys = known("name", "autoscalingGroupName", "lifecycleTransition", "heartbeatTimeout", "defaultResult")
-    named = "name"
-    replaces = frozenset({"name", "autoscalingGroupName"})
+    """A lifecycle hook of an Auto Scaling group."""
 
-    def create(self, call: Call) -> Made:
-        name = self.name_of(call)
+    type = "aws:autoscaling/lifecycleHook:LifecycleHook"
+    keys = input_keys("name", "autoscalingGroupName", "lifecycleTransition", "heartbeatTimeout", "defaultResult")
+    name_input = "name"
+    replace_on_changes = frozenset({"name", "autoscalingGroupName"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the lifecycle hook."""
+        name = self.physical_name(call)
         self._put(call, name)
         return name, {"name": name}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the lifecycle hook."""
         self._put(call, call.id)
         return {}
 
-    def _put(self, call: Call, name: str) -> None:
+    def _put(self, call: HandlerCall, name: str) -> None:
         call.aws.client("autoscaling").put_lifecycle_hook(
             LifecycleHookName=name,
-            **call.only(
+            **call.api_arguments(
                 autoscalingGroupName="AutoScalingGroupName",
                 lifecycleTransition="LifecycleTransition",
                 heartbeatTimeout="HeartbeatTimeout",
@@ -120,7 +138,8 @@ class LifecycleHook(Handler):
             ),
         )
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the lifecycle hook."""
         call.aws.client("autoscaling").delete_lifecycle_hook(
             LifecycleHookName=call.id, AutoScalingGroupName=call.inputs["autoscalingGroupName"]
         )

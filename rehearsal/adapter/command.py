@@ -1,31 +1,30 @@
-"""pulumi_command's local command, run for real."""
+"""Local commands of pulumi_command, executed in a shell."""
 
 import os
 import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
-from rehearsal.adapter.errors import CommandFailed
-from rehearsal.adapter.handler import Call, Handler, Made, known
+from rehearsal.adapter.errors import CommandFailedError
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
 
 _TAIL_LINES = 40
 _STOP_SECONDS = 30.0
 
 
 class Command(Handler):
-    """Runs `create` and `delete` in a shell, as the provider does: `dir` relative to the program's folder.
+    """Runs `create`, `update` and `delete` in a shell, as the provider does, in `dir` relative to the program's folder.
 
-    Lines of stderr are told while they come, stdout is kept for the outputs. `skip` leaves the commands out, for
-    tests of what stands around them.
+    It reports each line of stderr as the command writes it, and returns stdout as an output.
+    `skip`: run no commands, for tests of the other resources.
     """
 
     type = "command:local:Command"
-    keys = known("create", "update", "delete", "dir", "environment", "triggers", "addPreviousOutputInEnv")
-    replaces = frozenset({"triggers"})
+    keys = input_keys("create", "update", "delete", "dir", "environment", "addPreviousOutputInEnv")
 
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip
@@ -33,24 +32,27 @@ class Command(Handler):
         self._stopped = False
         self._lock = threading.Lock()
 
-    def create(self, call: Call) -> Made:
-        return f"{call.name}-command", self._run(call, call.inputs.get("create"), begin=lambda: not self._stopped)
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Run the `create` command."""
+        return f"{call.name}-command", self._run(call, call.inputs.get("create"), unless_stopped=True)
 
-    def anew(self, changed: Collection[str]) -> frozenset[str]:
+    def outputs_changed_by(self, changed: Collection[str]) -> frozenset[str]:
+        """Every update runs a command, which produces new output."""
         return frozenset({"stdout", "stderr"})
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """Any change runs `update`; where there is none, `create` again."""
-        again = call.inputs.get("update") or call.inputs.get("create")
-        return self._run(call, again, begin=lambda: not self._stopped)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Run `update` after any change of the inputs, or `create` when there is no `update`."""
+        command = call.inputs.get("update") or call.inputs.get("create")
+        return self._run(call, command, unless_stopped=True)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Run the `delete` command."""
         self._run(call, call.inputs.get("delete"))
 
     def stop(self) -> None:
-        """End every command that runs now, and what it started; no `create` begins any more.
+        """Stop every running command with its child processes, and start no further `create` or `update`.
 
-        What waits for one then sees it fail.
+        A stopped command fails with CommandFailedError.
         """
         with self._lock:
             self._stopped = True
@@ -63,17 +65,17 @@ class Command(Handler):
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
 
-    def _run(self, call: Call, command: str | None, begin: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+    def _run(self, call: HandlerCall, command: str | None, unless_stopped: bool = False) -> dict[str, Any]:
         if command is None or self.skip:
             return {"stdout": "", "stderr": ""}
         folder = Path(os.path.normpath(call.root / "infra" / call.inputs.get("dir", ".")))
-        with self._lock:  # a stop finds every command that has begun
-            if not begin():
-                raise CommandFailed(f"`{command}` was not begun: stopped before")
+        with self._lock:  # so that stop() knows every command that has started
+            if unless_stopped and self._stopped:
+                raise CommandFailedError(f"`{command}` was not started, because the run was stopped")
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 cwd=folder,
-                env={**os.environ, **_previous(call), **call.inputs.get("environment", {})},
+                env={**os.environ, **_previous_output(call), **call.inputs.get("environment", {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -89,37 +91,37 @@ class Command(Handler):
             with self._lock:
                 self._running.discard(process)
         if status:
-            raise CommandFailed(f"`{command}` ended with status {status}\n" + "\n".join(tail))
+            raise CommandFailedError(f"`{command}` ended with status {status}\n" + "\n".join(tail))
         return {"stdout": stdout.rstrip("\n"), "stderr": "\n".join(tail)}
 
 
-def _previous(call: Call) -> dict[str, str]:
-    """What the command before told, for the one after it."""
+def _previous_output(call: HandlerCall) -> dict[str, str]:
+    """Return the output of the previous command, as environment variables of the next one."""
     if not call.inputs.get("addPreviousOutputInEnv", True):
         return {}
     return {f"PULUMI_COMMAND_{key.upper()}": call.outputs[key] for key in ("stdout", "stderr") if key in call.outputs}
 
 
-def _drain(process: "subprocess.Popen[str]", call: Call) -> tuple[str, list[str]]:
-    """All of stdout and the last lines of stderr."""
+def _drain(process: "subprocess.Popen[str]", call: HandlerCall) -> tuple[str, list[str]]:
+    """Return all of stdout and the last lines of stderr. Report each line of stderr as it arrives."""
     assert process.stdout is not None
     assert process.stderr is not None
-    kept: list[str] = []
+    output: list[str] = []
 
-    def keep(stream: IO[str]) -> None:
-        kept.append(stream.read())
+    def read(stream: IO[str]) -> None:
+        output.append(stream.read())
 
-    reader = threading.Thread(target=keep, args=(process.stdout,))
+    reader = threading.Thread(target=read, args=(process.stdout,))
     reader.start()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     for line in process.stderr:
         tail.append(line.rstrip("\n"))
-        call.say(tail[-1])
+        call.on_output(tail[-1])
     reader.join()
-    return "".join(kept), list(tail)
+    return "".join(output), list(tail)
 
 
 def _signal(process: "subprocess.Popen[str]", number: int) -> None:
-    """To the whole session that the command began."""
+    """Send a signal to the command and its child processes, which share its session."""
     if process.poll() is None:
         os.killpg(process.pid, number)

@@ -1,41 +1,48 @@
-"""Placement groups, instances and launch templates."""
+"""EC2 placement groups, instances and launch templates."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rehearsal.adapter.changes import Changed
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known, renamed, tag_list
-from rehearsal.adapter.session import wait_until
-from rehearsal.adapter.tagging import retag
+from rehearsal.adapter.aws_clients import wait_until
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys, tag_list, to_api_names
+from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.tagging import update_ec2_tags
 
-_INSTANCE_SECONDS = 300.0
-_METADATA = known("httpEndpoint", "httpTokens", "httpPutResponseHopLimit")
+_INSTANCE_TIMEOUT_SECONDS = 300.0
+_METADATA = input_keys("httpEndpoint", "httpTokens", "httpPutResponseHopLimit")
 
 
 class PlacementGroup(Handler):
-    type = "aws:ec2/placementGroup:PlacementGroup"
-    keys = known("name", "strategy", "tags")
-    named = "name"
-    replaces = frozenset({"name", "strategy"})
+    """An EC2 placement group."""
 
-    def create(self, call: Call) -> Made:
-        name = self.name_of(call)
-        answer = call.aws.client("ec2").create_placement_group(
+    type = "aws:ec2/placementGroup:PlacementGroup"
+    keys = input_keys("name", "strategy", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset({"name", "strategy"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the placement group."""
+        name = self.physical_name(call)
+        response = call.aws.client("ec2").create_placement_group(
             GroupName=name, Strategy=call.inputs["strategy"], **call.tag_specification("placement-group")
         )
-        return name, {"name": name, "placementGroupId": answer["PlacementGroup"]["GroupId"]}
+        return name, {"name": name, "placementGroupId": response["PlacementGroup"]["GroupId"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call, call.outputs["placementGroupId"])
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call, call.outputs["placementGroupId"])
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the placement group."""
         call.aws.client("ec2").delete_placement_group(GroupName=call.id)
 
 
 class Instance(Handler):
+    """An EC2 instance."""
+
     type = "aws:ec2/instance:Instance"
-    keys = known(
+    keys = input_keys(
         "ami",
         "instanceType",
         "subnetId",
@@ -43,177 +50,191 @@ class Instance(Handler):
         "associatePublicIpAddress",
         "iamInstanceProfile",
         "userData",
-        "userDataReplaceOnChange",  # says how a change is made: nothing for a creation
+        "userDataReplaceOnChange",  # only for updates
         "tags",
         metadataOptions=_METADATA,
-        rootBlockDevice=known("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
+        rootBlockDevice=input_keys("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
     )
-    replaces = frozenset(
+    replace_on_changes = frozenset(
         {"ami", "subnetId", "associatePublicIpAddress", "rootBlockDevice.encrypted", "rootBlockDevice.kmsKeyId"}
     )
 
-    def create(self, call: Call) -> Made:
-        ec2, given = call.aws.client("ec2"), call.inputs
-        root = dict(given.get("rootBlockDevice", {}))
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Launch the instance and wait until it is running."""
+        ec2, inputs = call.aws.client("ec2"), call.inputs
+        root = dict(inputs.get("rootBlockDevice", {}))
         specifications = [{"ResourceType": "instance", "Tags": call.tags}]
         if "tags" in root:
             specifications.append({"ResourceType": "volume", "Tags": tag_list(root.pop("tags"))})
-        image = ec2.describe_images(ImageIds=[given["ami"]])["Images"][0]
-        interface = {"DeviceIndex": 0, "DeleteOnTermination": True} | call.only(
+        image = ec2.describe_images(ImageIds=[inputs["ami"]])["Images"][0]
+        interface = {"DeviceIndex": 0, "DeleteOnTermination": True} | call.api_arguments(
             subnetId="SubnetId", vpcSecurityGroupIds="Groups", associatePublicIpAddress="AssociatePublicIpAddress"
         )
-        arguments: dict[str, Any] = call.only(ami="ImageId", instanceType="InstanceType", userData="UserData")
-        if "iamInstanceProfile" in given:
-            arguments["IamInstanceProfile"] = {"Name": given["iamInstanceProfile"]}
-        if "metadataOptions" in given:
-            arguments["MetadataOptions"] = renamed(given["metadataOptions"])
+        arguments: dict[str, Any] = call.api_arguments(ami="ImageId", instanceType="InstanceType", userData="UserData")
+        if "iamInstanceProfile" in inputs:
+            arguments["IamInstanceProfile"] = {"Name": inputs["iamInstanceProfile"]}
+        if "metadataOptions" in inputs:
+            arguments["MetadataOptions"] = to_api_names(inputs["metadataOptions"])
         if root:
-            arguments["BlockDeviceMappings"] = [{"DeviceName": image["RootDeviceName"], "Ebs": renamed(root)}]
-        made = ec2.run_instances(
+            arguments["BlockDeviceMappings"] = [{"DeviceName": image["RootDeviceName"], "Ebs": to_api_names(root)}]
+        instance_id = ec2.run_instances(
             MinCount=1, MaxCount=1, NetworkInterfaces=[interface], TagSpecifications=specifications, **arguments
         )["Instances"][0]["InstanceId"]
-        found = wait_until(
-            f"instance {made} is running", lambda: self._in_state(call, made, "running"), _INSTANCE_SECONDS
+        instance = wait_until(
+            f"instance {instance_id} is running",
+            lambda: self._in_state(call, instance_id, "running"),
+            _INSTANCE_TIMEOUT_SECONDS,
         )
-        return made, {
-            "privateIp": found["PrivateIpAddress"],
-            "privateDns": found.get("PrivateDnsName", ""),
+        return instance_id, {
+            "privateIp": instance["PrivateIpAddress"],
+            "privateDns": instance.get("PrivateDnsName", ""),
             "instanceState": "running",
         }
 
-    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+    def requires_replacement(
+        self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
+    ) -> bool:
+        """Changed user data replaces the instance only when `userDataReplaceOnChange` is set."""
         if path[0] == "userData":
-            return bool(news.get("userDataReplaceOnChange"))
-        return super().forces(path, olds, news)
+            return bool(new_inputs.get("userDataReplaceOnChange"))
+        return super().requires_replacement(path, old_inputs, new_inputs)
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """Tags, groups and metadata options. What would stop the instance, or change its disk, is not modelled."""
-        can = {"tags", "vpcSecurityGroupIds", "metadataOptions", "userDataReplaceOnChange"}
-        rest = [key for key in self.keys if key not in can and call.changed(key)]
-        if rest:
-            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change {', '.join(rest)}")
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update tags, security groups and metadata options.
+
+        Raises NotImplementedError for updates that would stop the instance or change its volume.
+        """
+        supported = {"tags", "vpcSecurityGroupIds", "metadataOptions", "userDataReplaceOnChange"}
+        unsupported = [key for key in self.keys if key not in supported and call.has_changed(key)]
+        if unsupported:
+            raise NotImplementedError(
+                f"{call.type} {call.name}: the adapter does not support changes of {', '.join(unsupported)}"
+            )
         ec2 = call.aws.client("ec2")
-        if call.changed("vpcSecurityGroupIds"):
+        if call.has_changed("vpcSecurityGroupIds"):
             ec2.modify_instance_attribute(InstanceId=call.id, Groups=call.inputs["vpcSecurityGroupIds"])
-        if call.changed("metadataOptions"):
-            ec2.modify_instance_metadata_options(InstanceId=call.id, **renamed(call.inputs["metadataOptions"]))
-        retag(call)
+        if call.has_changed("metadataOptions"):
+            ec2.modify_instance_metadata_options(InstanceId=call.id, **to_api_names(call.inputs["metadataOptions"]))
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Terminate the instance and wait until it is terminated."""
         call.aws.client("ec2").terminate_instances(InstanceIds=[call.id])
         wait_until(
-            f"instance {call.id} is terminated", lambda: self._in_state(call, call.id, "terminated"), _INSTANCE_SECONDS
+            f"instance {call.id} is terminated",
+            lambda: self._in_state(call, call.id, "terminated"),
+            _INSTANCE_TIMEOUT_SECONDS,
         )
 
-    def _in_state(self, call: Call, instance: str, state: str) -> dict[str, Any] | None:
-        # By filter, not by id: an instance just launched may be unknown yet, and one long gone no more.
-        by_id = [{"Name": "instance-id", "Values": [instance]}]
-        found = call.aws.client("ec2").describe_instances(Filters=by_id)["Reservations"]
-        if not found:
+    def _in_state(self, call: HandlerCall, instance_id: str, state: str) -> dict[str, Any] | None:
+        # By filter, not by id: EC2 may not know the id of a new instance yet, or of one terminated long ago any more.
+        by_id = [{"Name": "instance-id", "Values": [instance_id]}]
+        reservations = call.aws.client("ec2").describe_instances(Filters=by_id)["Reservations"]
+        if not reservations:
             return {} if state == "terminated" else None
-        described: dict[str, Any] = found[0]["Instances"][0]
-        reached = described["State"]["Name"] == state and (state != "running" or described.get("PrivateIpAddress"))
-        return described if reached else None
+        instance: dict[str, Any] = reservations[0]["Instances"][0]
+        reached = instance["State"]["Name"] == state and (state != "running" or instance.get("PrivateIpAddress"))
+        return instance if reached else None
 
 
 class LaunchTemplate(Handler):
+    """An EC2 launch template. A change of its data creates a new version."""
+
     type = "aws:ec2/launchTemplate:LaunchTemplate"
-    keys = known(
+    keys = input_keys(
         "name",
         "imageId",
         "instanceType",
         "userData",
-        "updateDefaultVersion",  # of later versions: the first is the default anyway
-        "description",
+        "updateDefaultVersion",  # only for updates: the first version is always the default
         "tags",
-        iamInstanceProfile=known("name"),
-        instanceMarketOptions=known(
-            "marketType", spotOptions=known("maxPrice", "spotInstanceType", "instanceInterruptionBehavior")
+        iamInstanceProfile=input_keys("name"),
+        instanceMarketOptions=input_keys(
+            "marketType", spotOptions=input_keys("maxPrice", "spotInstanceType", "instanceInterruptionBehavior")
         ),
-        capacityReservationSpecification=known(
+        capacityReservationSpecification=input_keys(
             "capacityReservationPreference",
-            capacityReservationTarget=known("capacityReservationId", "capacityReservationResourceGroupArn"),
+            capacityReservationTarget=input_keys("capacityReservationId"),
         ),
-        monitoring=known("enabled"),
         metadataOptions=_METADATA,
-        placement=known("groupName"),
-        networkInterfaces=known(
+        placement=input_keys("groupName"),
+        networkInterfaces=input_keys(
             "networkCardIndex", "deviceIndex", "interfaceType", "securityGroups", "deleteOnTermination"
         ),
-        blockDeviceMappings=known(
-            "deviceName", ebs=known("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination")
+        blockDeviceMappings=input_keys(
+            "deviceName", ebs=input_keys("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination")
         ),
-        tagSpecifications=known("resourceType", "tags"),
+        tagSpecifications=input_keys("resourceType", "tags"),
     )
-    named = "name"
-    replaces = frozenset({"name"})
-    _beside = frozenset({"name", "tags", "updateDefaultVersion"})  # inputs that are none of a version's data
+    name_input = "name"
+    replace_on_changes = frozenset({"name"})
+    _unversioned = frozenset({"name", "tags", "updateDefaultVersion"})  # inputs that are not part of a version
 
-    def create(self, call: Call) -> Made:
-        made = call.aws.client("ec2").create_launch_template(
-            LaunchTemplateName=self.name_of(call),
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the template with its first version."""
+        template = call.aws.client("ec2").create_launch_template(
+            LaunchTemplateName=self.physical_name(call),
             LaunchTemplateData=self._data(call),
-            **call.only(description="VersionDescription"),
             **call.tag_specification("launch-template"),
         )["LaunchTemplate"]
-        return made["LaunchTemplateId"], {
-            "name": made["LaunchTemplateName"],
-            "latestVersion": made["LatestVersionNumber"],
-            "defaultVersion": made["DefaultVersionNumber"],
+        return template["LaunchTemplateId"], {
+            "name": template["LaunchTemplateName"],
+            "latestVersion": template["LatestVersionNumber"],
+            "defaultVersion": template["DefaultVersionNumber"],
         }
 
-    def anew(self, changed: Collection[str]) -> frozenset[str]:
-        return frozenset() if self._beside >= set(changed) else frozenset({"latestVersion", "defaultVersion"})
+    def outputs_changed_by(self, changed: Collection[str]) -> frozenset[str]:
+        """Changed data creates a new version."""
+        return frozenset() if self._unversioned >= set(changed) else frozenset({"latestVersion", "defaultVersion"})
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """Changed data is a new version; instances that run keep theirs."""
-        retag(call)
-        if not call.changed(*(self.keys.keys() - self._beside)):
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Create a new version when the data changed. Running instances keep their version."""
+        update_ec2_tags(call)
+        if not call.has_changed(*(self.keys.keys() - self._unversioned)):
             return {}
         ec2 = call.aws.client("ec2")
-        answer = ec2.create_launch_template_version(
-            LaunchTemplateId=call.id, LaunchTemplateData=self._data(call), **call.only(description="VersionDescription")
-        )
-        latest = answer["LaunchTemplateVersion"]["VersionNumber"]
+        response = ec2.create_launch_template_version(LaunchTemplateId=call.id, LaunchTemplateData=self._data(call))
+        latest = response["LaunchTemplateVersion"]["VersionNumber"]
         if not call.inputs.get("updateDefaultVersion"):
             return {"latestVersion": latest}
         ec2.modify_launch_template(LaunchTemplateId=call.id, DefaultVersion=str(latest))
         return {"latestVersion": latest, "defaultVersion": latest}
 
-    def _data(self, call: Call) -> dict[str, Any]:
-        given = call.inputs
-        data: dict[str, Any] = call.only(imageId="ImageId", instanceType="InstanceType", userData="UserData")
+    def _data(self, call: HandlerCall) -> dict[str, Any]:
+        inputs = call.inputs
+        data: dict[str, Any] = call.api_arguments(imageId="ImageId", instanceType="InstanceType", userData="UserData")
         for key in (
             "iamInstanceProfile",
             "metadataOptions",
             "placement",
-            "monitoring",
             "instanceMarketOptions",
             "capacityReservationSpecification",
         ):
-            if key in given:
-                data[api_case(key)] = renamed(given[key])
+            if key in inputs:
+                data[api_name(key)] = to_api_names(inputs[key])
         data["NetworkInterfaces"] = [
-            renamed(_booleans(interface), securityGroups="Groups") for interface in given.get("networkInterfaces", [])
+            to_api_names(_booleans(interface), securityGroups="Groups")
+            for interface in inputs.get("networkInterfaces", [])
         ]
         data["BlockDeviceMappings"] = [
-            {"DeviceName": device["deviceName"], "Ebs": renamed(_booleans(device["ebs"]))}
-            for device in given.get("blockDeviceMappings", [])
+            {"DeviceName": device["deviceName"], "Ebs": to_api_names(_booleans(device["ebs"]))}
+            for device in inputs.get("blockDeviceMappings", [])
         ]
         data["TagSpecifications"] = [
             {"ResourceType": item["resourceType"], "Tags": tag_list(item["tags"])}
-            for item in given.get("tagSpecifications", [])
+            for item in inputs.get("tagSpecifications", [])
         ]
         return {key: value for key, value in data.items() if value}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the launch template."""
         call.aws.client("ec2").delete_launch_template(LaunchTemplateId=call.id)
 
 
-def _booleans(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The provider writes three-valued booleans as strings."""
-    return {key: value == "true" if value in ("true", "false") else value for key, value in given.items()}
+def _booleans(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the provider's three-valued booleans, which are strings."""
+    return {key: value == "true" if value in ("true", "false") else value for key, value in values.items()}
 
 
 HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate())

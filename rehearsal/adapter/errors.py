@@ -1,4 +1,4 @@
-"""What can go wrong between the program and the account. Each names the resource."""
+"""Errors of the adapter. Each message names the resource."""
 
 import re
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from botocore.exceptions import ClientError
 
-# What a thing that is not there is answered with. Of Auto Scaling, which has one code for all, also what it says.
-_GONE = re.compile(
+# Error codes of resources that do not exist. Auto Scaling uses one code for everything: there the message matters too.
+_MISSING_CODES = re.compile(
     r"\S+\.NotFound|(Resource)?NotFound(Exception)?\b|NoSuchEntity|NoSuchBucket|FileSystemNotFound"
     r"|DataRepositoryAssociationNotFound|NatGatewayNotFound|Gateway\.NotAttached"
     r"|InvalidPlacementGroup\.Unknown|ValidationError (No Lifecycle Hook found|AutoScalingGroup name not found)"
@@ -15,35 +15,35 @@ _GONE = re.compile(
 
 
 class AdapterError(Exception):
-    """The adapter could not do what the program asked."""
+    """The adapter could not execute an operation of the program."""
 
 
-class UnknownType(AdapterError):
-    """A resource type, or a look-up, that the adapter has no handler for."""
+class UnsupportedTypeError(AdapterError):
+    """The adapter has no handler for a resource type, or does not implement a provider function."""
 
 
-class UnknownKey(AdapterError):
-    """An input that the handler of its type would have to ignore."""
+class UnsupportedInputError(AdapterError):
+    """The handler of a resource type does not implement one of the inputs."""
 
 
-class Refused(AdapterError):
-    """What the API said no to, with its code and message."""
+class RequestFailedError(AdapterError):
+    """An API request failed. The message has the API's error code and message."""
 
 
-class WaitExpired(AdapterError):
-    """A thing did not reach its state before the deadline."""
+class WaitTimeoutError(AdapterError):
+    """A resource did not reach the expected state before the timeout."""
 
 
-class CommandFailed(AdapterError):
-    """A command of the program ended with a non-zero status."""
+class CommandFailedError(AdapterError):
+    """A local command of the program ended with a non-zero exit status."""
 
 
 @contextmanager
-def gone_already() -> Iterator[None]:
-    """Around a call that deletes: a deletion that was cut is repeated, and what is gone then is as wanted."""
+def ignore_missing() -> Iterator[None]:
+    """Ignore the API's not-found errors: a deletion repeats after an interrupt, and may find nothing to delete."""
     try:
         yield
     except ClientError as error:
-        told = error.response["Error"]
-        if not _GONE.match(f"{told['Code']} {told.get('Message', '')}"):
+        details = error.response["Error"]
+        if not _MISSING_CODES.match(f"{details['Code']} {details.get('Message', '')}"):
             raise

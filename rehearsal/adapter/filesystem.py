@@ -1,28 +1,30 @@
-"""FSx for Lustre."""
+"""FSx for Lustre file systems and data repository associations."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.changes import Changed
+from rehearsal.adapter.aws_clients import wait_until
 from rehearsal.adapter.errors import AdapterError
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
-from rehearsal.adapter.session import wait_until
-from rehearsal.adapter.tagging import retag_by
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.tagging import update_tags
 
-_SECONDS = 1800.0
-_LINK_SECONDS = 600.0
+_FILE_SYSTEM_TIMEOUT_SECONDS = 1800.0
+_ASSOCIATION_TIMEOUT_SECONDS = 600.0
 
 
-def _tags(call: Call) -> dict[str, Any]:
-    """FSx takes no empty list."""
+def _tags(call: HandlerCall) -> dict[str, Any]:
+    """Return the argument for tags, if any: FSx rejects an empty list."""
     return {"Tags": call.tags} if call.tags else {}
 
 
 class LustreFileSystem(Handler):
+    """An FSx for Lustre file system."""
+
     type = "aws:fsx/lustreFileSystem:LustreFileSystem"
-    keys = known(
+    keys = input_keys(
         "deploymentType",
         "storageType",
         "storageCapacity",
@@ -32,29 +34,29 @@ class LustreFileSystem(Handler):
         "automaticBackupRetentionDays",
         "copyTagsToBackups",
         "kmsKeyId",
-        "skipFinalBackup",
         "subnetIds",
         "securityGroupIds",
         "tags",
     )
-    replaces = frozenset(
+    replace_on_changes = frozenset(
         {"deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"}
     )
 
-    def create(self, call: Call) -> Made:
-        lustre = call.only(
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the file system and wait until it is available."""
+        lustre = call.api_arguments(
             deploymentType="DeploymentType",
             perUnitStorageThroughput="PerUnitStorageThroughput",
             dataCompressionType="DataCompressionType",
             automaticBackupRetentionDays="AutomaticBackupRetentionDays",
             copyTagsToBackups="CopyTagsToBackups",
         )
-        made = call.aws.client("fsx").create_file_system(
+        file_system_id = call.aws.client("fsx").create_file_system(
             FileSystemType="LUSTRE",
-            SubnetIds=[call.inputs["subnetIds"]],  # the provider's one subnet, under the API's plural
+            SubnetIds=[call.inputs["subnetIds"]],  # the provider accepts one subnet, the API a list
             LustreConfiguration=lustre,
             **_tags(call),
-            **call.only(
+            **call.api_arguments(
                 storageType="StorageType",
                 storageCapacity="StorageCapacity",
                 fileSystemTypeVersion="FileSystemTypeVersion",
@@ -64,70 +66,87 @@ class LustreFileSystem(Handler):
         )["FileSystem"]["FileSystemId"]
 
         def available() -> bool:
-            state = self._state(call, made)
+            state = self._state(call, file_system_id)
             if state in ("FAILED", None):
-                raise AdapterError(f"file system {made} is {state or 'gone'} while it is being created")
+                raise AdapterError(f"file system {file_system_id} is {state or 'deleted'} during its creation")
             return state == "AVAILABLE"
 
-        wait_until(f"file system {made} is AVAILABLE", available, _SECONDS)
-        found = call.aws.client("fsx").describe_file_systems(FileSystemIds=[made])["FileSystems"][0]
-        return made, {
-            "arn": found["ResourceARN"],
-            "dnsName": found["DNSName"],
-            "mountName": found["LustreConfiguration"]["MountName"],
+        wait_until(f"file system {file_system_id} is AVAILABLE", available, _FILE_SYSTEM_TIMEOUT_SECONDS)
+        response = call.aws.client("fsx").describe_file_systems(FileSystemIds=[file_system_id])
+        file_system = response["FileSystems"][0]
+        return file_system_id, {
+            "arn": file_system["ResourceARN"],
+            "dnsName": file_system["DNSName"],
+            "mountName": file_system["LustreConfiguration"]["MountName"],
         }
 
-    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
-        """Neither storage nor the version of Lustre goes down in place."""
+    def requires_replacement(
+        self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
+    ) -> bool:
+        """A decrease of the storage capacity or of the Lustre version also replaces the file system."""
         if path[0] in ("storageCapacity", "fileSystemTypeVersion"):
-            return path[0] in olds and float(news.get(path[0], 0)) < float(olds[path[0]])
-        return super().forces(path, olds, news)
+            return path[0] in old_inputs and float(new_inputs.get(path[0], 0)) < float(old_inputs[path[0]])
+        return super().requires_replacement(path, old_inputs, new_inputs)
 
-    def update(self, call: Call) -> dict[str, Any]:
-        changed = [key for key in self.keys if key != "tags" and call.changed(key)]
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags. Other updates are not supported."""
+        changed = [key for key in self.keys if key != "tags" and call.has_changed(key)]
         if changed:
-            raise NotImplementedError(f"{call.type} {call.name}: UpdateFileSystem ({', '.join(changed)})")
+            raise NotImplementedError(
+                f"{call.type} {call.name}: the adapter does not support changes of {', '.join(changed)}"
+            )
         fsx = call.aws.client("fsx")
-        retag_by(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=call.outputs["arn"])
+        update_tags(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=call.outputs["arn"])
         return {}
 
-    def delete(self, call: Call) -> None:
-        """The provider asks for no final backup unless told to; one of a SCRATCH file system AWS can't take."""
-        final = {"SkipFinalBackup": call.inputs.get("skipFinalBackup", True)}
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the file system without a final backup, as the provider does by default.
+
+        AWS does not support backups of SCRATCH file systems.
+        """
+        without_backup = {"SkipFinalBackup": True}
         scratch = call.inputs.get("deploymentType", "").startswith("SCRATCH")
         call.aws.client("fsx").delete_file_system(
-            FileSystemId=call.id, **({} if scratch else {"LustreConfiguration": final})
+            FileSystemId=call.id, **({} if scratch else {"LustreConfiguration": without_backup})
         )
-        wait_until(f"file system {call.id} is gone", lambda: self._state(call, call.id) is None, _SECONDS)
+        wait_until(
+            f"file system {call.id} is deleted",
+            lambda: self._state(call, call.id) is None,
+            _FILE_SYSTEM_TIMEOUT_SECONDS,
+        )
 
-    def _state(self, call: Call, file_system: str) -> str | None:
+    def _state(self, call: HandlerCall, file_system_id: str) -> str | None:
         try:
-            found = call.aws.client("fsx").describe_file_systems(FileSystemIds=[file_system])["FileSystems"]
+            file_systems = call.aws.client("fsx").describe_file_systems(FileSystemIds=[file_system_id])["FileSystems"]
         except ClientError as error:
             if error.response["Error"]["Code"] == "FileSystemNotFound":
                 return None
             raise
-        return found[0]["Lifecycle"] if found else None
+        return file_systems[0]["Lifecycle"] if file_systems else None
 
 
 class DataRepositoryAssociation(Handler):
-    """`replaces` and calls: https://github.com/hashicorp/terraform-provider-aws, fsx/data_repository_association.go."""
+    """The association of a file system's path with an S3 prefix.
+
+    Source of `replace_on_changes` and of the API calls: https://github.com/hashicorp/terraform-provider-aws,
+    fsx/data_repository_association.go.
+    """
 
     type = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
-    keys = known(
+    keys = input_keys(
         "fileSystemId",
         "dataRepositoryPath",
         "fileSystemPath",
         "batchImportMetaDataOnCreate",
-        "deleteDataInFilesystem",  # of its deletion
         "tags",
-        s3=known(autoImportPolicy=known("events"), autoExportPolicy=known("events")),
+        s3=input_keys(autoImportPolicy=input_keys("events"), autoExportPolicy=input_keys("events")),
     )
-    replaces = frozenset(["fileSystemId", "dataRepositoryPath", "fileSystemPath"])
+    replace_on_changes = frozenset(["fileSystemId", "dataRepositoryPath", "fileSystemPath"])
 
-    def create(self, call: Call) -> Made:
-        made = call.aws.client("fsx").create_data_repository_association(
-            **call.only(
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the association and wait until it is available."""
+        association = call.aws.client("fsx").create_data_repository_association(
+            **call.api_arguments(
                 fileSystemId="FileSystemId",
                 dataRepositoryPath="DataRepositoryPath",
                 fileSystemPath="FileSystemPath",
@@ -136,45 +155,49 @@ class DataRepositoryAssociation(Handler):
             **self._policies(call),
             **_tags(call),
         )["Association"]
-        self._wait(call, made["AssociationId"])
-        return made["AssociationId"], self._outputs(made)
+        self._wait(call, association["AssociationId"])
+        return association["AssociationId"], self._outputs(association)
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags and the import and export policies."""
         fsx = call.aws.client("fsx")
-        found = self._described(call, call.id)
-        retag_by(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=found["ResourceARN"])
-        if call.changed("s3"):
+        association = self._describe(call, call.id)
+        update_tags(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=association["ResourceARN"])
+        if call.has_changed("s3"):
             fsx.update_data_repository_association(AssociationId=call.id, **self._policies(call))
             self._wait(call, call.id)
-        return self._outputs(found)
+        return self._outputs(association)
 
-    def delete(self, call: Call) -> None:
-        call.aws.client("fsx").delete_data_repository_association(
-            AssociationId=call.id, DeleteDataInFileSystem=call.inputs.get("deleteDataInFilesystem", False)
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the association, but not the data in the file system."""
+        call.aws.client("fsx").delete_data_repository_association(AssociationId=call.id, DeleteDataInFileSystem=False)
+        wait_until(
+            f"association {call.id} is deleted",
+            lambda: self._describe(call, call.id) is None,
+            _ASSOCIATION_TIMEOUT_SECONDS,
         )
-        wait_until(f"association {call.id} is gone", lambda: self._described(call, call.id) is None, _LINK_SECONDS)
 
-    def _policies(self, call: Call) -> dict[str, Any]:
-        s3 = {api_case(key): {"Events": policy["events"]} for key, policy in call.inputs.get("s3", {}).items()}
+    def _policies(self, call: HandlerCall) -> dict[str, Any]:
+        s3 = {api_name(key): {"Events": policy["events"]} for key, policy in call.inputs.get("s3", {}).items()}
         return {"S3": s3} if s3 else {}
 
-    def _outputs(self, found: dict[str, Any]) -> dict[str, Any]:
-        return {"arn": found["ResourceARN"], "associationId": found["AssociationId"]}
+    def _outputs(self, association: dict[str, Any]) -> dict[str, Any]:
+        return {"arn": association["ResourceARN"], "associationId": association["AssociationId"]}
 
-    def _wait(self, call: Call, association: str) -> None:
+    def _wait(self, call: HandlerCall, association_id: str) -> None:
         def available() -> bool:
-            found = self._described(call, association)
-            state = found["Lifecycle"] if found else "gone"
-            if state in ("FAILED", "MISCONFIGURED", "gone"):
-                raise AdapterError(f"association {association} is {state}")
+            association = self._describe(call, association_id)
+            state = association["Lifecycle"] if association else "deleted"
+            if state in ("FAILED", "MISCONFIGURED", "deleted"):
+                raise AdapterError(f"association {association_id} is {state}")
             return bool(state == "AVAILABLE")
 
-        wait_until(f"association {association} is AVAILABLE", available, _LINK_SECONDS)
+        wait_until(f"association {association_id} is AVAILABLE", available, _ASSOCIATION_TIMEOUT_SECONDS)
 
-    def _described(self, call: Call, association: str) -> Any:
+    def _describe(self, call: HandlerCall, association_id: str) -> Any:
         fsx = call.aws.client("fsx")
         try:
-            return fsx.describe_data_repository_associations(AssociationIds=[association])["Associations"][0]
+            return fsx.describe_data_repository_associations(AssociationIds=[association_id])["Associations"][0]
         except ClientError as error:
             if error.response["Error"]["Code"] == "DataRepositoryAssociationNotFound":
                 return None

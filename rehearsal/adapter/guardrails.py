@@ -1,14 +1,16 @@
-"""What raises the alarm: CloudWatch alarms, and budgets."""
+"""CloudWatch metric alarms and AWS budgets."""
 
 from typing import Any
 
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
-from rehearsal.adapter.tagging import retag_by, tag_changes
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.tagging import diff_tags, update_tags
 
 
 class MetricAlarm(Handler):
+    """A CloudWatch metric alarm."""
+
     type = "aws:cloudwatch/metricAlarm:MetricAlarm"
-    keys = known(
+    keys = input_keys(
         "name",
         "namespace",
         "metricName",
@@ -24,144 +26,130 @@ class MetricAlarm(Handler):
         "okActions",
         "tags",
     )
-    named = "name"
-    replaces = frozenset(["name"])
+    name_input = "name"
+    replace_on_changes = frozenset(["name"])
 
-    def create(self, call: Call) -> Made:
-        name = self.name_of(call)
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the alarm."""
+        name = self.physical_name(call)
         self._put(call, name, Tags=call.tags)
         return name, self._outputs(call, name)
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """One Put replaces all but the tags, which it ignores of an alarm that is there."""
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Put the alarm again. PutMetricAlarm ignores tags of an existing alarm, so tags are updated separately."""
         cloudwatch = call.aws.client("cloudwatch")
         self._put(call, call.id)
         outputs = self._outputs(call, call.id)
-        retag_by(call, cloudwatch.tag_resource, cloudwatch.untag_resource, ResourceARN=outputs["arn"])
+        update_tags(call, cloudwatch.tag_resource, cloudwatch.untag_resource, ResourceARN=outputs["arn"])
         return outputs
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the alarm."""
         call.aws.client("cloudwatch").delete_alarms(AlarmNames=[call.id])
 
-    def _put(self, call: Call, name: str, **more: Any) -> None:
-        given = {
-            "AlarmActions" if key == "alarmActions" else "OKActions" if key == "okActions" else api_case(key): value
+    def _put(self, call: HandlerCall, name: str, **tags: Any) -> None:
+        arguments = {
+            "AlarmActions" if key == "alarmActions" else "OKActions" if key == "okActions" else api_name(key): value
             for key, value in call.inputs.items()
             if key not in ("name", "tags", "dimensions")
         }
         dimensions = [{"Name": key, "Value": value} for key, value in sorted(call.inputs.get("dimensions", {}).items())]
-        call.aws.client("cloudwatch").put_metric_alarm(AlarmName=name, Dimensions=dimensions, **given, **more)
+        call.aws.client("cloudwatch").put_metric_alarm(AlarmName=name, Dimensions=dimensions, **arguments, **tags)
 
-    def _outputs(self, call: Call, name: str) -> dict[str, Any]:
-        (found,) = call.aws.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
-        return {"name": name, "arn": found["AlarmArn"]}
+    def _outputs(self, call: HandlerCall, name: str) -> dict[str, Any]:
+        (alarm,) = call.aws.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
+        return {"name": name, "arn": alarm["AlarmArn"]}
 
 
 class Budget(Handler):
-    """The provider puts a budget first and then its notifications, one by one; so do we."""
+    """An AWS budget. As in the provider, its notifications are created one by one after the budget."""
 
     type = "aws:budgets/budget:Budget"
-    keys = known(
+    keys = input_keys(
         "name",
         "budgetType",
         "limitAmount",
         "limitUnit",
         "timeUnit",
         "tags",
-        costFilters=known("name", "values"),
-        costTypes=known(
-            "includeCredit",
-            "includeDiscount",
-            "includeOtherSubscription",
-            "includeRecurring",
-            "includeRefund",
-            "includeSubscription",
-            "includeSupport",
-            "includeTax",
-            "includeUpfront",
-            "useAmortized",
-            "useBlended",
-        ),
-        notifications=known(
+        costFilters=input_keys("name", "values"),
+        notifications=input_keys(
             "comparisonOperator",
             "threshold",
             "thresholdType",
             "notificationType",
-            "subscriberEmailAddresses",
             "subscriberSnsTopicArns",
         ),
     )
-    named = "name"
-    replaces = frozenset(["name"])
+    name_input = "name"
+    replace_on_changes = frozenset(["name"])
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the budget, then its notifications."""
         budgets, account = call.aws.client("budgets"), _account(call)
-        name = self.name_of(call)
+        name = self.physical_name(call)
         budgets.create_budget(AccountId=account, Budget=self._budget(call, name), ResourceTags=call.tags)
-        self._notify(call, account, name)
+        self._create_notifications(call, account, name)
         return f"{account}:{name}", self._outputs(call, name)
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the budget, and replace all its notifications when one changed."""
         budgets = call.aws.client("budgets")
         account, _, name = call.id.partition(":")
         budgets.update_budget(AccountId=account, NewBudget=self._budget(call, name))
-        if call.changed("notifications"):
+        if call.has_changed("notifications"):
             pages = budgets.get_paginator("describe_notifications_for_budget")
             for page in pages.paginate(AccountId=account, BudgetName=name):
                 for old in page["Notifications"]:
-                    budgets.delete_notification(AccountId=account, BudgetName=name, Notification=_plain(old))
-            self._notify(call, account, name)
+                    budgets.delete_notification(AccountId=account, BudgetName=name, Notification=_notification_key(old))
+            self._create_notifications(call, account, name)
         outputs = self._outputs(call, name)
-        put, gone = tag_changes(call)
+        put, removed = diff_tags(call)
         if put:
             budgets.tag_resource(ResourceARN=outputs["arn"], ResourceTags=put)
-        if gone:
-            budgets.untag_resource(ResourceARN=outputs["arn"], ResourceTagKeys=gone)
+        if removed:
+            budgets.untag_resource(ResourceARN=outputs["arn"], ResourceTagKeys=removed)
         return outputs
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the budget with its notifications."""
         account, _, name = call.id.partition(":")
         call.aws.client("budgets").delete_budget(AccountId=account, BudgetName=name)
 
-    def _budget(self, call: Call, name: str) -> dict[str, Any]:
-        given = call.inputs
+    def _budget(self, call: HandlerCall, name: str) -> dict[str, Any]:
+        inputs = call.inputs
         budget: dict[str, Any] = {
             "BudgetName": name,
-            "BudgetType": given["budgetType"],
-            "TimeUnit": given["timeUnit"],
-            "BudgetLimit": {"Amount": str(given["limitAmount"]), "Unit": given["limitUnit"]},
+            "BudgetType": inputs["budgetType"],
+            "TimeUnit": inputs["timeUnit"],
+            "BudgetLimit": {"Amount": str(inputs["limitAmount"]), "Unit": inputs["limitUnit"]},
         }
-        if "costFilters" in given:
-            budget["CostFilters"] = {item["name"]: list(item["values"]) for item in given["costFilters"]}
-        if "costTypes" in given:
-            budget["CostTypes"] = {api_case(key): value for key, value in given["costTypes"].items()}
+        if "costFilters" in inputs:
+            budget["CostFilters"] = {item["name"]: list(item["values"]) for item in inputs["costFilters"]}
         return budget
 
-    def _notify(self, call: Call, account: str, name: str) -> None:
+    def _create_notifications(self, call: HandlerCall, account: str, name: str) -> None:
         for item in call.inputs.get("notifications", []):
-            subscribers = [
-                {"SubscriptionType": kind, "Address": address}
-                for kind, key in (("EMAIL", "subscriberEmailAddresses"), ("SNS", "subscriberSnsTopicArns"))
-                for address in item.get(key, [])
-            ]
+            topics = item.get("subscriberSnsTopicArns", [])
+            subscribers = [{"SubscriptionType": "SNS", "Address": topic} for topic in topics]
             call.aws.client("budgets").create_notification(
                 AccountId=account,
                 BudgetName=name,
-                Notification=_plain({api_case(key): value for key, value in item.items()}),
+                Notification=_notification_key({api_name(key): value for key, value in item.items()}),
                 Subscribers=subscribers,
             )
 
-    def _outputs(self, call: Call, name: str) -> dict[str, Any]:
+    def _outputs(self, call: HandlerCall, name: str) -> dict[str, Any]:
         _, partition, _, _, account, _ = call.aws.client("sts").get_caller_identity()["Arn"].split(":", 5)
         return {"name": name, "accountId": account, "arn": f"arn:{partition}:budgets::{account}:budget/{name}"}
 
 
-def _account(call: Call) -> str:
+def _account(call: HandlerCall) -> str:
     return str(call.aws.client("sts").get_caller_identity()["Account"])
 
 
-def _plain(notification: dict[str, Any]) -> dict[str, Any]:
-    """What tells one notification of a budget from the others."""
+def _notification_key(notification: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that identify a notification within its budget."""
     keys = ("NotificationType", "ComparisonOperator", "Threshold", "ThresholdType")
     return {key: notification[key] for key in keys if key in notification}
 

@@ -1,4 +1,4 @@
-"""What a handler of a resource type is, and the check that it knows every input it is given."""
+"""Base class of the resource handlers, and the check that a handler supports every input of its resource."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -7,25 +7,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rehearsal.adapter.changes import Changed, changes, stands_under
-from rehearsal.adapter.errors import AdapterError, UnknownKey
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.aws_clients import AwsClients
+from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
+from rehearsal.adapter.input_diff import PropertyPath, diff_inputs, is_at_or_below
 
-# Input key -> None for a value or a free map (tags), or the keys of the object, or list of objects, that stands there.
-Keys = Mapping[str, "Keys | None"]
-Made = tuple[str, dict[str, Any]]
+# Input key -> None for a scalar or a free map (tags), or the keys of the object (or list of objects) that it holds.
+InputKeys = Mapping[str, "InputKeys | None"]
+CreateResult = tuple[str, dict[str, Any]]  # the resource's id, and its outputs that are not inputs
 _SUFFIX_DIGITS = 7
 
 
-def known(*names: str, **nested: Keys) -> Keys:
+def input_keys(*names: str, **nested: InputKeys) -> InputKeys:
+    """Return the supported inputs: scalars and free maps by `names`, objects and lists of objects as `nested`."""
     return {**dict.fromkeys(names), **nested}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """One resource to serve. `say` receives lines of output that a resource shows while it is being made."""
+class HandlerCall:
+    """One call of a handler, for one resource.
 
-    aws: Aws
+    `old_inputs`: the previous inputs, for an update. `on_output`: receives each line of output of the resource's
+    command while the command runs.
+    """
+
+    aws: AwsClients
     urn: str
     type: str
     name: str
@@ -33,126 +38,139 @@ class Call:
     root: Path
     id: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    olds: Mapping[str, Any] = field(default_factory=dict)  # of an update: the inputs until now
-    say: Callable[[str], None] = lambda line: None
+    old_inputs: Mapping[str, Any] = field(default_factory=dict)
+    on_output: Callable[[str], None] = lambda line: None
 
     def autoname(self) -> str:
-        """A unique physical name, as the engine makes one."""
+        """Return a unique physical name for the resource, in the engine's format."""
         return autoname(self.name)
 
-    def only(self, **api_names: str) -> dict[str, Any]:
-        """The inputs that are there, under the API's names."""
+    def api_arguments(self, **api_names: str) -> dict[str, Any]:
+        """Return the inputs that are set, under the API's names. `api_names`: input key -> API name."""
         return {api: self.inputs[key] for key, api in api_names.items() if key in self.inputs}
 
-    def changed(self, *keys: str) -> bool:
-        """Whether an update changes one of these inputs."""
-        return any(self.olds.get(key) != self.inputs.get(key) for key in keys)
+    def has_changed(self, *keys: str) -> bool:
+        """Return whether an update changes one of these inputs."""
+        return any(self.old_inputs.get(key) != self.inputs.get(key) for key in keys)
 
     @property
     def tags(self) -> list[dict[str, str]]:
+        """The resource's tags as most AWS APIs expect them."""
         return tag_list(self.inputs.get("tags"))
 
     def tag_specification(self, kind: str) -> dict[str, Any]:
-        """The argument by which EC2 tags a thing in the very call that makes it."""
+        """Return the argument with which EC2 tags a resource of this kind in the same call that creates it."""
         return {"TagSpecifications": [{"ResourceType": kind, "Tags": self.tags}]} if self.tags else {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A thing as it stands in the account: what its inputs would be, and its other outputs."""
+class ReadResult:
+    """Current state of an existing resource: the inputs that would create it, and its other outputs."""
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
 
 
 class Handler(ABC):
-    """Makes, changes and deletes resources of one type.
+    """Creates, updates and deletes resources of one type.
 
-    `replaces`: inputs, with dots for those inside others, whose change the provider answers with another resource in
-    place of this one. They are those of the provider's own schema: `ForceNew` (or a RequiresReplace plan modifier) in
-    github.com/hashicorp/terraform-provider-aws, which pulumi-aws wraps; the user reads there "Forces new resource".
-    `named`: the input that takes a unique name where the program gives none.
+    `type`: the Pulumi type token. `keys`: the supported inputs.
+    `replace_on_changes`: inputs whose change replaces the resource; nested inputs are written with dots. They are those
+    of the provider's own schema: `ForceNew` (or a RequiresReplace plan modifier) in
+    github.com/hashicorp/terraform-provider-aws, which pulumi-aws wraps. Its documentation marks
+    them with "Forces new resource".
+    `name_input`: the input that receives a unique name where the program sets none.
     """
 
     type: str
-    keys: Keys
-    replaces: frozenset[str] = frozenset()
-    named: str = ""
+    keys: InputKeys
+    replace_on_changes: frozenset[str] = frozenset()
+    name_input: str = ""
 
     @abstractmethod
-    def create(self, call: Call) -> Made:
-        """Make it, wait until it can be used, and return its id and the outputs that are not inputs."""
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the resource, wait until it is usable, and return its id and the outputs that are not inputs."""
 
     @abstractmethod
-    def delete(self, call: Call) -> None:
-        """Delete `call.id` and wait until it is gone."""
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the resource `call.id` and wait until it no longer exists."""
 
-    def update(self, call: Call) -> dict[str, Any]:
-        """Bring `call.id` from `call.olds` to `call.inputs`, none of `replaces` among what differs.
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the resource `call.id` from `call.old_inputs` to `call.inputs`, and return the changed outputs.
 
-        Returns the outputs that this changed.
+        The caller replaces the resource instead when an input of `replace_on_changes` differs.
         """
-        raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change this type yet")
+        raise NotImplementedError(f"{call.type} {call.name}: the adapter does not support updates of this type")
 
-    def read(self, call: Call) -> Found | None:
-        """What `call.id` is in the account; None where there is no such thing."""
-        raise NotImplementedError(f"{call.type} {call.name}: the adapter can't adopt this type yet")
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state of the resource `call.id`, or None when it does not exist."""
+        raise NotImplementedError(f"{call.type} {call.name}: the adapter does not support imports of this type")
 
-    def adopt(self, call: Call) -> Made:
-        """Take over `call.id`, which exists, and bring what differs from the inputs in line with them."""
-        found = self.read(call)
-        if found is None:
-            raise AdapterError(f"{call.type} {call.name}: there is no {call.id} to adopt")
-        kept = {self.named: found.inputs[self.named]} if self.named else {}
-        inputs = {**kept, **call.inputs}
-        if not changes(found.inputs, inputs):
-            return call.id, found.outputs
-        changed = self.update(replace(call, inputs=inputs, olds=found.inputs, outputs=found.outputs))
-        return call.id, {**found.outputs, **changed}
+    def import_resource(self, call: HandlerCall) -> CreateResult:
+        """Import the existing resource `call.id` and update the inputs that differ.
 
-    def anew(self, changed: Collection[str]) -> frozenset[str]:
-        """The outputs that an update of these inputs makes anew: a preview can't know them."""
+        Raises AdapterError when the resource does not exist.
+        """
+        current = self.read(call)
+        if current is None:
+            raise AdapterError(f"{call.type} {call.name}: cannot import {call.id}: it does not exist")
+        physical_name = {self.name_input: current.inputs[self.name_input]} if self.name_input else {}
+        inputs = {**physical_name, **call.inputs}
+        if not diff_inputs(current.inputs, inputs):
+            return call.id, current.outputs
+        changed = self.update(replace(call, inputs=inputs, old_inputs=current.inputs, outputs=current.outputs))
+        return call.id, {**current.outputs, **changed}
+
+    def outputs_changed_by(self, changed: Collection[str]) -> frozenset[str]:
+        """Return the outputs that an update of these inputs changes: a preview reports them as unknown."""
         return frozenset()
 
-    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
-        """Whether this change between the inputs needs another resource in place of this one."""
-        return stands_under(path, self.replaces)
+    def requires_replacement(
+        self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
+    ) -> bool:
+        """Return whether the change at `path` replaces the resource."""
+        return is_at_or_below(path, self.replace_on_changes)
 
-    def name_of(self, call: Call) -> str:
-        """The physical name: that among the inputs, else one made now."""
-        return str(call.inputs.get(self.named) or call.autoname())
+    def physical_name(self, call: HandlerCall) -> str:
+        """Return the resource's name in AWS: the program's own, or a new unique one."""
+        return str(call.inputs.get(self.name_input) or call.autoname())
 
 
 def autoname(name: str) -> str:
-    """A unique physical name for a resource of this name."""
+    """Return a unique physical name for the resource `name`."""
     return f"{name}-{secrets.token_hex(4)[:_SUFFIX_DIGITS]}"
 
 
 def tag_list(tags: Mapping[str, str] | None) -> list[dict[str, str]]:
+    """Return tags as the list of Key and Value that most AWS APIs expect, sorted by key."""
     return [{"Key": key, "Value": value} for key, value in sorted((tags or {}).items())]
 
 
-def api_case(name: str) -> str:
+def api_name(name: str) -> str:
+    """Return the API's name of an input: the same name with a capital."""
     return name[0].upper() + name[1:]
 
 
-def renamed(given: Mapping[str, Any], **special: str) -> dict[str, Any]:
-    """An object under the API's names, and those in it: the provider's with a capital, save the special ones."""
+def to_api_names(values: Mapping[str, Any], **special: str) -> dict[str, Any]:
+    """Return an object under the API's names, nested objects included. `special`: names with other spellings."""
     return {
-        special.get(key, api_case(key)): renamed(value, **special) if isinstance(value, Mapping) else value
-        for key, value in given.items()
+        special.get(key, api_name(key)): to_api_names(value, **special) if isinstance(value, Mapping) else value
+        for key, value in values.items()
     }
 
 
-def check_keys(spec: Keys, given: Mapping[str, Any], owner: str, path: str = "") -> None:
-    """Raise UnknownKey for the first input that stands in no handler's list."""
-    for key, value in given.items():
-        where = f"{path}{key}"
-        if key not in spec:
-            raise UnknownKey(f"{owner}: the adapter does not know the input {where}")
-        below = spec[key]
-        if below is None:
+def check_input_keys(supported: InputKeys, inputs: Mapping[str, Any], owner: str, path: str = "") -> None:
+    """Raise UnsupportedInputError for the first input that is not in `supported`.
+
+    `owner`: type and name of the resource, for the message.
+    """
+    for key, value in inputs.items():
+        key_path = f"{path}{key}"
+        if key not in supported:
+            raise UnsupportedInputError(f"{owner}: the adapter does not support the input {key_path}")
+        nested = supported[key]
+        if nested is None:
             continue
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Mapping):
-                check_keys(below, item, owner, f"{where}.")
+                check_input_keys(nested, item, owner, f"{key_path}.")

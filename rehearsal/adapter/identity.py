@@ -1,92 +1,109 @@
-"""IAM: roles, their policies, instance profiles."""
+"""IAM roles, inline role policies and instance profiles."""
 
 from typing import Any
 
-from rehearsal.adapter.handler import Call, Handler, Made, known
-from rehearsal.adapter.tagging import retag_by
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.tagging import update_tags
 
 
 class Role(Handler):
-    type = "aws:iam/role:Role"
-    keys = known("name", "assumeRolePolicy", "description", "permissionsBoundary", "tags")
-    named = "name"
-    replaces = frozenset({"name"})
+    """An IAM role."""
 
-    def create(self, call: Call) -> Made:
-        wanted = call.only(
+    type = "aws:iam/role:Role"
+    keys = input_keys("name", "assumeRolePolicy", "description", "permissionsBoundary", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset({"name"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the role."""
+        arguments = call.api_arguments(
             assumeRolePolicy="AssumeRolePolicyDocument",
             description="Description",
             permissionsBoundary="PermissionsBoundary",
         )
-        made = call.aws.client("iam").create_role(RoleName=self.name_of(call), Tags=call.tags, **wanted)["Role"]
-        return made["RoleName"], {"name": made["RoleName"], "arn": made["Arn"]}
+        role = call.aws.client("iam").create_role(RoleName=self.physical_name(call), Tags=call.tags, **arguments)[
+            "Role"
+        ]
+        return role["RoleName"], {"name": role["RoleName"], "arn": role["Arn"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the role."""
         iam = call.aws.client("iam")
-        if call.changed("assumeRolePolicy"):
+        if call.has_changed("assumeRolePolicy"):
             iam.update_assume_role_policy(RoleName=call.id, PolicyDocument=call.inputs["assumeRolePolicy"])
-        if call.changed("description"):
+        if call.has_changed("description"):
             iam.update_role(RoleName=call.id, Description=call.inputs.get("description", ""))
-        if call.changed("permissionsBoundary"):
-            self._bound(call)
-        retag_by(call, iam.tag_role, iam.untag_role, RoleName=call.id)
+        if call.has_changed("permissionsBoundary"):
+            self._update_boundary(call)
+        update_tags(call, iam.tag_role, iam.untag_role, RoleName=call.id)
         return {}
 
-    def _bound(self, call: Call) -> None:
+    def _update_boundary(self, call: HandlerCall) -> None:
         iam, boundary = call.aws.client("iam"), call.inputs.get("permissionsBoundary")
         if boundary:
             iam.put_role_permissions_boundary(RoleName=call.id, PermissionsBoundary=boundary)
         else:
             iam.delete_role_permissions_boundary(RoleName=call.id)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the role."""
         call.aws.client("iam").delete_role(RoleName=call.id)
 
 
 class RolePolicy(Handler):
-    type = "aws:iam/rolePolicy:RolePolicy"
-    keys = known("role", "name", "policy")
-    named = "name"
-    replaces = frozenset({"role", "name"})
+    """An inline policy of an IAM role."""
 
-    def create(self, call: Call) -> Made:
-        name, role = self.name_of(call), call.inputs["role"]
+    type = "aws:iam/rolePolicy:RolePolicy"
+    keys = input_keys("role", "name", "policy")
+    name_input = "name"
+    replace_on_changes = frozenset({"role", "name"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Put the policy."""
+        name, role = self.physical_name(call), call.inputs["role"]
         call.aws.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=call.inputs["policy"])
         return f"{role}:{name}", {"name": name}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Put the policy again."""
         role, _, name = call.id.partition(":")
         call.aws.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=call.inputs["policy"])
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the policy."""
         role, _, name = call.id.partition(":")
         call.aws.client("iam").delete_role_policy(RoleName=role, PolicyName=name)
 
 
 class InstanceProfile(Handler):
+    """An IAM instance profile with one role."""
+
     type = "aws:iam/instanceProfile:InstanceProfile"
-    keys = known("name", "role", "tags")
-    named = "name"
-    replaces = frozenset({"name"})
+    keys = input_keys("name", "role", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset({"name"})
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the profile and add the role."""
         iam = call.aws.client("iam")
-        answer = iam.create_instance_profile(InstanceProfileName=self.name_of(call), Tags=call.tags)
-        made = answer["InstanceProfile"]
-        name = made["InstanceProfileName"]
+        response = iam.create_instance_profile(InstanceProfileName=self.physical_name(call), Tags=call.tags)
+        profile = response["InstanceProfile"]
+        name = profile["InstanceProfileName"]
         iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=call.inputs["role"])
-        return name, {"name": name, "arn": made["Arn"]}
+        return name, {"name": name, "arn": profile["Arn"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the instance profile."""
         iam = call.aws.client("iam")
-        if call.changed("role"):  # a profile bears one
-            iam.remove_role_from_instance_profile(InstanceProfileName=call.id, RoleName=call.olds["role"])
+        if call.has_changed("role"):  # a profile has one role
+            iam.remove_role_from_instance_profile(InstanceProfileName=call.id, RoleName=call.old_inputs["role"])
             iam.add_role_to_instance_profile(InstanceProfileName=call.id, RoleName=call.inputs["role"])
-        retag_by(call, iam.tag_instance_profile, iam.untag_instance_profile, InstanceProfileName=call.id)
+        update_tags(call, iam.tag_instance_profile, iam.untag_instance_profile, InstanceProfileName=call.id)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Remove the role and delete the profile."""
         iam = call.aws.client("iam")
         for role in iam.get_instance_profile(InstanceProfileName=call.id)["InstanceProfile"]["Roles"]:
             iam.remove_role_from_instance_profile(InstanceProfileName=call.id, RoleName=role["RoleName"])

@@ -1,4 +1,4 @@
-"""EC2's description of an instance type, under the names of the provider's look-up `aws:ec2/getInstanceType`."""
+"""Converts EC2's description of an instance type to the result of the provider function aws:ec2/getInstanceType."""
 
 import gzip
 import importlib.util
@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Key of the look-up -> where DescribeInstanceTypes has it. Source: the provider's data source `aws_ec2_instance_type`.
-_PLACES = {
+# Key of the result -> path in DescribeInstanceTypes. Source: the provider's data source `aws_ec2_instance_type`.
+_PATHS = {
     "id": "InstanceType",
     "instanceType": "InstanceType",
     "autoRecoverySupported": "AutoRecoverySupported",
@@ -83,34 +83,37 @@ _LISTS = {
 _OTHER_ACCELERATORS = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
 
 
-def as_look_up(described: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of DescribeInstanceTypes as the look-up answers it. What EC2 leaves out stays out."""
+def to_lookup_result(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert one entry of DescribeInstanceTypes. Fields that EC2 omits are omitted.
+
+    Raises NotImplementedError for a type with accelerators other than GPUs.
+    """
     for section in _OTHER_ACCELERATORS:
         if section in described:
-            raise NotImplementedError(f"{described['InstanceType']}: the look-up does not answer {section}")
-    answer = _taken(described, _PLACES)
-    for key, (place, keys) in _LISTS.items():
-        answer[key] = [_taken(item, keys) for item in _at(described, place) or []]
-    return answer
+            raise NotImplementedError(f"{described['InstanceType']}: the result does not include {section}")
+    result = _select(described, _PATHS)
+    for key, (path, paths) in _LISTS.items():
+        result[key] = [_select(item, paths) for item in _at(described, path) or []]
+    return result
 
 
 @cache
-def shipped() -> dict[str, Any]:
-    """DescribeInstanceTypes of the real AWS as moto ships it, by name. Read without moto, whose import is slow."""
+def read_instance_types() -> dict[str, Any]:
+    """Return AWS's DescribeInstanceTypes by type name, from moto's data file. Importing moto itself would be slow."""
     spec = importlib.util.find_spec("moto")
     assert spec is not None, "moto is not installed"
     (folder,) = spec.submodule_search_locations or []
     file = Path(folder) / "ec2/resources/instance_types.json.gz"
-    found: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
-    return found
+    types: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
+    return types
 
 
-def _taken(item: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    found = {key: _at(item, place) for key, place in places.items()}
-    return {key: value for key, value in found.items() if value is not None}
+def _select(item: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    values = {key: _at(item, path) for key, path in paths.items()}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _at(item: Any, place: str) -> Any:
-    for part in place.split("."):
+def _at(item: Any, path: str) -> Any:
+    for part in path.split("."):
         item = item.get(part) if item is not None else None
     return item

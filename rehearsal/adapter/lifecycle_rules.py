@@ -1,42 +1,37 @@
-"""The lifecycle rules of a bucket: their input keys, and how S3's API has them."""
+"""S3 lifecycle rules: their input keys, and their conversion to the S3 API."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.adapter.handler import Keys, api_case, known, tag_list
+from rehearsal.adapter.handler import InputKeys, api_name, input_keys
 
-RULE: Keys = known(
+RULE_KEYS: InputKeys = input_keys(
     "id",
     "status",
-    filter=known("prefix", tag=known("key", "value"), **{"and": known("prefix", "tags")}),
-    expiration=known("days"),
-    transitions=known("days", "storageClass"),
-    abortIncompleteMultipartUpload=known("daysAfterInitiation"),
-    noncurrentVersionExpiration=known("noncurrentDays", "newerNoncurrentVersions"),
-    noncurrentVersionTransitions=known("noncurrentDays", "newerNoncurrentVersions", "storageClass"),
+    filter=input_keys("prefix", tag=input_keys("key", "value")),
+    expiration=input_keys("days"),
+    transitions=input_keys("days", "storageClass"),
+    abortIncompleteMultipartUpload=input_keys("daysAfterInitiation"),
+    noncurrentVersionExpiration=input_keys("noncurrentDays"),
 )
-_PARTS = ("expiration", "abortIncompleteMultipartUpload", "noncurrentVersionExpiration")
-_LISTS = ("transitions", "noncurrentVersionTransitions")
+_OBJECTS = ("expiration", "abortIncompleteMultipartUpload", "noncurrentVersionExpiration")
 
 
-def api_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """One rule of the inputs under the API's names."""
+def to_api_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule of the inputs under the API's names."""
     return (
         {"ID": rule["id"], "Status": rule["status"]}
         | ({"Filter": _filter(rule["filter"])} if "filter" in rule else {})
-        | {api_case(part): _api(rule[part]) for part in _PARTS if part in rule}
-        | {api_case(part): [_api(item) for item in rule[part]] for part in _LISTS if part in rule}
+        | {api_name(part): _api(rule[part]) for part in _OBJECTS if part in rule}
+        | ({"Transitions": [_api(item) for item in rule["transitions"]]} if "transitions" in rule else {})
     )
 
 
-def _filter(given: Mapping[str, Any]) -> dict[str, Any]:
-    if "and" in given:
-        both = given["and"]
-        return {"And": ({"Prefix": both["prefix"]} if "prefix" in both else {}) | {"Tags": tag_list(both.get("tags"))}}
-    if "tag" in given:
-        return {"Tag": _api(given["tag"])}
-    return {"Prefix": given.get("prefix", "")}
+def _filter(values: Mapping[str, Any]) -> dict[str, Any]:
+    if "tag" in values:
+        return {"Tag": _api(values["tag"])}
+    return {"Prefix": values.get("prefix", "")}
 
 
 def _api(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {api_case(key): value for key, value in part.items()}
+    return {api_name(key): value for key, value in part.items()}

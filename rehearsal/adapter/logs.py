@@ -1,62 +1,67 @@
-"""CloudWatch log groups, and the flow logs that fill them."""
+"""CloudWatch log groups and VPC flow logs."""
 
 from typing import Any
 
-from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.handler import Call, Handler, Made, known
-from rehearsal.adapter.tagging import retag, tag_changes
+from rehearsal.adapter.errors import RequestFailedError
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.tagging import diff_tags, update_ec2_tags
 
 
 class LogGroup(Handler):
-    type = "aws:cloudwatch/logGroup:LogGroup"
-    keys = known("name", "retentionInDays", "kmsKeyId", "tags")
-    named = "name"
-    replaces = frozenset(["name"])
+    """A CloudWatch log group."""
 
-    def create(self, call: Call) -> Made:
+    type = "aws:cloudwatch/logGroup:LogGroup"
+    keys = input_keys("name", "retentionInDays", "kmsKeyId", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset(["name"])
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the log group."""
         logs = call.aws.client("logs")
-        name = self.name_of(call)
-        asked = call.only(kmsKeyId="kmsKeyId")
-        logs.create_log_group(logGroupName=name, tags=dict(call.inputs.get("tags", {})), **asked)
+        name = self.physical_name(call)
+        arguments = call.api_arguments(kmsKeyId="kmsKeyId")
+        logs.create_log_group(logGroupName=name, tags=dict(call.inputs.get("tags", {})), **arguments)
         if call.inputs.get("retentionInDays"):
             logs.put_retention_policy(logGroupName=name, retentionInDays=call.inputs["retentionInDays"])
         return name, {"name": name, "arn": self._arn(call, name)}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        logs, given = call.aws.client("logs"), call.inputs
-        if call.changed("retentionInDays"):
-            if given.get("retentionInDays"):
-                logs.put_retention_policy(logGroupName=call.id, retentionInDays=given["retentionInDays"])
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the log group."""
+        logs, inputs = call.aws.client("logs"), call.inputs
+        if call.has_changed("retentionInDays"):
+            if inputs.get("retentionInDays"):
+                logs.put_retention_policy(logGroupName=call.id, retentionInDays=inputs["retentionInDays"])
             else:
                 logs.delete_retention_policy(logGroupName=call.id)
-        if call.changed("kmsKeyId"):
-            if given.get("kmsKeyId"):
-                logs.associate_kms_key(logGroupName=call.id, kmsKeyId=given["kmsKeyId"])
+        if call.has_changed("kmsKeyId"):
+            if inputs.get("kmsKeyId"):
+                logs.associate_kms_key(logGroupName=call.id, kmsKeyId=inputs["kmsKeyId"])
             else:
                 logs.disassociate_kms_key(logGroupName=call.id)
         arn = self._arn(call, call.id)
-        put, gone = tag_changes(call)
-        if gone:
-            logs.untag_resource(resourceArn=arn, tagKeys=gone)
+        put, removed = diff_tags(call)
+        if removed:
+            logs.untag_resource(resourceArn=arn, tagKeys=removed)
         if put:
             logs.tag_resource(resourceArn=arn, tags={tag["Key"]: tag["Value"] for tag in put})
         return {"name": call.id, "arn": arn}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the log group."""
         call.aws.client("logs").delete_log_group(logGroupName=call.id)
 
-    def _arn(self, call: Call, name: str) -> str:
-        """As the provider has it: without the `:*` of the streams."""
+    def _arn(self, call: HandlerCall, name: str) -> str:
+        """Return the ARN as the provider does: without the `:*` suffix for log streams."""
         pages = call.aws.client("logs").get_paginator("describe_log_groups").paginate(logGroupNamePrefix=name)
         groups = (group for page in pages for group in page["logGroups"])
         return next(str(group["arn"]).removesuffix(":*") for group in groups if group["logGroupName"] == name)
 
 
 class FlowLog(Handler):
-    """Flow logs of a VPC. EC2 changes none of them in place but for their tags."""
+    """Flow logs of a VPC. EC2 can update only their tags."""
 
     type = "aws:ec2/flowLog:FlowLog"
-    keys = known(
+    keys = input_keys(
         "vpcId",
         "trafficType",
         "logDestinationType",
@@ -65,13 +70,14 @@ class FlowLog(Handler):
         "maxAggregationInterval",
         "tags",
     )
-    replaces = frozenset(keys) - {"tags"}
+    replace_on_changes = frozenset(keys) - {"tags"}
 
-    def create(self, call: Call) -> Made:
-        answer = call.aws.client("ec2").create_flow_logs(
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the flow log."""
+        response = call.aws.client("ec2").create_flow_logs(
             ResourceType="VPC",
             ResourceIds=[call.inputs["vpcId"]],
-            **call.only(
+            **call.api_arguments(
                 trafficType="TrafficType",
                 logDestinationType="LogDestinationType",
                 logDestination="LogDestination",
@@ -80,21 +86,23 @@ class FlowLog(Handler):
             ),
             **call.tag_specification("vpc-flow-log"),
         )
-        for failure in answer.get("Unsuccessful", []):
-            raise Refused(f"CreateFlowLogs: {failure['Error']['Code']}: {failure['Error']['Message']}")
-        (made,) = answer["FlowLogIds"]
-        return made, self._outputs(call, made)
+        for failure in response.get("Unsuccessful", []):
+            raise RequestFailedError(f"CreateFlowLogs: {failure['Error']['Code']}: {failure['Error']['Message']}")
+        (flow_log_id,) = response["FlowLogIds"]
+        return flow_log_id, self._outputs(call, flow_log_id)
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
         return self._outputs(call, call.id)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the flow log."""
         call.aws.client("ec2").delete_flow_logs(FlowLogIds=[call.id])
 
-    def _outputs(self, call: Call, name: str) -> dict[str, Any]:
-        account = call.aws.client("sts").get_caller_identity()["Arn"].split(":")
-        return {"arn": f"arn:{account[1]}:ec2:{call.aws.region}:{account[4]}:vpc-flow-log/{name}"}
+    def _outputs(self, call: HandlerCall, flow_log_id: str) -> dict[str, Any]:
+        caller = call.aws.client("sts").get_caller_identity()["Arn"].split(":")
+        return {"arn": f"arn:{caller[1]}:ec2:{call.aws.region}:{caller[4]}:vpc-flow-log/{flow_log_id}"}
 
 
 HANDLERS = (LogGroup(), FlowLog())

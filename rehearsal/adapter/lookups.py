@@ -1,23 +1,24 @@
-"""The program's look-ups (invokes), answered from the account."""
+"""Lookups: the provider functions (invokes) that the program calls, answered from the emulated account."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rehearsal.adapter import lookups_ec2
-from rehearsal.adapter.handler import Keys, known
-from rehearsal.adapter.instance_types import as_look_up
-from rehearsal.adapter.lookups_storage import STORAGE_LOOK_UPS
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.aws_clients import AwsClients
+from rehearsal.adapter.handler import InputKeys, input_keys
+from rehearsal.adapter.instance_types import to_lookup_result
+from rehearsal.adapter.lookup_results import LookupResult, ec2_filters
+from rehearsal.adapter.lookups_storage import STORAGE_LOOKUPS
 
-Answer = dict[str, Any]
-LookUp = Callable[[Aws, Mapping[str, Any]], Answer]
+Lookup = Callable[[AwsClients, Mapping[str, Any]], LookupResult]
 
+# Prefix of a region's name -> partition and DNS suffix, of the partitions other than `aws`.
 _PARTITIONS = {"cn-": ("aws-cn", "amazonaws.com.cn"), "us-gov-": ("aws-us-gov", "amazonaws.com")}
 
 
-def _partition(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    found = (value for prefix, value in _PARTITIONS.items() if aws.region.startswith(prefix))
-    partition, suffix = next(found, ("aws", "amazonaws.com"))
+def _partition(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    matches = (partition for prefix, partition in _PARTITIONS.items() if aws.region.startswith(prefix))
+    partition, suffix = next(matches, ("aws", "amazonaws.com"))
     return {
         "id": partition,
         "partition": partition,
@@ -26,96 +27,96 @@ def _partition(aws: Aws, given: Mapping[str, Any]) -> Answer:
     }
 
 
-def _region(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    host = f"ec2.{aws.region}.{_partition(aws, given)['dnsSuffix']}"
+def _region(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    host = f"ec2.{aws.region}.{_partition(aws, arguments)['dnsSuffix']}"
     return {"id": aws.region, "name": aws.region, "region": aws.region, "endpoint": host, "description": aws.region}
 
 
-def _caller(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    found = aws.client("sts").get_caller_identity()
-    account = found["Account"]
-    return {"id": account, "accountId": account, "arn": found["Arn"], "userId": found["UserId"]}
+def _caller_identity(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    identity = aws.client("sts").get_caller_identity()
+    account = identity["Account"]
+    return {"id": account, "accountId": account, "arn": identity["Arn"], "userId": identity["UserId"]}
 
 
-def _zones(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    found = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
-    wanted = sorted(
-        (zone for zone in found if given.get("state") in (None, zone["State"])), key=lambda zone: zone["ZoneName"]
+def _availability_zones(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    zones = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    matches = sorted(
+        (zone for zone in zones if arguments.get("state") in (None, zone["State"])), key=lambda zone: zone["ZoneName"]
     )
     return {
         "id": aws.region,
-        "names": [zone["ZoneName"] for zone in wanted],
-        "zoneIds": [zone["ZoneId"] for zone in wanted],
-        "groupNames": sorted({zone.get("GroupName", aws.region) for zone in wanted}),
-        **given,
+        "names": [zone["ZoneName"] for zone in matches],
+        "zoneIds": [zone["ZoneId"] for zone in matches],
+        "groupNames": sorted({zone.get("GroupName", aws.region) for zone in matches}),
+        **arguments,
     }
 
 
-def _offerings(aws: Aws, given: Mapping[str, Any]) -> Answer:
+def _instance_type_offerings(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     pages = aws.client("ec2").get_paginator("describe_instance_type_offerings")
-    filters = [{"Name": item["name"], "Values": item["values"]} for item in given.get("filters", [])]
-    found = [
-        offer
-        for page in pages.paginate(LocationType=given["locationType"], Filters=filters)
-        for offer in page["InstanceTypeOfferings"]
+    offerings = [
+        offering
+        for page in pages.paginate(LocationType=arguments["locationType"], Filters=ec2_filters(arguments))
+        for offering in page["InstanceTypeOfferings"]
     ]
     return {
         "id": aws.region,
-        "instanceTypes": [offer["InstanceType"] for offer in found],
-        "locations": [offer["Location"] for offer in found],
-        "locationTypes": [offer["LocationType"] for offer in found],
-        **given,
+        "instanceTypes": [offering["InstanceType"] for offering in offerings],
+        "locations": [offering["Location"] for offering in offerings],
+        "locationTypes": [offering["LocationType"] for offering in offerings],
+        **arguments,
     }
 
 
-def _instance_type(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    found = aws.client("ec2").describe_instance_types(InstanceTypes=[given["instanceType"]])["InstanceTypes"]
-    return {**as_look_up(found[0]), "region": aws.region}
+def _instance_type(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    response = aws.client("ec2").describe_instance_types(InstanceTypes=[arguments["instanceType"]])
+    return {**to_lookup_result(response["InstanceTypes"][0]), "region": aws.region}
 
 
-def _parameter(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    found = aws.client("ssm").get_parameter(Name=given["name"])["Parameter"]
+def _parameter(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    parameter = aws.client("ssm").get_parameter(Name=arguments["name"])["Parameter"]
     return {
-        "id": found["Name"],
-        "name": found["Name"],
-        "arn": found["ARN"],
-        "type": found["Type"],
-        "value": found["Value"],
-        "insecureValue": found["Value"],
-        "version": found["Version"],
+        "id": parameter["Name"],
+        "name": parameter["Name"],
+        "arn": parameter["ARN"],
+        "type": parameter["Type"],
+        "value": parameter["Value"],
+        "insecureValue": parameter["Value"],
+        "version": parameter["Version"],
     }
 
 
-def _tagged(aws: Aws, given: Mapping[str, Any]) -> Answer:
+def _tagged_resources(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
-    filters = [{"Key": item["key"], "Values": item["values"]} for item in given.get("tagFilters", [])]
-    found = [
+    filters = [{"Key": item["key"], "Values": item["values"]} for item in arguments.get("tagFilters", [])]
+    resources = [
         {
             "resourceArn": entry["ResourceARN"],
             "tags": {tag["Key"]: tag["Value"] for tag in entry["Tags"]},
             "complianceDetails": [],
         }
-        for page in pages.paginate(ResourceTypeFilters=given.get("resourceTypeFilters", []), TagFilters=filters)
+        for page in pages.paginate(ResourceTypeFilters=arguments.get("resourceTypeFilters", []), TagFilters=filters)
         for entry in page["ResourceTagMappingList"]
     ]
-    return {"id": aws.region, "resourceTagMappingLists": found, **given}
+    return {"id": aws.region, "resourceTagMappingLists": resources, **arguments}
 
 
-LOOK_UPS: dict[str, tuple[Keys, LookUp]] = {
-    "aws:index/getPartition:getPartition": (known(), _partition),
-    "aws:index/getRegion:getRegion": (known(), _region),
-    "aws:index/getCallerIdentity:getCallerIdentity": (known(), _caller),
-    "aws:index/getAvailabilityZones:getAvailabilityZones": (known("state"), _zones),
-    "aws:ec2/getInstanceType:getInstanceType": (known("instanceType"), _instance_type),
+# Token of a provider function -> the arguments that it supports, and the function that answers it.
+LOOKUPS: dict[str, tuple[InputKeys, Lookup]] = {
+    "aws:index/getPartition:getPartition": (input_keys(), _partition),
+    "aws:index/getRegion:getRegion": (input_keys(), _region),
+    "aws:index/getCallerIdentity:getCallerIdentity": (input_keys(), _caller_identity),
+    "aws:index/getAvailabilityZones:getAvailabilityZones": (input_keys("state"), _availability_zones),
+    "aws:ec2/getInstanceType:getInstanceType": (input_keys("instanceType"), _instance_type),
     "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": (
-        known("locationType", filters=known("name", "values")),
-        _offerings,
+        input_keys("locationType", filters=input_keys("name", "values")),
+        _instance_type_offerings,
     ),
-    "aws:ssm/getParameter:getParameter": (known("name"), _parameter),
+    "aws:ssm/getParameter:getParameter": (input_keys("name"), _parameter),
     "aws:resourcegroupstaggingapi/getResources:getResources": (
-        known("resourceTypeFilters", tagFilters=known("key", "values")),
-        _tagged,
+        input_keys("resourceTypeFilters", tagFilters=input_keys("key", "values")),
+        _tagged_resources,
     ),
-    **lookups_ec2.LOOK_UPS,
-    **STORAGE_LOOK_UPS,
+    **lookups_ec2.LOOKUPS,
+    **STORAGE_LOOKUPS,
 }

@@ -1,4 +1,4 @@
-"""Look-ups of what a stack says exists on EC2's side: reservation, image, network; and of the quotas that bound it."""
+"""Lookups of EC2: Cloud Control resources such as capacity reservations, service quotas, and images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,30 +7,32 @@ from botocore import xform_name
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter import lookups_network
-from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.handler import Keys, known
-from rehearsal.adapter.lookup_answers import Answer, filters_of, no_image, no_resource
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.aws_clients import AwsClients
+from rehearsal.adapter.errors import RequestFailedError
+from rehearsal.adapter.handler import InputKeys, input_keys
+from rehearsal.adapter.lookup_results import LookupResult, ec2_filters, missing_image_error, missing_resource_error
 
 
-def _resource(aws: Aws, given: Mapping[str, Any]) -> Answer:
+def _resource(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    type_name, identifier = arguments["typeName"], arguments["identifier"]
     try:
-        answer = aws.client("cloudcontrol").get_resource(TypeName=given["typeName"], Identifier=given["identifier"])
+        response = aws.client("cloudcontrol").get_resource(TypeName=type_name, Identifier=identifier)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ResourceNotFoundException":
-            raise no_resource(given["typeName"], given["identifier"]) from error
+            raise missing_resource_error(type_name, identifier) from error
         raise
-    found = answer["ResourceDescription"]
-    return {"id": found["Identifier"], "properties": found["Properties"], **given}
+    resource = response["ResourceDescription"]
+    return {"id": resource["Identifier"], "properties": resource["Properties"], **arguments}
 
 
-def _quota(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    """The applied value; where none was ever applied, AWS's default."""
-    quotas, named = aws.client("service-quotas"), {"ServiceCode": given["serviceCode"], "QuotaCode": given["quotaCode"]}
-    default = quotas.get_aws_default_service_quota(**named)["Quota"]
+def _quota(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    """Return the applied value of a quota, or AWS's default when none was ever applied."""
+    quotas = aws.client("service-quotas")
+    quota = {"ServiceCode": arguments["serviceCode"], "QuotaCode": arguments["quotaCode"]}
+    default = quotas.get_aws_default_service_quota(**quota)["Quota"]
     applied = default
     try:
-        applied = quotas.get_service_quota(**named)["Quota"]
+        applied = quotas.get_service_quota(**quota)["Quota"]
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchResourceException":
             raise
@@ -44,47 +46,45 @@ def _quota(aws: Aws, given: Mapping[str, Any]) -> Answer:
         "serviceName": default["ServiceName"],
         "usageMetrics": [],
         "value": applied["Value"],
-        **given,
+        **arguments,
     }
 
 
-def _image(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    wanted = [{"Name": name, "Values": values} for name, values in filters_of(given)]
-    owners = {"Owners": given["owners"]} if given.get("owners") else {}
-    images = aws.client("ec2").describe_images(Filters=wanted, **owners)["Images"]
+def _image(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    images = aws.client("ec2").describe_images(Filters=ec2_filters(arguments))["Images"]
     if not images:
-        raise no_image()
-    if len(images) > 1 and not given.get("mostRecent"):
-        raise Refused(
+        raise missing_image_error()
+    if len(images) > 1:
+        raise RequestFailedError(
             "Your query returned more than one result. Please try a more specific search criteria, or set "
             "`most_recent` attribute to true."
         )
-    found = max(images, key=lambda image: image["CreationDate"])
+    (image,) = images
     return {
-        "id": found["ImageId"],
-        "imageId": found["ImageId"],
-        "architecture": found["Architecture"],
-        "arn": f"arn:aws:ec2:{aws.region}::image/{found['ImageId']}",
+        "id": image["ImageId"],
+        "imageId": image["ImageId"],
+        "architecture": image["Architecture"],
+        "arn": f"arn:aws:ec2:{aws.region}::image/{image['ImageId']}",
         "blockDeviceMappings": [
             {
-                "deviceName": each["DeviceName"],
+                "deviceName": mapping["DeviceName"],
                 "noDevice": "",
-                "virtualName": each.get("VirtualName", ""),
-                # A plain map to the engine: its keys stay as Terraform spells them.
-                "ebs": {xform_name(key): _text(value) for key, value in each.get("Ebs", {}).items()},
+                "virtualName": mapping.get("VirtualName", ""),
+                # The engine treats it as a plain map, so the keys stay in Terraform's spelling.
+                "ebs": {xform_name(key): _text(value) for key, value in mapping.get("Ebs", {}).items()},
             }
-            for each in found["BlockDeviceMappings"]
+            for mapping in image["BlockDeviceMappings"]
         ],
-        "creationDate": found["CreationDate"],
-        "name": found["Name"],
-        "ownerId": found["OwnerId"],
-        "platformDetails": found.get("PlatformDetails", ""),
-        "public": found["Public"],
-        "rootDeviceName": found["RootDeviceName"],
-        "rootDeviceType": found["RootDeviceType"],
-        "state": found["State"],
-        "virtualizationType": found["VirtualizationType"],
-        **given,
+        "creationDate": image["CreationDate"],
+        "name": image["Name"],
+        "ownerId": image["OwnerId"],
+        "platformDetails": image.get("PlatformDetails", ""),
+        "public": image["Public"],
+        "rootDeviceName": image["RootDeviceName"],
+        "rootDeviceType": image["RootDeviceType"],
+        "state": image["State"],
+        "virtualizationType": image["VirtualizationType"],
+        **arguments,
     }
 
 
@@ -92,9 +92,9 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-LOOK_UPS: dict[str, tuple[Keys, Any]] = {
-    **lookups_network.LOOK_UPS,
-    "aws:cloudcontrol/getResource:getResource": (known("typeName", "identifier"), _resource),
-    "aws:servicequotas/getServiceQuota:getServiceQuota": (known("serviceCode", "quotaCode"), _quota),
-    "aws:ec2/getAmi:getAmi": (known("owners", "mostRecent", "tags", filters=known("name", "values")), _image),
+LOOKUPS: dict[str, tuple[InputKeys, Any]] = {
+    **lookups_network.LOOKUPS,
+    "aws:cloudcontrol/getResource:getResource": (input_keys("typeName", "identifier"), _resource),
+    "aws:servicequotas/getServiceQuota:getServiceQuota": (input_keys("serviceCode", "quotaCode"), _quota),
+    "aws:ec2/getAmi:getAmi": (input_keys(filters=input_keys("name", "values")), _image),
 }

@@ -1,15 +1,14 @@
-"""Look-ups of a network that a stack says exists: VPC, subnets, their routes, endpoints."""
+"""Lookups of an existing network: VPC, subnet, route table and endpoint."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import Keys, known
-from rehearsal.adapter.lookup_answers import Answer, filters_of, no_route_table, one_of, tags_of
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.aws_clients import AwsClients
+from rehearsal.adapter.handler import InputKeys, input_keys
+from rehearsal.adapter.lookup_results import LookupResult, ec2_filters, missing_route_table_error, single_match, tags_of
 
-_FILTERS = known("name", "values")
 _ROUTE_TARGETS = {
     "CarrierGatewayId": "carrierGatewayId",
     "CoreNetworkArn": "coreNetworkArn",
@@ -23,88 +22,90 @@ _ROUTE_TARGETS = {
 }
 
 
-def _vpc(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    ec2, wanted = aws.client("ec2"), filters_of(given, cidrBlock="cidr", state="state")
-    found = one_of(_described(ec2.describe_vpcs, "Vpcs", given, "VpcIds", "InvalidVpcID.NotFound", wanted), "EC2 VPC")
-    vpc = found["VpcId"]
+def _vpc(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    ec2, vpc_id = aws.client("ec2"), arguments["id"]
+    vpc = single_match(_describe(ec2.describe_vpcs, "Vpcs", "InvalidVpcID.NotFound", VpcIds=[vpc_id]), "EC2 VPC")
     dns = {
-        key: ec2.describe_vpc_attribute(VpcId=vpc, Attribute=key)[f"E{key[1:]}"]["Value"]
+        key: ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute=key)[f"E{key[1:]}"]["Value"]
         for key in ("enableDnsSupport", "enableDnsHostnames")
     }
-    main = _tables(aws, [("vpc-id", [vpc]), ("association.main", ["true"])])
+    main_tables = _route_tables(
+        aws, [{"Name": "vpc-id", "Values": [vpc_id]}, {"Name": "association.main", "Values": ["true"]}]
+    )
     return {
-        "id": vpc,
-        "arn": f"arn:aws:ec2:{aws.region}:{found['OwnerId']}:vpc/{vpc}",
-        "cidrBlock": found["CidrBlock"],
+        "id": vpc_id,
+        "arn": f"arn:aws:ec2:{aws.region}:{vpc['OwnerId']}:vpc/{vpc_id}",
+        "cidrBlock": vpc["CidrBlock"],
         "cidrBlockAssociations": [
-            {"associationId": each["AssociationId"], "cidrBlock": each["CidrBlock"], "state": "associated"}
-            for each in found.get("CidrBlockAssociationSet", [])
+            {
+                "associationId": association["AssociationId"],
+                "cidrBlock": association["CidrBlock"],
+                "state": "associated",
+            }
+            for association in vpc.get("CidrBlockAssociationSet", [])
         ],
-        "default": found["IsDefault"],
-        "dhcpOptionsId": found["DhcpOptionsId"],
-        "instanceTenancy": found["InstanceTenancy"],
-        "mainRouteTableId": main[0]["RouteTableId"] if main else "",
-        "ownerId": found["OwnerId"],
-        "state": found["State"],
-        "tags": tags_of(found),
+        "default": vpc["IsDefault"],
+        "dhcpOptionsId": vpc["DhcpOptionsId"],
+        "instanceTenancy": vpc["InstanceTenancy"],
+        "mainRouteTableId": main_tables[0]["RouteTableId"] if main_tables else "",
+        "ownerId": vpc["OwnerId"],
+        "state": vpc["State"],
+        "tags": tags_of(vpc),
         **dns,
     }
 
 
-def _subnet(aws: Aws, given: Mapping[str, Any]) -> Answer:
+def _subnet(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     describe = aws.client("ec2").describe_subnets
-    wanted = filters_of(given, vpcId="vpc-id", availabilityZone="availability-zone", cidrBlock="cidr", state="state")
-    found = one_of(
-        _described(describe, "Subnets", given, "SubnetIds", "InvalidSubnetID.NotFound", wanted), "EC2 Subnet"
+    subnet = single_match(
+        _describe(describe, "Subnets", "InvalidSubnetID.NotFound", SubnetIds=[arguments["id"]]), "EC2 Subnet"
     )
     return {
-        "id": found["SubnetId"],
-        "arn": found["SubnetArn"],
-        "availabilityZone": found["AvailabilityZone"],
-        "availabilityZoneId": found["AvailabilityZoneId"],
-        "availableIpAddressCount": found["AvailableIpAddressCount"],
-        "cidrBlock": found["CidrBlock"],
-        "defaultForAz": found["DefaultForAz"],
-        "mapPublicIpOnLaunch": found["MapPublicIpOnLaunch"],
-        "ownerId": found["OwnerId"],
-        "state": found["State"],
-        "tags": tags_of(found),
-        "vpcId": found["VpcId"],
+        "id": subnet["SubnetId"],
+        "arn": subnet["SubnetArn"],
+        "availabilityZone": subnet["AvailabilityZone"],
+        "availabilityZoneId": subnet["AvailabilityZoneId"],
+        "availableIpAddressCount": subnet["AvailableIpAddressCount"],
+        "cidrBlock": subnet["CidrBlock"],
+        "defaultForAz": subnet["DefaultForAz"],
+        "mapPublicIpOnLaunch": subnet["MapPublicIpOnLaunch"],
+        "ownerId": subnet["OwnerId"],
+        "state": subnet["State"],
+        "tags": tags_of(subnet),
+        "vpcId": subnet["VpcId"],
     }
 
 
-def _route_table(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    tables = _tables(
-        aws, filters_of(given, subnetId="association.subnet-id", vpcId="vpc-id", routeTableId="route-table-id")
-    )
+def _route_table(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    tables = _route_tables(aws, ec2_filters(arguments, subnetId="association.subnet-id", vpcId="vpc-id"))
     if not tables:
-        raise no_route_table()
-    found = one_of(tables, "Route Table")
+        raise missing_route_table_error()
+    table = single_match(tables, "Route Table")
     return {
-        "id": found["RouteTableId"],
-        "arn": f"arn:aws:ec2:{aws.region}:{found['OwnerId']}:route-table/{found['RouteTableId']}",
+        "id": table["RouteTableId"],
+        "arn": f"arn:aws:ec2:{aws.region}:{table['OwnerId']}:route-table/{table['RouteTableId']}",
         "associations": [
             {
-                "main": each.get("Main", False),
-                "routeTableAssociationId": each["RouteTableAssociationId"],
-                "routeTableId": each["RouteTableId"],
-                "subnetId": each.get("SubnetId", ""),
-                "gatewayId": each.get("GatewayId", ""),
+                "main": association.get("Main", False),
+                "routeTableAssociationId": association["RouteTableAssociationId"],
+                "routeTableId": association["RouteTableId"],
+                "subnetId": association.get("SubnetId", ""),
+                "gatewayId": association.get("GatewayId", ""),
             }
-            for each in found["Associations"]
+            for association in table["Associations"]
         ],
         "gatewayId": "",
-        "ownerId": found["OwnerId"],
-        "routeTableId": found["RouteTableId"],
-        "routes": [route for each in found["Routes"] if (route := _route(each)) is not None],
-        "subnetId": given.get("subnetId", ""),
-        "tags": tags_of(found),
-        "vpcId": found["VpcId"],
+        "ownerId": table["OwnerId"],
+        "routeTableId": table["RouteTableId"],
+        "routes": [result for route in table["Routes"] if (result := _route(route)) is not None],
+        "subnetId": arguments.get("subnetId", ""),
+        "tags": tags_of(table),
+        "vpcId": table["VpcId"],
     }
 
 
-def _route(route: Mapping[str, Any]) -> Answer | None:
-    """None for those that the provider leaves out: a VPC's own, propagated ones, and those of gateway endpoints."""
+def _route(route: Mapping[str, Any]) -> LookupResult | None:
+    """Return a route, or None for those that the provider omits: local, propagated and gateway endpoints' routes."""
     gateway = route.get("GatewayId", "")
     if gateway == "local" or route.get("Origin") == "EnableVgwRoutePropagation":
         return None
@@ -116,73 +117,64 @@ def _route(route: Mapping[str, Any]) -> Answer | None:
         "ipv6CidrBlock": route.get("DestinationIpv6CidrBlock", ""),
         "destinationPrefixListId": route.get("DestinationPrefixListId", ""),
         **{"gatewayId": "", "vpcEndpointId": "", **target},
-        **{ours: route.get(theirs) or "" for theirs, ours in _ROUTE_TARGETS.items()},
+        **{result_key: route.get(api_key) or "" for api_key, result_key in _ROUTE_TARGETS.items()},
     }
 
 
-def _endpoint(aws: Aws, given: Mapping[str, Any]) -> Answer:
-    wanted = filters_of(
-        given,
+def _endpoint(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    filters = ec2_filters(
+        arguments,
         vpcId="vpc-id",
         serviceName="service-name",
         state="vpc-endpoint-state",
         vpcEndpointType="vpc-endpoint-type",
     )
-    describe = aws.client("ec2").describe_vpc_endpoints
-    unknown = "InvalidVpcEndpointId.NotFound"
-    found = one_of(_described(describe, "VpcEndpoints", given, "VpcEndpointIds", unknown, wanted), "EC2 VPC Endpoint")
-    name, owner = found["VpcEndpointId"], found["OwnerId"]
+    endpoints = aws.client("ec2").describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]
+    endpoint = single_match(endpoints, "EC2 VPC Endpoint")
+    endpoint_id, owner = endpoint["VpcEndpointId"], endpoint["OwnerId"]
     return {
-        "id": name,
-        "arn": f"arn:aws:ec2:{aws.region}:{owner}:vpc-endpoint/{name}",
-        "networkInterfaceIds": found.get("NetworkInterfaceIds", []),
+        "id": endpoint_id,
+        "arn": f"arn:aws:ec2:{aws.region}:{owner}:vpc-endpoint/{endpoint_id}",
+        "networkInterfaceIds": endpoint.get("NetworkInterfaceIds", []),
         "ownerId": owner,
-        "privateDnsEnabled": found.get("PrivateDnsEnabled", False),
-        "requesterManaged": found.get("RequesterManaged", False),
-        "routeTableIds": found.get("RouteTableIds", []),
-        "securityGroupIds": [group["GroupId"] for group in found.get("Groups", [])],
-        "serviceName": found["ServiceName"],
-        "state": found["State"],
-        "subnetIds": found.get("SubnetIds", []),
-        "tags": tags_of(found),
-        "vpcEndpointType": found["VpcEndpointType"],
-        "vpcId": found["VpcId"],
+        "privateDnsEnabled": endpoint.get("PrivateDnsEnabled", False),
+        "requesterManaged": endpoint.get("RequesterManaged", False),
+        "routeTableIds": endpoint.get("RouteTableIds", []),
+        "securityGroupIds": [group["GroupId"] for group in endpoint.get("Groups", [])],
+        "serviceName": endpoint["ServiceName"],
+        "state": endpoint["State"],
+        "subnetIds": endpoint.get("SubnetIds", []),
+        "tags": tags_of(endpoint),
+        "vpcEndpointType": endpoint["VpcEndpointType"],
+        "vpcId": endpoint["VpcId"],
     }
 
 
-def _described(
-    describe: Any, key: str, given: Mapping[str, Any], ids: str, unknown: str, wanted: list[tuple[str, list[str]]]
-) -> list[Any]:
-    """All that match. An id that EC2 does not know is none."""
-    named = {ids: [given["id"]]} if given.get("id") else {}
-    filters = {"Filters": [{"Name": name, "Values": values} for name, values in wanted]} if wanted else {}
+def _describe(describe: Any, key: str, missing_code: str, **arguments: list[str]) -> list[Any]:
+    """Return the described resources, or none when EC2 does not know the id."""
     try:
-        found: list[Any] = describe(**named, **filters)[key]
+        resources: list[Any] = describe(**arguments)[key]
     except ClientError as error:
-        if error.response["Error"]["Code"] == unknown:
+        if error.response["Error"]["Code"] == missing_code:
             return []
         raise
-    return found
+    return resources
 
 
-def _tables(aws: Aws, wanted: list[tuple[str, list[str]]]) -> list[Any]:
-    filters = [{"Name": name, "Values": values} for name, values in wanted]
-    found: list[Any] = aws.client("ec2").describe_route_tables(Filters=filters)["RouteTables"]
-    return found
+def _route_tables(aws: AwsClients, filters: list[dict[str, Any]]) -> list[Any]:
+    tables: list[Any] = aws.client("ec2").describe_route_tables(Filters=filters)["RouteTables"]
+    return tables
 
 
-LOOK_UPS: dict[str, tuple[Keys, Any]] = {
-    "aws:ec2/getVpc:getVpc": (known("id", "cidrBlock", "state", "tags", filters=_FILTERS), _vpc),
-    "aws:ec2/getSubnet:getSubnet": (
-        known("id", "vpcId", "availabilityZone", "cidrBlock", "state", "tags", filters=_FILTERS),
-        _subnet,
-    ),
+LOOKUPS: dict[str, tuple[InputKeys, Any]] = {
+    "aws:ec2/getVpc:getVpc": (input_keys("id"), _vpc),
+    "aws:ec2/getSubnet:getSubnet": (input_keys("id"), _subnet),
     "aws:ec2/getRouteTable:getRouteTable": (
-        known("subnetId", "vpcId", "routeTableId", "tags", filters=_FILTERS),
+        input_keys("subnetId", "vpcId", filters=input_keys("name", "values")),
         _route_table,
     ),
     "aws:ec2/getVpcEndpoint:getVpcEndpoint": (
-        known("id", "vpcId", "serviceName", "state", "vpcEndpointType", "tags", filters=_FILTERS),
+        input_keys("vpcId", "serviceName", "state", "vpcEndpointType"),
         _endpoint,
     ),
 }

@@ -1,14 +1,14 @@
-"""Look-ups of what holds data: a bucket that is there, a key that is there."""
+"""Lookups of existing S3 buckets and KMS keys."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rehearsal.adapter.handler import Keys, known
-from rehearsal.adapter.session import Aws
+from rehearsal.adapter.aws_clients import AwsClients
+from rehearsal.adapter.handler import InputKeys, input_keys
 
 
-def _bucket(aws: Aws, given: Mapping[str, Any]) -> dict[str, Any]:
-    name = given["bucket"]
+def _bucket(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    name = arguments["bucket"]
     region = aws.client("s3").head_bucket(Bucket=name)["BucketRegion"]
     return {
         "id": name,
@@ -21,31 +21,31 @@ def _bucket(aws: Aws, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _key(aws: Aws, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`keyId` may be an id, an alias, or the ARN of either; the answer tells the key's own."""
-    found = aws.client("kms").describe_key(KeyId=given["keyId"])["KeyMetadata"]
-    ends = found.get("DeletionDate")
+def _key(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Look up a key by its id, its alias, or the ARN of either. The result has the key's own id and ARN."""
+    key = aws.client("kms").describe_key(KeyId=arguments["keyId"])["KeyMetadata"]
+    deletion_date = key.get("DeletionDate")
     return {
-        "id": found["KeyId"],
-        "arn": found["Arn"],
-        "awsAccountId": found["AWSAccountId"],
-        "creationDate": found["CreationDate"].isoformat(),
-        "customerMasterKeySpec": found["KeySpec"],
-        "deletionDate": ends.isoformat() if ends else "",
-        "description": found["Description"],
-        "enabled": found["Enabled"],
-        "keyId": given["keyId"],
-        "keyManager": found["KeyManager"],
-        "keySpec": found["KeySpec"],
-        "keyState": found["KeyState"],
-        "keyUsage": found["KeyUsage"],
-        "multiRegion": found.get("MultiRegion", False),
-        "origin": found["Origin"],
+        "id": key["KeyId"],
+        "arn": key["Arn"],
+        "awsAccountId": key["AWSAccountId"],
+        "creationDate": key["CreationDate"].isoformat(),
+        "customerMasterKeySpec": key["KeySpec"],
+        "deletionDate": deletion_date.isoformat() if deletion_date else "",
+        "description": key["Description"],
+        "enabled": key["Enabled"],
+        "keyId": arguments["keyId"],
+        "keyManager": key["KeyManager"],
+        "keySpec": key["KeySpec"],
+        "keyState": key["KeyState"],
+        "keyUsage": key["KeyUsage"],
+        "multiRegion": key.get("MultiRegion", False),
+        "origin": key["Origin"],
         "region": aws.region,
     }
 
 
-STORAGE_LOOK_UPS: dict[str, tuple[Keys, Callable[[Aws, Mapping[str, Any]], dict[str, Any]]]] = {
-    "aws:s3/getBucket:getBucket": (known("bucket"), _bucket),
-    "aws:kms/getKey:getKey": (known("keyId"), _key),
+STORAGE_LOOKUPS: dict[str, tuple[InputKeys, Callable[[AwsClients, Mapping[str, Any]], dict[str, Any]]]] = {
+    "aws:s3/getBucket:getBucket": (input_keys("bucket"), _bucket),
+    "aws:kms/getKey:getKey": (input_keys("keyId"), _key),
 }

@@ -1,4 +1,5 @@
-"""The front on the SDK's own `set_mocks`: runs the unmodified program without the Pulumi CLI."""
+# ruff: noqa: N802 - the method names are those of the gRPC protocol
+"""Runs the unmodified Pulumi program without the Pulumi CLI, with the SDK's own `set_mocks`."""
 
 import asyncio
 import contextvars
@@ -20,22 +21,22 @@ import yaml
 from google.protobuf import empty_pb2  # type: ignore[import-untyped]
 from pulumi.runtime import config, mocks, proto, rpc, settings, stack, sync_await
 
-from rehearsal.adapter.account import Account, Adapter
+from rehearsal.adapter.account import Account, EmulatedAccount
+from rehearsal.adapter.deployment import STACK_TYPE, Deployment, Event, Resource
 from rehearsal.adapter.errors import AdapterError
-from rehearsal.adapter.graph import STACK_TYPE, Deployment, Event, Resource
-from rehearsal.adapter.pool import settled, some_done
-from trainyard.base import InputError
+from rehearsal.adapter.threads import joining_threads, wait_for_any
+from trainyard.errors import InputError
 
 PROJECT = "trainyard"
 _THREADS = 16
-_AUTONAMED = {"aws:s3/bucket:Bucket": "bucket"}  # types that can be adopted -> the input that the engine names
-_ONE_AT_A_TIME = threading.Lock()  # the SDK keeps its settings per process
+_AUTONAMED = {"aws:s3/bucket:Bucket": "bucket"}  # importable types -> the input that the engine names
+_RUN_LOCK = threading.Lock()  # the SDK has one set of settings per process
 
 OnEvent = Callable[[Event], None]
 
 
-class UpFailed(Exception):
-    """The program failed. `deployment` holds what was made until then: destroy takes it down."""
+class UpError(Exception):
+    """The program failed. `deployment`: the resources created before the failure, which destroy deletes."""
 
     def __init__(self, message: str, deployment: Deployment) -> None:
         super().__init__(message)
@@ -50,25 +51,27 @@ def up(
     preview: bool = False,
     account: Account | None = None,
     on_event: OnEvent = lambda event: None,
-    begun: Callable[[Deployment], None] = lambda deployment: None,
+    on_start: Callable[[Deployment], None] = lambda deployment: None,
 ) -> Deployment:
-    """Run `infra/__main__.py` of the tree `root` and make what it registers.
+    """Run `infra/__main__.py` of the source tree `root`, and create the resources that it registers.
 
-    `stack_file` is a Pulumi.<stack>.yaml, or its `config` as a mapping. `account` is where things are made, by default
-    the emulated AWS in the stack's region. `preview` makes nothing: look-ups are answered, and outputs are unknown.
-    The program has a thread of its own: a KeyboardInterrupt, when it comes through, has let it end what it had begun;
-    what was made stands in the graph that `begun` received.
-    Raises InputError for what the user can mend, and UpFailed, which carries the graph, for everything else.
+    `stack_file`: a Pulumi.<stack>.yaml, or its `config` as a mapping. `account`: where resources are created; by
+    default the emulated AWS in the stack's region. `preview`: create nothing; functions are answered, and outputs are
+    unknown. `on_start`: receives the deployment before the program starts.
+    The program runs in its own thread. After a KeyboardInterrupt this function waits for the operations in progress,
+    then raises it; the deployment that `on_start` received has the resources that were created.
+    Raises InputError for a user error, and UpError, which has the deployment, for any other error.
     """
     values = stack_file if isinstance(stack_file, Mapping) else _config_of(stack_file)
     region = str(values.get("aws:region", "us-east-1"))
-    deployment = Deployment(stack=stack_name, root=root, account=account or Adapter(region), preview=preview)
-    begun(deployment)
+    deployment = Deployment(stack=stack_name, root=root, account=account or EmulatedAccount(region), preview=preview)
+    on_start(deployment)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     monitor = Monitor(deployment, on_event)
-    with _ONE_AT_A_TIME, settled(ThreadPoolExecutor(1, thread_name_prefix="program")) as thread:
+    with _RUN_LOCK, joining_threads(ThreadPoolExecutor(1, thread_name_prefix="program")) as pool:
         try:
-            (program,) = some_done([thread.submit(contextvars.copy_context().run, _run, deployment, texts, monitor)])
+            context = contextvars.copy_context()
+            (program,) = wait_for_any([pool.submit(context.run, _run_program, deployment, texts, monitor)])
             program.result()
         except KeyboardInterrupt:
             monitor.stop()
@@ -78,59 +81,59 @@ def up(
 
 def _config_of(stack_file: Path) -> dict[str, Any]:
     loaded = yaml.safe_load(stack_file.read_text()) or {}
-    found: dict[str, Any] = loaded.get("config") or {}
-    return found
+    config: dict[str, Any] = loaded.get("config") or {}
+    return config
 
 
-def _run(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> None:
+def _run_program(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    of_threads: list[asyncio.AbstractEventLoop] = []
+    thread_loops: list[asyncio.AbstractEventLoop] = []
     executor = ThreadPoolExecutor(
-        _THREADS, thread_name_prefix="up", initializer=lambda: of_threads.append(_loop_of_thread())
+        _THREADS, thread_name_prefix="up", initializer=lambda: thread_loops.append(_create_thread_loop())
     )
     loop.set_default_executor(executor)
     mocks.set_mocks(
         _NoMocks(), PROJECT, deployment.stack, deployment.preview, logger=logging.getLogger(__name__), monitor=monitor
     )
-    settings.set_root_resource(None)  # type: ignore[arg-type] # the last run's
-    settings.SETTINGS.outputs.clear()  # what an earlier run that failed left behind belongs to a closed loop
+    settings.set_root_resource(None)  # type: ignore[arg-type] # it belongs to the previous run
+    settings.SETTINGS.outputs.clear()  # outputs of an earlier failed run belong to a closed event loop
     config.set_all_config(texts)
     program = deployment.root / "infra" / "__main__.py"
     finished = False
     try:
-        with _modules_of(deployment.root):
-            loop.run_until_complete(stack.run_in_stack(lambda: _start(program)))
+        with _fresh_modules(deployment.root):
+            loop.run_until_complete(stack.run_in_stack(lambda: _execute(program)))
         finished = True
     except pulumi.RunError as error:
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from None
-        raise UpFailed(str(error), deployment) from error
+        raise UpError(str(error), deployment) from error
     except Exception as error:
         cause = monitor.failure or error
-        raise UpFailed(str(cause), deployment) from cause
+        raise UpError(str(cause), deployment) from cause
     finally:
         if not finished:
             deployment.account.stop()
-        executor.shutdown(wait=True, cancel_futures=True)  # what is under way ends up in the graph
-        for each in (*of_threads, loop):
-            _close(each)
+        executor.shutdown(wait=True, cancel_futures=True)  # operations in progress still enter the deployment
+        for open_loop in (*thread_loops, loop):
+            _close(open_loop)
 
 
-def _loop_of_thread() -> asyncio.AbstractEventLoop:
-    """The SDK makes one where a thread has none, and closes none."""
+def _create_thread_loop() -> asyncio.AbstractEventLoop:
+    """Create the thread's event loop here: the SDK creates missing ones, and never closes them."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
 
 
-def _start(program: Path) -> None:
+def _execute(program: Path) -> None:
     runpy.run_path(str(program), run_name="__main__")
 
 
 @contextmanager
-def _modules_of(root: Path) -> Iterator[None]:
-    """Let `infra` be that of this tree, fresh, and leave the process's modules and path as they were."""
+def _fresh_modules(root: Path) -> Iterator[None]:
+    """Import the `infra` package from this source tree, and restore the process's modules and path at exit."""
     path = list(sys.path)
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "infra"}
     sys.path[:0] = [str(root)]
@@ -144,7 +147,7 @@ def _modules_of(root: Path) -> Iterator[None]:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    """End what a failed run left waiting, so that nothing of it speaks up later."""
+    """Cancel the tasks that a failed run left pending, then close the event loop."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -154,30 +157,32 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-class LookUpRefused(grpc.RpcError):  # type: ignore[misc]
-    """As a provider's refusal reaches the SDK, which hands it to the program: that may bear with it."""
+class InvokeError(grpc.RpcError):  # type: ignore[misc]
+    """A failed provider function, as the SDK receives it from the engine. The SDK raises it in the program."""
 
     def code(self) -> grpc.StatusCode:
+        """Return the gRPC status of a provider's error."""
         return grpc.StatusCode.UNKNOWN
 
     def details(self) -> str:
+        """Return the error message."""
         return str(self)
 
 
 class _NoMocks(mocks.Mocks):
-    """The monitor below answers everything itself."""
+    """Mocks that are never called, because Monitor answers every request itself."""
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
-        raise AssertionError(f"{args.typ} {args.name} passed the monitor by")
+        raise AssertionError(f"{args.typ} {args.name} bypassed the monitor")
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
-        raise AssertionError(f"{args.token} passed the monitor by")
+        raise AssertionError(f"{args.token} bypassed the monitor")
 
 
 class Monitor(mocks.MockMonitor):
-    """Records whole requests, which `Mocks` never sees, and lets the account make the resources.
+    """Resource monitor that records whole requests, which `Mocks` never receives, and creates the resources.
 
-    Called from many threads at once: independent resources are made side by side.
+    Many threads call it at once: independent resources are created in parallel.
     """
 
     def __init__(self, deployment: Deployment, on_event: OnEvent) -> None:
@@ -189,34 +194,36 @@ class Monitor(mocks.MockMonitor):
         self._stopped = False
 
     def stop(self) -> None:
-        """Let nothing new begin, and end the commands that run: the program then fails at its next step."""
+        """Start no further operation, and stop the local commands: the program then fails at its next operation."""
         self._stopped = True
         self._deployment.account.stop()
 
-    def _refuse_if_stopped(self, what: str) -> None:
+    def _check_not_stopped(self, operation: str) -> None:
         if self._stopped:
-            raise AdapterError(f"{what}: not begun, the run was stopped before")
+            raise AdapterError(f"{operation}: not started, because the run was stopped")
 
     def make_urn(self, parent: str, type_: str, name: str) -> str:
-        """As the engine does: the types of all ancestors but the stack."""
-        above = parent.split("::")[2] if parent else STACK_TYPE
-        qualified = type_ if above == STACK_TYPE else f"{above}${type_}"
+        """Return the URN in the engine's format: with the types of all ancestors except the stack."""
+        parent_type = parent.split("::")[2] if parent else STACK_TYPE
+        qualified = type_ if parent_type == STACK_TYPE else f"{parent_type}${type_}"
         return f"urn:pulumi:{self._deployment.stack}::{PROJECT}::{qualified}::{name}"
 
     def Invoke(self, request: Any) -> Any:
-        self._refuse_if_stopped(request.tok)
-        given = _plain(rpc.deserialize_properties(request.args))
+        """Return the result of a provider function."""
+        self._check_not_stopped(request.tok)
+        arguments = _to_plain(rpc.deserialize_properties(request.args))
         try:
-            answer = self._deployment.account.look_up(request.tok, given)
+            result = self._deployment.account.invoke(request.tok, arguments)
         except AdapterError as error:
-            raise LookUpRefused(str(error)) from error
-        return proto.resource_pb2.ResourceInvokeResponse(**{"return": _wire(answer)})
+            raise InvokeError(str(error)) from error
+        return proto.resource_pb2.ResourceInvokeResponse(**{"return": _serialize(result)})
 
     def RegisterResource(self, request: Any) -> Any:
+        """Register a resource, and create or import it unless this is a preview."""
         urn = self.make_urn(request.parent, request.type, request.name)
         if request.type == STACK_TYPE:
             return proto.resource_pb2.RegisterResourceResponse(urn=urn)
-        self._refuse_if_stopped(f"{request.type} {request.name}")
+        self._check_not_stopped(f"{request.type} {request.name}")
         resource = Resource(
             urn=urn,
             type=request.type,
@@ -229,92 +236,93 @@ class Monitor(mocks.MockMonitor):
             delete_before_replace=request.deleteBeforeReplace,
             ignore_changes=tuple(request.ignoreChanges),
             import_id=request.importId,
-            inputs=_plain(rpc.deserialize_properties(request.object)),
+            inputs=_to_plain(rpc.deserialize_properties(request.object)),
         )
         with self._lock:
             if urn in self._deployment.resources:
-                raise AdapterError(f"{resource.type} {resource.name}: the name is taken by another of its type")
+                raise AdapterError(f"{resource.type} {resource.name}: another resource has the same type and name")
             self._deployment.resources[urn] = resource
         if resource.custom and not self._deployment.preview:
-            self._make(resource)
+            self._create(resource)
         else:
-            resource.made = True
+            resource.exists = True
         state = {**resource.inputs, **resource.outputs}
-        return proto.resource_pb2.RegisterResourceResponse(urn=urn, id=resource.id, object=_wire(state))
+        return proto.resource_pb2.RegisterResourceResponse(urn=urn, id=resource.id, object=_serialize(state))
 
     def RegisterResourceOutputs(self, request: Any) -> Any:
+        """Record the exports of the stack."""
         if request.urn.split("::")[2] == STACK_TYPE:
-            self._deployment.exports.update(_plain(rpc.deserialize_properties(request.outputs)))
+            self._deployment.exports.update(_to_plain(rpc.deserialize_properties(request.outputs)))
         return empty_pb2.Empty()
 
-    def _make(self, resource: Resource) -> None:
+    def _create(self, resource: Resource) -> None:
         if self.failure is not None:
-            raise AdapterError(f"{resource.type} {resource.name}: not begun, the run has failed before")
+            raise AdapterError(f"{resource.type} {resource.name}: not started, because another resource failed")
         account, root = self._deployment.account, self._deployment.root
-        began = time.monotonic()
-        self._tell("creating", resource)
+        started = time.monotonic()
+        self._report("creating", resource)
 
-        def say(line: str) -> None:
-            self._tell("line", resource, text=line)
+        def on_output(line: str) -> None:
+            self._report("output", resource, text=line)
 
         try:
             if resource.import_id:
-                _refuse_renaming(resource)
+                _check_import_keeps_name(resource)
                 resource.id = resource.import_id
-                resource.id, resource.outputs = account.adopt(resource.subject, root, say)
+                resource.id, resource.outputs = account.import_resource(resource.request, root, on_output)
             else:
-                resource.id, resource.outputs = account.create(resource.subject, root, say)
+                resource.id, resource.outputs = account.create(resource.request, root, on_output)
         except Exception as error:
-            told = (
+            failure = (
                 error
                 if isinstance(error, AdapterError)
                 else AdapterError(f"{resource.type} {resource.name}: {error!r}")
             )
-            self._failed(told)
-            self._tell("failed", resource, time.monotonic() - began, str(told))
-            if told is error:
+            self._record_failure(failure)
+            self._report("failed", resource, time.monotonic() - started, str(failure))
+            if failure is error:
                 raise
-            raise told from error
-        resource.seconds = time.monotonic() - began
-        resource.made = True
-        self._tell("adopted" if resource.adopted else "created", resource, resource.seconds)
+            raise failure from error
+        resource.seconds = time.monotonic() - started
+        resource.exists = True
+        self._report("imported" if resource.imported else "created", resource, resource.seconds)
 
-    def _failed(self, error: AdapterError) -> None:
+    def _record_failure(self, error: AdapterError) -> None:
         with self._lock:
             self.failure = self.failure or error
 
-    def _tell(self, kind: Any, resource: Resource, seconds: float = 0.0, text: str = "") -> None:
+    def _report(self, kind: Any, resource: Resource, seconds: float = 0.0, text: str = "") -> None:
         self._on_event(
             Event(kind=kind, urn=resource.urn, type=resource.type, name=resource.name, seconds=seconds, text=text)
         )
 
 
-def _refuse_renaming(resource: Resource) -> None:
-    """As the engine: what is imported under a name that it would make anew would be replaced, and it refuses that."""
+def _check_import_keeps_name(resource: Resource) -> None:
+    """Raise AdapterError, as the engine does, for an import that a generated name would replace."""
     name = _AUTONAMED.get(resource.type)
     if name and name not in resource.inputs and name not in resource.ignore_changes:
         raise AdapterError(
-            f"{resource.type} {resource.name}: imported resources may not be replaced, and {name} would be named anew: "
-            f"give {name}, or ignore its changes"
+            f"{resource.type} {resource.name}: an imported resource must not be replaced, but {name} would get a "
+            f"generated name: set {name}, or add it to ignore_changes"
         )
 
 
-def _wire(values: Mapping[str, Any]) -> Any:
+def _serialize(values: Mapping[str, Any]) -> Any:
     return sync_await._sync_await(rpc.serialize_properties(dict(values), {}))
 
 
-def _plain(value: Any) -> Any:
-    """Secrets unwrapped, whole numbers as int (the wire knows floats only), unknown values left out."""
+def _to_plain(value: Any) -> Any:
+    """Unwrap secrets, convert whole numbers to int (the protocol has only floats), and drop unknown values."""
     if rpc.is_rpc_secret(value):
-        return _plain(value["value"])
+        return _to_plain(value["value"])
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if not _absent(item)}
+        return {key: _to_plain(item) for key, item in value.items() if not _is_unset(item)}
     if isinstance(value, list):
-        return [_plain(item) for item in value if not _absent(item)]
+        return [_to_plain(item) for item in value if not _is_unset(item)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
-def _absent(value: Any) -> bool:
+def _is_unset(value: Any) -> bool:
     return value is None or isinstance(value, pulumi.output.Unknown)

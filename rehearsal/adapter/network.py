@@ -1,219 +1,274 @@
-"""VPC, subnets, gateways, routes and endpoints."""
+"""VPCs, subnets, gateways, Elastic IPs, routes and VPC endpoints."""
 
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.errors import gone_already
-from rehearsal.adapter.handler import Call, Handler, Made, api_case, known
-from rehearsal.adapter.session import wait_until
-from rehearsal.adapter.tagging import retag
+from rehearsal.adapter.aws_clients import wait_until
+from rehearsal.adapter.errors import ignore_missing
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.tagging import update_ec2_tags
 
-_NAT_SECONDS = 120.0
-_ENDPOINT_SECONDS = 600.0
+_NAT_TIMEOUT_SECONDS = 120.0
+_ENDPOINT_TIMEOUT_SECONDS = 600.0
 
 
 class Vpc(Handler):
+    """A VPC."""
+
     type = "aws:ec2/vpc:Vpc"
-    keys = known("cidrBlock", "enableDnsSupport", "enableDnsHostnames", "tags")
-    replaces = frozenset({"cidrBlock"})
+    keys = input_keys("cidrBlock", "enableDnsSupport", "enableDnsHostnames", "tags")
+    replace_on_changes = frozenset({"cidrBlock"})
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the VPC."""
         ec2 = call.aws.client("ec2")
-        made = ec2.create_vpc(CidrBlock=call.inputs["cidrBlock"], **call.tag_specification("vpc"))["Vpc"]["VpcId"]
-        ec2.get_waiter("vpc_available").wait(VpcIds=[made], WaiterConfig={"Delay": 1, "MaxAttempts": 60})
-        self._put_dns(call, made)
-        return made, {}
+        response = ec2.create_vpc(CidrBlock=call.inputs["cidrBlock"], **call.tag_specification("vpc"))
+        vpc_id = response["Vpc"]["VpcId"]
+        ec2.get_waiter("vpc_available").wait(VpcIds=[vpc_id], WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+        self._put_dns(call, vpc_id)
+        return vpc_id, {}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the VPC."""
         self._put_dns(call, call.id)
-        retag(call)
+        update_ec2_tags(call)
         return {}
 
-    def _put_dns(self, call: Call, vpc: str) -> None:
-        # One attribute a call: EC2 refuses two at once.
+    def _put_dns(self, call: HandlerCall, vpc_id: str) -> None:
+        # EC2 accepts one attribute per call.
         for key in ("enableDnsSupport", "enableDnsHostnames"):
-            if key in call.inputs and call.changed(key):
-                argument = {api_case(key): {"Value": call.inputs[key]}}
-                call.aws.client("ec2").modify_vpc_attribute(VpcId=vpc, **argument)
+            if key in call.inputs and call.has_changed(key):
+                argument = {api_name(key): {"Value": call.inputs[key]}}
+                call.aws.client("ec2").modify_vpc_attribute(VpcId=vpc_id, **argument)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the VPC."""
         call.aws.client("ec2").delete_vpc(VpcId=call.id)
 
 
 class Subnet(Handler):
+    """A subnet."""
+
     type = "aws:ec2/subnet:Subnet"
-    keys = known("vpcId", "cidrBlock", "availabilityZone", "mapPublicIpOnLaunch", "tags")
-    replaces = frozenset({"vpcId", "cidrBlock", "availabilityZone"})
+    keys = input_keys("vpcId", "cidrBlock", "availabilityZone", "mapPublicIpOnLaunch", "tags")
+    replace_on_changes = frozenset({"vpcId", "cidrBlock", "availabilityZone"})
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the subnet."""
         ec2 = call.aws.client("ec2")
-        wanted = call.only(vpcId="VpcId", cidrBlock="CidrBlock", availabilityZone="AvailabilityZone")
-        made = ec2.create_subnet(**wanted, **call.tag_specification("subnet"))["Subnet"]
+        arguments = call.api_arguments(vpcId="VpcId", cidrBlock="CidrBlock", availabilityZone="AvailabilityZone")
+        subnet = ec2.create_subnet(**arguments, **call.tag_specification("subnet"))["Subnet"]
         if "mapPublicIpOnLaunch" in call.inputs:
-            self._put_public(call, made["SubnetId"])
-        return made["SubnetId"], {"availabilityZone": made["AvailabilityZone"]}
+            self._put_public_addresses(call, subnet["SubnetId"])
+        return subnet["SubnetId"], {"availabilityZone": subnet["AvailabilityZone"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        if call.changed("mapPublicIpOnLaunch"):
-            self._put_public(call, call.id)
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the subnet."""
+        if call.has_changed("mapPublicIpOnLaunch"):
+            self._put_public_addresses(call, call.id)
+        update_ec2_tags(call)
         return {}
 
-    def _put_public(self, call: Call, subnet: str) -> None:
+    def _put_public_addresses(self, call: HandlerCall, subnet_id: str) -> None:
         public = {"Value": call.inputs.get("mapPublicIpOnLaunch", False)}
-        call.aws.client("ec2").modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch=public)
+        call.aws.client("ec2").modify_subnet_attribute(SubnetId=subnet_id, MapPublicIpOnLaunch=public)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the subnet."""
         call.aws.client("ec2").delete_subnet(SubnetId=call.id)
 
 
 class InternetGateway(Handler):
+    """An internet gateway, attached to its VPC."""
+
     type = "aws:ec2/internetGateway:InternetGateway"
-    keys = known("vpcId", "tags")
+    keys = input_keys("vpcId", "tags")
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the gateway and attach it to the VPC."""
         ec2 = call.aws.client("ec2")
-        answer = ec2.create_internet_gateway(**call.tag_specification("internet-gateway"))
-        made = answer["InternetGateway"]["InternetGatewayId"]
+        response = ec2.create_internet_gateway(**call.tag_specification("internet-gateway"))
+        gateway_id = response["InternetGateway"]["InternetGatewayId"]
         try:
-            ec2.attach_internet_gateway(InternetGatewayId=made, VpcId=call.inputs["vpcId"])
+            ec2.attach_internet_gateway(InternetGatewayId=gateway_id, VpcId=call.inputs["vpcId"])
         except ClientError:
-            ec2.delete_internet_gateway(InternetGatewayId=made)  # nobody would know of it
+            ec2.delete_internet_gateway(InternetGatewayId=gateway_id)  # no state would record it
             raise
-        return made, {}
+        return gateway_id, {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        if call.changed("vpcId"):
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Attach the gateway to another VPC, and update its tags."""
+        if call.has_changed("vpcId"):
             ec2 = call.aws.client("ec2")
-            ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.olds["vpcId"])
+            ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.old_inputs["vpcId"])
             ec2.attach_internet_gateway(InternetGatewayId=call.id, VpcId=call.inputs["vpcId"])
-        retag(call)
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Detach the gateway from the VPC and delete it."""
         ec2 = call.aws.client("ec2")
-        with gone_already():
+        with ignore_missing():
             ec2.detach_internet_gateway(InternetGatewayId=call.id, VpcId=call.inputs["vpcId"])
         ec2.delete_internet_gateway(InternetGatewayId=call.id)
 
 
 class Eip(Handler):
+    """An Elastic IP address."""
+
     type = "aws:ec2/eip:Eip"
-    keys = known("domain", "tags")
-    replaces = frozenset({"domain"})
+    keys = input_keys("domain", "tags")
+    replace_on_changes = frozenset({"domain"})
 
-    def create(self, call: Call) -> Made:
-        answer = call.aws.client("ec2").allocate_address(
-            **call.only(domain="Domain"), **call.tag_specification("elastic-ip")
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Allocate the address."""
+        response = call.aws.client("ec2").allocate_address(
+            **call.api_arguments(domain="Domain"), **call.tag_specification("elastic-ip")
         )
-        return answer["AllocationId"], {"allocationId": answer["AllocationId"], "publicIp": answer["PublicIp"]}
+        return response["AllocationId"], {"allocationId": response["AllocationId"], "publicIp": response["PublicIp"]}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Release the address."""
         call.aws.client("ec2").release_address(AllocationId=call.id)
 
 
 class NatGateway(Handler):
+    """A NAT gateway."""
+
     type = "aws:ec2/natGateway:NatGateway"
-    keys = known("allocationId", "subnetId", "connectivityType", "tags")
-    replaces = frozenset({"allocationId", "subnetId", "connectivityType"})
+    keys = input_keys("allocationId", "subnetId", "connectivityType", "tags")
+    replace_on_changes = frozenset({"allocationId", "subnetId", "connectivityType"})
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the gateway and wait until it is available."""
         ec2 = call.aws.client("ec2")
-        wanted = call.only(allocationId="AllocationId", subnetId="SubnetId", connectivityType="ConnectivityType")
-        made = ec2.create_nat_gateway(**wanted, **call.tag_specification("natgateway"))["NatGateway"]["NatGatewayId"]
-        wait_until(f"NAT gateway {made} is available", lambda: self._state(call, made) == "available", _NAT_SECONDS)
-        return made, {}
+        arguments = call.api_arguments(
+            allocationId="AllocationId", subnetId="SubnetId", connectivityType="ConnectivityType"
+        )
+        response = ec2.create_nat_gateway(**arguments, **call.tag_specification("natgateway"))
+        gateway_id = response["NatGateway"]["NatGatewayId"]
+        wait_until(
+            f"NAT gateway {gateway_id} is available",
+            lambda: self._state(call, gateway_id) == "available",
+            _NAT_TIMEOUT_SECONDS,
+        )
+        return gateway_id, {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the gateway and wait until it is deleted."""
         call.aws.client("ec2").delete_nat_gateway(NatGatewayId=call.id)
-        gone = ("deleted", None)
-        wait_until(f"NAT gateway {call.id} is deleted", lambda: self._state(call, call.id) in gone, _NAT_SECONDS)
+        wait_until(
+            f"NAT gateway {call.id} is deleted",
+            lambda: self._state(call, call.id) in ("deleted", None),
+            _NAT_TIMEOUT_SECONDS,
+        )
 
-    def _state(self, call: Call, gateway: str) -> str | None:
+    def _state(self, call: HandlerCall, gateway_id: str) -> str | None:
         try:
-            found = call.aws.client("ec2").describe_nat_gateways(NatGatewayIds=[gateway])["NatGateways"]
+            gateways = call.aws.client("ec2").describe_nat_gateways(NatGatewayIds=[gateway_id])["NatGateways"]
         except ClientError as error:
             if error.response["Error"]["Code"] == "NatGatewayNotFound":
                 return None
             raise
-        return found[0]["State"] if found else None
+        return gateways[0]["State"] if gateways else None
 
 
 class RouteTable(Handler):
-    type = "aws:ec2/routeTable:RouteTable"
-    keys = known("vpcId", "tags")
-    replaces = frozenset({"vpcId"})
+    """A route table."""
 
-    def create(self, call: Call) -> Made:
-        answer = call.aws.client("ec2").create_route_table(
+    type = "aws:ec2/routeTable:RouteTable"
+    keys = input_keys("vpcId", "tags")
+    replace_on_changes = frozenset({"vpcId"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the route table."""
+        response = call.aws.client("ec2").create_route_table(
             VpcId=call.inputs["vpcId"], **call.tag_specification("route-table")
         )
-        return answer["RouteTable"]["RouteTableId"], {}
+        return response["RouteTable"]["RouteTableId"], {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the route table."""
         call.aws.client("ec2").delete_route_table(RouteTableId=call.id)
 
 
 class RouteTableAssociation(Handler):
+    """The association of a subnet with a route table."""
+
     type = "aws:ec2/routeTableAssociation:RouteTableAssociation"
-    keys = known("subnetId", "routeTableId")
-    replaces = frozenset({"subnetId"})
+    keys = input_keys("subnetId", "routeTableId")
+    replace_on_changes = frozenset({"subnetId"})
 
-    def create(self, call: Call) -> Made:
-        wanted = call.only(subnetId="SubnetId", routeTableId="RouteTableId")
-        return call.aws.client("ec2").associate_route_table(**wanted)["AssociationId"], {}
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Associate the subnet with the route table."""
+        arguments = call.api_arguments(subnetId="SubnetId", routeTableId="RouteTableId")
+        return call.aws.client("ec2").associate_route_table(**arguments)["AssociationId"], {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        why = "EC2 answers with another id, which an update can't bring to the engine"
-        raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change routeTableId: {why}")
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Raise NotImplementedError: no update is supported."""
+        reason = "EC2 returns a new association id, which an update cannot report to the engine"
+        raise NotImplementedError(
+            f"{call.type} {call.name}: the adapter does not support changes of routeTableId: {reason}"
+        )
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Remove the association."""
         call.aws.client("ec2").disassociate_route_table(AssociationId=call.id)
 
 
 class Route(Handler):
+    """A route of a route table."""
+
     type = "aws:ec2/route:Route"
-    keys = known("routeTableId", "destinationCidrBlock", "gatewayId", "natGatewayId")
-    replaces = frozenset({"routeTableId", "destinationCidrBlock"})
+    keys = input_keys("routeTableId", "destinationCidrBlock", "gatewayId", "natGatewayId")
+    replace_on_changes = frozenset({"routeTableId", "destinationCidrBlock"})
 
-    def create(self, call: Call) -> Made:
-        wanted = self._wanted(call)
-        call.aws.client("ec2").create_route(**wanted)
-        return f"r-{wanted['RouteTableId']}-{wanted['DestinationCidrBlock']}", {}
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the route."""
+        arguments = self._arguments(call)
+        call.aws.client("ec2").create_route(**arguments)
+        return f"r-{arguments['RouteTableId']}-{arguments['DestinationCidrBlock']}", {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        call.aws.client("ec2").replace_route(**self._wanted(call))
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Replace the target of the route."""
+        call.aws.client("ec2").replace_route(**self._arguments(call))
         return {}
 
-    def _wanted(self, call: Call) -> dict[str, Any]:
-        return call.only(
+    def _arguments(self, call: HandlerCall) -> dict[str, Any]:
+        return call.api_arguments(
             routeTableId="RouteTableId",
             destinationCidrBlock="DestinationCidrBlock",
             gatewayId="GatewayId",
             natGatewayId="NatGatewayId",
         )
 
-    def delete(self, call: Call) -> None:
-        wanted = call.only(routeTableId="RouteTableId", destinationCidrBlock="DestinationCidrBlock")
-        call.aws.client("ec2").delete_route(**wanted)
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the route."""
+        arguments = call.api_arguments(routeTableId="RouteTableId", destinationCidrBlock="DestinationCidrBlock")
+        call.aws.client("ec2").delete_route(**arguments)
 
 
 class VpcEndpoint(Handler):
+    """A gateway or interface endpoint of a VPC."""
+
     type = "aws:ec2/vpcEndpoint:VpcEndpoint"
-    keys = known(
+    keys = input_keys(
         "vpcId",
         "vpcEndpointType",
         "serviceName",
@@ -223,10 +278,11 @@ class VpcEndpoint(Handler):
         "privateDnsEnabled",
         "tags",
     )
-    replaces = frozenset({"vpcId", "vpcEndpointType", "serviceName"})
+    replace_on_changes = frozenset({"vpcId", "vpcEndpointType", "serviceName"})
 
-    def create(self, call: Call) -> Made:
-        wanted = call.only(
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the endpoint and wait until it is available."""
+        arguments = call.api_arguments(
             vpcId="VpcId",
             vpcEndpointType="VpcEndpointType",
             serviceName="ServiceName",
@@ -235,31 +291,44 @@ class VpcEndpoint(Handler):
             securityGroupIds="SecurityGroupIds",
             privateDnsEnabled="PrivateDnsEnabled",
         )
-        answer = call.aws.client("ec2").create_vpc_endpoint(**wanted, **call.tag_specification("vpc-endpoint"))
-        made = answer["VpcEndpoint"]["VpcEndpointId"]
-        wait_until(f"endpoint {made} is available", lambda: self._state(call, made) == "available", _ENDPOINT_SECONDS)
-        return made, {}
+        response = call.aws.client("ec2").create_vpc_endpoint(**arguments, **call.tag_specification("vpc-endpoint"))
+        endpoint_id = response["VpcEndpoint"]["VpcEndpointId"]
+        wait_until(
+            f"endpoint {endpoint_id} is available",
+            lambda: self._state(call, endpoint_id) == "available",
+            _ENDPOINT_TIMEOUT_SECONDS,
+        )
+        return endpoint_id, {}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        if call.changed("privateDnsEnabled"):
-            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change privateDnsEnabled")
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the route tables, subnets, security groups and tags."""
+        if call.has_changed("privateDnsEnabled"):
+            raise NotImplementedError(
+                f"{call.type} {call.name}: the adapter does not support changes of privateDnsEnabled"
+            )
         changed: dict[str, list[str]] = {}
         for key in ("routeTableIds", "subnetIds", "securityGroupIds"):
-            olds, news = (set(given.get(key, [])) for given in (call.olds, call.inputs))
-            changed |= {f"Add{api_case(key)}": sorted(news - olds), f"Remove{api_case(key)}": sorted(olds - news)}
+            before, after = (set(inputs.get(key, [])) for inputs in (call.old_inputs, call.inputs))
+            changed |= {
+                f"Add{api_name(key)}": sorted(after - before),
+                f"Remove{api_name(key)}": sorted(before - after),
+            }
         if any(changed.values()):
             call.aws.client("ec2").modify_vpc_endpoint(VpcEndpointId=call.id, **changed)
-        retag(call)
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the endpoint and wait until it is deleted."""
         call.aws.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[call.id])
-        wait_until(f"endpoint {call.id} is gone", lambda: self._state(call, call.id) is None, _ENDPOINT_SECONDS)
+        wait_until(
+            f"endpoint {call.id} is deleted", lambda: self._state(call, call.id) is None, _ENDPOINT_TIMEOUT_SECONDS
+        )
 
-    def _state(self, call: Call, endpoint: str) -> str | None:
-        by_id = [{"Name": "vpc-endpoint-id", "Values": [endpoint]}]
-        found = call.aws.client("ec2").describe_vpc_endpoints(Filters=by_id)["VpcEndpoints"]
-        return found[0]["State"].lower() if found else None
+    def _state(self, call: HandlerCall, endpoint_id: str) -> str | None:
+        by_id = [{"Name": "vpc-endpoint-id", "Values": [endpoint_id]}]
+        endpoints = call.aws.client("ec2").describe_vpc_endpoints(Filters=by_id)["VpcEndpoints"]
+        return endpoints[0]["State"].lower() if endpoints else None
 
 
 HANDLERS = (

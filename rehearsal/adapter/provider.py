@@ -1,7 +1,8 @@
-"""The front on the real engine: a resource provider that the Pulumi CLI attaches in place of its own plugin.
+# ruff: noqa: N802 - the method names are those of the gRPC protocol
+"""A Pulumi resource provider (gRPC) on an emulated account, which the Pulumi CLI attaches instead of pulumi-aws.
 
-PULUMI_DEBUG_PROVIDERS=aws:PORT names it. State, difference of graphs and order are the engine's; here stands what a
-provider must answer (proto/pulumi/provider.proto of github.com/pulumi/pulumi).
+PULUMI_DEBUG_PROVIDERS=aws:PORT attaches it. The engine owns the state, the order and the comparison of graphs; this
+module implements the provider's side of proto/pulumi/provider.proto of github.com/pulumi/pulumi.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,188 +15,218 @@ import grpc
 from google.protobuf import empty_pb2  # type: ignore[import-untyped]
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2, provider_pb2_grpc
 
-from rehearsal.adapter import wire
-from rehearsal.adapter.account import Adapter, Subject
-from rehearsal.adapter.changes import Kind, changes, shown
-from rehearsal.adapter.errors import AdapterError, UnknownKey
+from rehearsal.adapter import property_codec
+from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
+from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
 from rehearsal.adapter.handler import autoname
+from rehearsal.adapter.input_diff import ChangeKind, diff_inputs, format_path
 
-VERSION = "7.51.1"  # of the pulumi-aws whose place it takes
-DEFAULTS = "__defaults"  # among inputs: names of those that the provider filled in, as pulumi-aws keeps it
+VERSION = "7.51.1"  # version of the pulumi-aws plugin that this provider replaces
+DEFAULTS = "__defaults"  # input that lists the names of the inputs that the provider set, as pulumi-aws does
 _THREADS = 32
 _KINDS = provider_pb2.PropertyDiff.Kind
-_KIND_NAMES: dict[Kind, str] = {"add": "ADD", "delete": "DELETE", "update": "UPDATE"}
+_KIND_NAMES: dict[ChangeKind, str] = {"add": "ADD", "delete": "DELETE", "update": "UPDATE"}
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
-    """Serves one run of the engine after another; each begins with Configure, which names the region.
+    """Serves consecutive runs of the engine; each run starts with Configure, which sets the region.
 
-    `root` is the tree whose program runs. What a preview does not know yet stays unknown; nothing is made then.
-    Secrets are not told apart here: the engine itself keeps an output secret whose input was.
+    `root`: the source tree of the program. In a preview, unknown values stay unknown and nothing is created.
+    Secrets are not distinguished here: the engine itself keeps an output secret when its input is secret.
     """
 
     def __init__(self, root: Path, region: str) -> None:
         self._root = root
         self._region = region
-        self._account = Adapter(region)
+        self._account = EmulatedAccount(region)
         self._engine: Any = None
 
     def GetPluginInfo(self, request: Any, context: Any) -> Any:
+        """Return the version of the plugin that this provider replaces."""
         return plugin_pb2.PluginInfo(version=VERSION)
 
     def GetSchema(self, request: Any, context: Any) -> Any:
-        return provider_pb2.GetSchemaResponse(schema="{}")  # the program's own SDK knows the types
+        """Return an empty schema: the program's own SDK knows the types."""
+        return provider_pb2.GetSchemaResponse(schema="{}")
 
     def Handshake(self, request: Any, context: Any) -> Any:
+        """Accept the engine's handshake without optional features."""
         return provider_pb2.ProviderHandshakeResponse()
 
     def Attach(self, request: Any, context: Any) -> Any:
+        """Connect to the engine, which receives the output of local commands."""
         self._engine = engine_pb2_grpc.EngineStub(grpc.insecure_channel(request.address))
         return empty_pb2.Empty()
 
     def CheckConfig(self, request: Any, context: Any) -> Any:
+        """Accept every provider configuration."""
         return provider_pb2.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: Any) -> Any:
-        """Another region is another provider, and all that it made is made anew there."""
-        olds, news = wire.read(request.olds), wire.read(request.news)
-        if olds.get("region") == news.get("region"):
+        """Replace the provider, and with it every resource, when the region changes."""
+        old_config, new_config = property_codec.decode(request.olds), property_codec.decode(request.news)
+        if old_config.get("region") == new_config.get("region"):
             return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
         return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_SOME, replaces=["region"])
 
     def Configure(self, request: Any, context: Any) -> Any:
-        self._account = Adapter(str(wire.read(request.args).get("region", self._region)))
+        """Use the configured region."""
+        config = property_codec.decode(request.args)
+        self._account = EmulatedAccount(str(config.get("region", self._region)))
         return provider_pb2.ConfigureResponse(supportsPreview=True)
 
     def Check(self, request: Any, context: Any) -> Any:
-        """Refuses an unknown input, and fills in the name: that of before, if it was filled in, else a new one."""
-        with _answering(context):
-            olds, news = wire.read(request.olds), wire.read(request.news)
-            news.pop(DEFAULTS, None)
-            subject = _subject(request, news)
+        """Reject unsupported inputs, and set the physical name where the program sets none.
+
+        A name that an earlier Check set is kept; otherwise the name is new.
+        """
+        with _reporting_errors(context):
+            old_inputs, new_inputs = property_codec.decode(request.olds), property_codec.decode(request.news)
+            new_inputs.pop(DEFAULTS, None)
+            resource = _resource_request(request, new_inputs)
             try:
-                named = self._account.handler(subject).named
-            except UnknownKey as error:
+                name_input = self._account.handler(resource).name_input
+            except UnsupportedInputError as error:
                 failure = provider_pb2.CheckFailure(reason=str(error))
                 return provider_pb2.CheckResponse(inputs=request.news, failures=[failure])
-            filled = {}
-            if named and named not in news:
-                kept = olds.get(named) if named in olds.get(DEFAULTS, []) else None
-                filled = {named: kept or autoname(subject.name)}
-            return provider_pb2.CheckResponse(inputs=wire.write({**news, **filled, DEFAULTS: sorted(filled)}))
+            defaults = {}
+            if name_input and name_input not in new_inputs:
+                kept = old_inputs.get(name_input) if name_input in old_inputs.get(DEFAULTS, []) else None
+                defaults = {name_input: kept or autoname(resource.name)}
+            inputs = {**new_inputs, **defaults, DEFAULTS: sorted(defaults)}
+            return provider_pb2.CheckResponse(inputs=property_codec.encode(inputs))
 
     def Diff(self, request: Any, context: Any) -> Any:
-        """Another resource goes up before this one goes, unless a name of the user's own would be taken twice."""
-        with _answering(context):
-            olds, news = wire.read(request.old_inputs), wire.read(request.news)
-            olds.pop(DEFAULTS, None)
-            filled = news.pop(DEFAULTS, [])
-            subject = _subject(request, news)
-            handler = self._account.handler(subject)
-            found = changes(olds, news)
-            forcing = {path for path in found if handler.forces(path, olds, news)}
-            name = news.get(handler.named)
-            fixed = name is not None and name == olds.get(handler.named) and handler.named not in filled
+        """Return the inputs that differ, and those whose change replaces the resource.
+
+        The replacement is created before the old resource is deleted, unless both have the same name from the program.
+        """
+        with _reporting_errors(context):
+            old_inputs, new_inputs = property_codec.decode(request.old_inputs), property_codec.decode(request.news)
+            old_inputs.pop(DEFAULTS, None)
+            defaults = new_inputs.pop(DEFAULTS, [])
+            handler = self._account.handler(_resource_request(request, new_inputs))
+            differences = diff_inputs(old_inputs, new_inputs)
+            replacing = {path for path in differences if handler.requires_replacement(path, old_inputs, new_inputs)}
+            name = new_inputs.get(handler.name_input)
+            same_name = (
+                name is not None and name == old_inputs.get(handler.name_input) and handler.name_input not in defaults
+            )
             return provider_pb2.DiffResponse(
-                changes=provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE,
-                diffs=sorted({str(path[0]) for path in found}),
-                replaces=sorted({shown(path) for path in forcing}),
-                deleteBeforeReplace=bool(forcing) and fixed,
+                changes=provider_pb2.DiffResponse.DIFF_SOME if differences else provider_pb2.DiffResponse.DIFF_NONE,
+                diffs=sorted({str(path[0]) for path in differences}),
+                replaces=sorted({format_path(path) for path in replacing}),
+                deleteBeforeReplace=bool(replacing) and same_name,
                 detailedDiff={
-                    shown(path): provider_pb2.PropertyDiff(
-                        kind=_KINDS.Value(_KIND_NAMES[kind] + ("_REPLACE" if path in forcing else "")), inputDiff=True
+                    format_path(path): provider_pb2.PropertyDiff(
+                        kind=_KINDS.Value(_KIND_NAMES[kind] + ("_REPLACE" if path in replacing else "")), inputDiff=True
                     )
-                    for path, kind in found.items()
+                    for path, kind in differences.items()
                 },
                 hasDetailedDiff=True,
             )
 
     def Create(self, request: Any, context: Any) -> Any:
-        with _answering(context):
-            subject = _subject(request, wire.read(request.properties))
+        """Create a resource; in a preview, only check its inputs."""
+        with _reporting_errors(context):
+            resource = _resource_request(request, property_codec.decode(request.properties))
             if request.preview:
-                self._account.handler(subject)
-                return provider_pb2.CreateResponse(properties=wire.write(subject.inputs))
-            made, outputs = self._account.create(subject, self._root, self._say(subject))
-            return provider_pb2.CreateResponse(id=made, properties=wire.write({**subject.inputs, **outputs}))
+                self._account.handler(resource)
+                return provider_pb2.CreateResponse(properties=property_codec.encode(resource.inputs))
+            resource_id, outputs = self._account.create(resource, self._root, self._output_reporter(resource))
+            properties = property_codec.encode({**resource.inputs, **outputs})
+            return provider_pb2.CreateResponse(id=resource_id, properties=properties)
 
     def Read(self, request: Any, context: Any) -> Any:
-        """For an import, and for a refresh of the types that can be adopted."""
-        with _answering(context):
-            found = self._account.read(_subject(request, {}, id=request.id), self._root)
-            if found is None:
+        """Return the current state of a resource, for an import, or a refresh of a type that can be imported."""
+        with _reporting_errors(context):
+            current = self._account.read(_resource_request(request, {}, id=request.id), self._root)
+            if current is None:
                 return provider_pb2.ReadResponse()
+            defaults = property_codec.decode(request.inputs).get(DEFAULTS, [])
             return provider_pb2.ReadResponse(
                 id=request.id,
-                properties=wire.write({**found.inputs, **found.outputs}),
-                inputs=wire.write({**found.inputs, DEFAULTS: wire.read(request.inputs).get(DEFAULTS, [])}),
+                properties=property_codec.encode({**current.inputs, **current.outputs}),
+                inputs=property_codec.encode({**current.inputs, DEFAULTS: defaults}),
             )
 
     def Update(self, request: Any, context: Any) -> Any:
-        with _answering(context):
-            before, olds = wire.read(request.olds), wire.read(request.old_inputs)
-            news = wire.read(request.news)
-            subject = _subject(request, news, id=request.id, outputs=before, olds=_own(olds))
-            computed = {key: value for key, value in before.items() if key not in olds}
+        """Update a resource; in a preview, return its state with the outputs that the update changes left unknown."""
+        with _reporting_errors(context):
+            state, old_inputs = property_codec.decode(request.olds), property_codec.decode(request.old_inputs)
+            resource = _resource_request(
+                request,
+                property_codec.decode(request.news),
+                id=request.id,
+                outputs=state,
+                old_inputs=_without_defaults(old_inputs),
+            )
+            outputs = {key: value for key, value in state.items() if key not in old_inputs}
             if request.preview:
-                changed_keys = {str(path[0]) for path in changes(_own(olds), subject.inputs)}
-                anew = self._account.handler(subject).anew(changed_keys)
-                known = {key: value for key, value in computed.items() if key not in anew}
-                return provider_pb2.UpdateResponse(properties=wire.write({**known, **subject.inputs}))
-            changed = self._account.update(subject, self._root, self._say(subject))
-            return provider_pb2.UpdateResponse(properties=wire.write({**computed, **subject.inputs, **changed}))
+                changed_keys = {str(path[0]) for path in diff_inputs(_without_defaults(old_inputs), resource.inputs)}
+                unknown = self._account.handler(resource).outputs_changed_by(changed_keys)
+                known = {key: value for key, value in outputs.items() if key not in unknown}
+                return provider_pb2.UpdateResponse(properties=property_codec.encode({**known, **resource.inputs}))
+            changed = self._account.update(resource, self._root, self._output_reporter(resource))
+            properties = property_codec.encode({**outputs, **resource.inputs, **changed})
+            return provider_pb2.UpdateResponse(properties=properties)
 
     def Delete(self, request: Any, context: Any) -> Any:
-        with _answering(context):
-            outputs = wire.read(request.properties)
-            subject = _subject(request, wire.read(request.old_inputs), id=request.id, outputs=outputs)
-            self._account.delete(subject, self._root, self._say(subject))
+        """Delete a resource."""
+        with _reporting_errors(context):
+            outputs = property_codec.decode(request.properties)
+            old_inputs = property_codec.decode(request.old_inputs)
+            resource = _resource_request(request, old_inputs, id=request.id, outputs=outputs)
+            self._account.delete(resource, self._root, self._output_reporter(resource))
             return empty_pb2.Empty()
 
     def Invoke(self, request: Any, context: Any) -> Any:
-        with _answering(context):
-            answer = self._account.look_up(request.tok, wire.read(request.args))
-            return provider_pb2.InvokeResponse(**{"return": wire.write(answer)})
+        """Return the result of a provider function."""
+        with _reporting_errors(context):
+            result = self._account.invoke(request.tok, property_codec.decode(request.args))
+            return provider_pb2.InvokeResponse(**{"return": property_codec.encode(result)})
 
     def Cancel(self, request: Any, context: Any) -> Any:
+        """Stop the local commands that are running."""
         self._account.stop()
         return empty_pb2.Empty()
 
-    def _say(self, subject: Subject) -> Callable[[str], None]:
-        """Lines that the engine shows beside the resource while it is being made."""
+    def _output_reporter(self, resource: ResourceRequest) -> Callable[[str], None]:
+        """Return a function that sends a line of output to the engine, which displays it next to the resource."""
 
-        def say(line: str) -> None:
+        def report(line: str) -> None:
             if self._engine is not None:
                 self._engine.Log(
-                    engine_pb2.LogRequest(severity=engine_pb2.INFO, message=line, urn=subject.urn, ephemeral=True)
+                    engine_pb2.LogRequest(severity=engine_pb2.INFO, message=line, urn=resource.urn, ephemeral=True)
                 )
 
-        return say
+        return report
 
 
-def _subject(request: Any, inputs: Mapping[str, Any], **more: Any) -> Subject:
+def _resource_request(request: Any, inputs: Mapping[str, Any], **fields: Any) -> ResourceRequest:
     types, _, name = request.urn.split("::", 2)[2].partition("::")
-    return Subject(urn=request.urn, type=types.rpartition("$")[2], name=name, inputs=_own(inputs), **more)
+    type_ = types.rpartition("$")[2]
+    return ResourceRequest(urn=request.urn, type=type_, name=name, inputs=_without_defaults(inputs), **fields)
 
 
-def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in inputs.items() if key != DEFAULTS}
 
 
 @contextmanager
-def _answering(context: Any) -> Iterator[None]:
-    """Whatever breaks is the engine's to tell, in one message; ours name the resource already."""
+def _reporting_errors(context: Any) -> Iterator[None]:
+    """Send an error to the engine as one message. The adapter's own errors already name the resource."""
     try:
         yield
     except AdapterError as error:
         context.abort(grpc.StatusCode.UNKNOWN, str(error))
     except Exception as error:
-        context.abort(grpc.StatusCode.UNKNOWN, f"the adapter broke: {type(error).__name__}: {error}")
+        context.abort(grpc.StatusCode.UNKNOWN, f"internal error of the adapter: {type(error).__name__}: {error}")
 
 
 @contextmanager
-def serving(provider: Provider) -> Iterator[int]:
-    """Serve it on a free port of the loopback, which is given; left, it ends once what is under way is done."""
+def serve_provider(provider: Provider) -> Iterator[int]:
+    """Serve the provider on a free loopback port, and yield the port. At exit, wait for the requests in progress."""
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="provider")
     server = grpc.server(pool, options=[("grpc.max_receive_message_length", -1)])
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(provider, server)

@@ -1,46 +1,51 @@
-"""Security groups and their rules."""
+"""EC2 security groups and their rules."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.adapter.changes import Changed
-from rehearsal.adapter.handler import Call, Handler, Made, known
-from rehearsal.adapter.tagging import retag
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.tagging import update_ec2_tags
 
-_ALL_OUT = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+_DEFAULT_EGRESS = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
 class SecurityGroup(Handler):
-    type = "aws:ec2/securityGroup:SecurityGroup"
-    keys = known("vpcId", "name", "description", "tags")
-    named = "name"
-    replaces = frozenset({"vpcId", "name", "description"})
+    """An EC2 security group without rules."""
 
-    def create(self, call: Call) -> Made:
+    type = "aws:ec2/securityGroup:SecurityGroup"
+    keys = input_keys("vpcId", "name", "description", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset({"vpcId", "name", "description"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the group, and remove EC2's default egress rule."""
         ec2 = call.aws.client("ec2")
-        name = self.name_of(call)
-        made = ec2.create_security_group(
+        name = self.physical_name(call)
+        group_id = ec2.create_security_group(
             GroupName=name,
             Description=call.inputs.get("description", "Managed by Pulumi"),
             VpcId=call.inputs["vpcId"],
             **call.tag_specification("security-group"),
         )["GroupId"]
-        # As the provider does: EC2's own rule that lets everything out goes, so that only stated rules hold.
-        ec2.revoke_security_group_egress(GroupId=made, IpPermissions=_ALL_OUT)
-        return made, {"name": name}
+        # As the provider does: remove EC2's default rule, which allows all egress. Only the program's rules apply.
+        ec2.revoke_security_group_egress(GroupId=group_id, IpPermissions=_DEFAULT_EGRESS)
+        return group_id, {"name": name}
 
-    def update(self, call: Call) -> dict[str, Any]:
-        retag(call)
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the security group."""
         call.aws.client("ec2").delete_security_group(GroupId=call.id)
 
 
 class _Rule(Handler):
-    """One rule of a group. EC2 names the calls by the direction."""
+    """One security group rule. `direction` is part of the name of EC2's API calls."""
 
-    keys = known(
+    keys = input_keys(
         "securityGroupId",
         "referencedSecurityGroupId",
         "cidrIpv4",
@@ -50,49 +55,60 @@ class _Rule(Handler):
         "description",
         "tags",
     )
-    replaces = frozenset({"securityGroupId"})
+    replace_on_changes = frozenset({"securityGroupId"})
     direction: str
     _sources = ("cidrIpv4", "referencedSecurityGroupId")
 
-    def create(self, call: Call) -> Made:
-        permission: dict[str, Any] = call.only(ipProtocol="IpProtocol", fromPort="FromPort", toPort="ToPort")
-        about = call.only(description="Description")
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the rule."""
+        permission: dict[str, Any] = call.api_arguments(ipProtocol="IpProtocol", fromPort="FromPort", toPort="ToPort")
+        description = call.api_arguments(description="Description")
         if "referencedSecurityGroupId" in call.inputs:
-            permission["UserIdGroupPairs"] = [{"GroupId": call.inputs["referencedSecurityGroupId"], **about}]
+            permission["UserIdGroupPairs"] = [{"GroupId": call.inputs["referencedSecurityGroupId"], **description}]
         if "cidrIpv4" in call.inputs:
-            permission["IpRanges"] = [{"CidrIp": call.inputs["cidrIpv4"], **about}]
+            permission["IpRanges"] = [{"CidrIp": call.inputs["cidrIpv4"], **description}]
         authorize = getattr(call.aws.client("ec2"), f"authorize_security_group_{self.direction}")
-        answer = authorize(
+        response = authorize(
             GroupId=call.inputs["securityGroupId"],
             IpPermissions=[permission],
             **call.tag_specification("security-group-rule"),
         )
-        return answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}
+        return response["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}
 
-    def forces(self, path: Changed, olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
-        """A rule never comes to name another kind of source."""
-        return super().forces(path, olds, news) or (
-            path[0] in self._sources and not (path[0] in olds and path[0] in news)
+    def requires_replacement(
+        self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
+    ) -> bool:
+        """A rule is replaced when it changes from one kind of source to another."""
+        return super().requires_replacement(path, old_inputs, new_inputs) or (
+            path[0] in self._sources and not (path[0] in old_inputs and path[0] in new_inputs)
         )
 
-    def update(self, call: Call) -> dict[str, Any]:
-        changed = [key for key in self.keys if key != "tags" and call.changed(key)]
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags. Other updates are not supported."""
+        changed = [key for key in self.keys if key != "tags" and call.has_changed(key)]
         if changed:
-            raise NotImplementedError(f"{call.type} {call.name}: the adapter can't change {', '.join(changed)}")
-        retag(call)
+            raise NotImplementedError(
+                f"{call.type} {call.name}: the adapter does not support changes of {', '.join(changed)}"
+            )
+        update_ec2_tags(call)
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the rule."""
         revoke = getattr(call.aws.client("ec2"), f"revoke_security_group_{self.direction}")
         revoke(GroupId=call.inputs["securityGroupId"], SecurityGroupRuleIds=[call.id])
 
 
 class IngressRule(_Rule):
+    """An ingress rule of a security group."""
+
     type = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
     direction = "ingress"
 
 
 class EgressRule(_Rule):
+    """An egress rule of a security group."""
+
     type = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
     direction = "egress"
 

@@ -1,15 +1,15 @@
-"""SNS: topics, who may publish to them, and who hears of it."""
+"""SNS topics, topic policies and subscriptions."""
 
 import json
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import Call, Handler, Made, known
-from rehearsal.adapter.tagging import retag_by
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.tagging import update_tags
 
-# What the provider puts in place of a policy that goes: SNS has no topic without one.
-_OWNERS = [
+# Actions of SNS's default policy, which replaces a deleted policy: every topic has a policy.
+_DEFAULT_POLICY_ACTIONS = [
     "SNS:GetTopicAttributes",
     "SNS:SetTopicAttributes",
     "SNS:AddPermission",
@@ -22,26 +22,31 @@ _OWNERS = [
 
 
 class Topic(Handler):
+    """An SNS topic."""
+
     type = "aws:sns/topic:Topic"
-    keys = known("name", "kmsMasterKeyId", "tags")
-    named = "name"
-    replaces = frozenset(["name"])
+    keys = input_keys("name", "kmsMasterKeyId", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset(["name"])
 
-    def create(self, call: Call) -> Made:
-        name = self.name_of(call)
-        attributes = call.only(kmsMasterKeyId="KmsMasterKeyId")
-        made = call.aws.client("sns").create_topic(Name=name, Attributes=attributes, Tags=call.tags)["TopicArn"]
-        return made, self._outputs(made)
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the topic."""
+        name = self.physical_name(call)
+        attributes = call.api_arguments(kmsMasterKeyId="KmsMasterKeyId")
+        arn = call.aws.client("sns").create_topic(Name=name, Attributes=attributes, Tags=call.tags)["TopicArn"]
+        return arn, self._outputs(arn)
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the topic."""
         sns = call.aws.client("sns")
-        if call.changed("kmsMasterKeyId"):
+        if call.has_changed("kmsMasterKeyId"):
             key = call.inputs.get("kmsMasterKeyId", "")
             sns.set_topic_attributes(TopicArn=call.id, AttributeName="KmsMasterKeyId", AttributeValue=key)
-        retag_by(call, sns.tag_resource, sns.untag_resource, ResourceArn=call.id)
+        update_tags(call, sns.tag_resource, sns.untag_resource, ResourceArn=call.id)
         return self._outputs(call.id)
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the topic."""
         call.aws.client("sns").delete_topic(TopicArn=call.id)
 
     def _outputs(self, arn: str) -> dict[str, Any]:
@@ -50,56 +55,62 @@ class Topic(Handler):
 
 
 class TopicPolicy(Handler):
-    type = "aws:sns/topicPolicy:TopicPolicy"
-    keys = known("arn", "policy")
-    replaces = frozenset(["arn"])
+    """The access policy of an SNS topic. Deletion restores SNS's default policy."""
 
-    def create(self, call: Call) -> Made:
+    type = "aws:sns/topicPolicy:TopicPolicy"
+    keys = input_keys("arn", "policy")
+    replace_on_changes = frozenset(["arn"])
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Set the topic's policy."""
         return call.inputs["arn"], self.update(call)
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Set the topic's policy."""
         self._put(call, call.inputs["policy"])
         return {"owner": call.inputs["arn"].split(":")[4]}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Restore SNS's default policy."""
         owner = call.id.split(":")[4]
         statement = {
             "Sid": "__default_statement_ID",
             "Effect": "Allow",
             "Principal": {"AWS": "*"},
-            "Action": _OWNERS,
+            "Action": _DEFAULT_POLICY_ACTIONS,
             "Resource": call.id,
             "Condition": {"StringEquals": {"AWS:SourceOwner": owner}},
         }
         self._put(call, json.dumps({"Version": "2008-10-17", "Id": "__default_policy_ID", "Statement": [statement]}))
 
-    def _put(self, call: Call, policy: str) -> None:
+    def _put(self, call: HandlerCall, policy: str) -> None:
         call.aws.client("sns").set_topic_attributes(
             TopicArn=call.inputs["arn"], AttributeName="Policy", AttributeValue=policy
         )
 
 
 class TopicSubscription(Handler):
-    """Somebody who hears. Of e-mail only those who press the link in it: no wait for that."""
+    """An SNS subscription. An e-mail address must confirm it by a link; creation does not wait for that."""
 
     type = "aws:sns/topicSubscription:TopicSubscription"
-    keys = known("topic", "protocol", "endpoint")
-    replaces = frozenset(keys)
+    keys = input_keys("topic", "protocol", "endpoint")
+    replace_on_changes = frozenset(keys)
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Subscribe the endpoint to the topic."""
         sns = call.aws.client("sns")
-        asked = call.only(topic="TopicArn", protocol="Protocol", endpoint="Endpoint")
-        made = sns.subscribe(ReturnSubscriptionArn=True, **asked)["SubscriptionArn"]
-        told = sns.get_subscription_attributes(SubscriptionArn=made)["Attributes"]
-        return made, {
-            "arn": made,
-            "ownerId": told["Owner"],
-            "pendingConfirmation": told["PendingConfirmation"] == "true",
-            "confirmationWasAuthenticated": told.get("ConfirmationWasAuthenticated") == "true",
+        arguments = call.api_arguments(topic="TopicArn", protocol="Protocol", endpoint="Endpoint")
+        arn = sns.subscribe(ReturnSubscriptionArn=True, **arguments)["SubscriptionArn"]
+        attributes = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
+        return arn, {
+            "arn": arn,
+            "ownerId": attributes["Owner"],
+            "pendingConfirmation": attributes["PendingConfirmation"] == "true",
+            "confirmationWasAuthenticated": attributes.get("ConfirmationWasAuthenticated") == "true",
         }
 
-    def delete(self, call: Call) -> None:
-        """What nobody confirmed can't be taken back: it goes with its topic, or by itself."""
+    def delete(self, call: HandlerCall) -> None:
+        """Delete a confirmed subscription. SNS deletes an unconfirmed one itself, at the latest with its topic."""
         try:
             call.aws.client("sns").unsubscribe(SubscriptionArn=call.id)
         except ClientError as error:

@@ -1,21 +1,26 @@
-"""What a static account answers to look-ups of EC2: networks, reservations, quotas and images, all given."""
+"""Results of the EC2 lookups in a static account: networks, reservations, quotas and images."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rehearsal.adapter.lookup_answers import no_image, no_resource, no_route_table, one_of
+from rehearsal.adapter.lookup_results import (
+    LookupResult,
+    missing_image_error,
+    missing_resource_error,
+    missing_route_table_error,
+    single_match,
+)
 
-Answer = dict[str, Any]
 RESERVATION = "cr-0123456789abcdef0"
 VPC, SUBNET = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
 DEBIAN = "/aws/service/debian/release/12/latest/amd64"
-_LARGE = 1_000_000.0
+_DEFAULT_QUOTA = 1_000_000.0
 
 
-def reservation(**changes: Any) -> dict[str, Any]:
-    """Properties of an AWS::EC2::CapacityReservation: an active Capacity Block, but for `changes`."""
+def reservation_properties(**changes: Any) -> dict[str, Any]:
+    """Return the properties of an AWS::EC2::CapacityReservation: an active Capacity Block, with `changes`."""
     return {
         "AvailabilityZone": "us-east-1a",
         "AvailableInstanceCount": 64,
@@ -35,20 +40,23 @@ def reservation(**changes: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSubnet:
-    """A subnet. `routes`: destination to target id; `own_table`: whether it has a route table of its own."""
+    """A subnet. `routes`: destination CIDR -> target id. `has_route_table`: otherwise it uses the main route table."""
 
     id: str
-    zone: str = "us-east-1a"
+    availability_zone: str = "us-east-1a"
     cidr: str = "10.0.16.0/20"
-    free: int = 4000
-    public: bool = False
+    available_ip_count: int = 4000
+    map_public_ip_on_launch: bool = False
     routes: Mapping[str, str] = field(default_factory=lambda: {"0.0.0.0/0": "nat-0123456789abcdef0"})
-    own_table: bool = True
+    has_route_table: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticNetwork:
-    """A VPC. `endpoints`: names of the services that it has an endpoint of, such as com.amazonaws.us-east-1.s3."""
+    """A VPC. `main_routes`: routes of its main route table.
+
+    `endpoints`: names of the services for which it has an endpoint, such as com.amazonaws.us-east-1.s3.
+    """
 
     cidr: str = "10.0.0.0/16"
     dns_support: bool = True
@@ -58,17 +66,18 @@ class StaticNetwork:
     endpoints: frozenset[str] = frozenset()
 
 
-def suiting_network(region: str) -> StaticNetwork:
-    """A VPC that any stack can be put into."""
-    subnet = StaticSubnet(id=SUBNET, zone=f"{region}a")
+def default_network(region: str) -> StaticNetwork:
+    """Return a VPC that is valid for every stack."""
+    subnet = StaticSubnet(id=SUBNET, availability_zone=f"{region}a")
     return StaticNetwork(subnets=(subnet,), endpoints=frozenset({f"com.amazonaws.{region}.s3"}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticEc2:
-    """The answers. `quotas`: quota code to value, of others a large one; `networks`: by VPC id.
+    """Answers the EC2 lookups of a static account.
 
-    `key_policy`: of every KMS key.
+    `reservations`: properties by reservation id. `quotas`: values by quota code; other quotas have a large value.
+    `networks`: by VPC id. `key_policy`: the policy of every KMS key.
     """
 
     account: str
@@ -78,23 +87,26 @@ class StaticEc2:
     networks: Mapping[str, StaticNetwork]
     key_policy: Mapping[str, Any]
 
-    def resource(self, given: Mapping[str, Any]) -> Answer:
-        kind, name = given["typeName"], given["identifier"]
+    def resource(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return a KMS key or a capacity reservation, as Cloud Control's GetResource does."""
+        kind, name = arguments["typeName"], arguments["identifier"]
         if kind == "AWS::KMS::Key":
-            return {"id": name, "properties": json.dumps({"KeyId": name, "KeyPolicy": self.key_policy}), **given}
+            return {"id": name, "properties": json.dumps({"KeyId": name, "KeyPolicy": self.key_policy}), **arguments}
         if kind != "AWS::EC2::CapacityReservation" or name not in self.reservations:
-            raise no_resource(kind, name)
-        return {"id": name, "properties": json.dumps({"Id": name, **self.reservations[name]}), **given}
+            raise missing_resource_error(kind, name)
+        return {"id": name, "properties": json.dumps({"Id": name, **self.reservations[name]}), **arguments}
 
-    def quota(self, given: Mapping[str, Any]) -> Answer:
-        value = float(self.quotas.get(given["quotaCode"], _LARGE))
-        return {"id": given["quotaCode"], "quotaName": given["quotaCode"], "value": value, **given}
+    def quota(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return a service quota."""
+        value = float(self.quotas.get(arguments["quotaCode"], _DEFAULT_QUOTA))
+        return {"id": arguments["quotaCode"], "quotaName": arguments["quotaCode"], "value": value, **arguments}
 
-    def vpc(self, given: Mapping[str, Any]) -> Answer:
-        name = one_of([each for each in self.networks if each == given["id"]], "EC2 VPC")
-        network = self.networks[name]
+    def vpc(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return a VPC by id."""
+        vpc_id = single_match([vpc_id for vpc_id in self.networks if vpc_id == arguments["id"]], "EC2 VPC")
+        network = self.networks[vpc_id]
         return {
-            "id": name,
+            "id": vpc_id,
             "cidrBlock": network.cidr,
             "cidrBlockAssociations": [{"associationId": "a", "cidrBlock": network.cidr, "state": "associated"}],
             "default": False,
@@ -104,72 +116,86 @@ class StaticEc2:
             "state": "available",
         }
 
-    def subnet(self, given: Mapping[str, Any]) -> Answer:
-        vpc, found = one_of([pair for pair in self._subnets if pair[1].id == given["id"]], "EC2 Subnet")
+    def subnet(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return a subnet by id."""
+        matches = [(vpc_id, subnet) for vpc_id, subnet in self._subnets if subnet.id == arguments["id"]]
+        vpc_id, subnet = single_match(matches, "EC2 Subnet")
         return {
-            "id": found.id,
-            "availabilityZone": found.zone,
-            "availableIpAddressCount": found.free,
-            "cidrBlock": found.cidr,
-            "mapPublicIpOnLaunch": found.public,
+            "id": subnet.id,
+            "availabilityZone": subnet.availability_zone,
+            "availableIpAddressCount": subnet.available_ip_count,
+            "cidrBlock": subnet.cidr,
+            "mapPublicIpOnLaunch": subnet.map_public_ip_on_launch,
             "ownerId": self.account,
             "state": "available",
-            "vpcId": vpc,
+            "vpcId": vpc_id,
         }
 
-    def route_table(self, given: Mapping[str, Any]) -> Answer:
-        """A subnet's own table; or, asked for by VPC, the main one."""
-        if "subnetId" in given:
-            own = [pair for pair in self._subnets if pair[1].id == given["subnetId"] and pair[1].own_table]
-            if not own:
-                raise no_route_table()
-            vpc, subnet = own[0]
-            name, routes = f"rtb-{subnet.id[7:]}", subnet.routes
-        elif given.get("vpcId") in self.networks:
-            vpc = given["vpcId"]
-            name, routes = f"rtb-{vpc[4:]}", self.networks[vpc].main_routes
+    def route_table(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return the route table of the subnet `subnetId`, or the main route table of the VPC `vpcId`."""
+        if "subnetId" in arguments:
+            matches = [
+                (vpc_id, subnet)
+                for vpc_id, subnet in self._subnets
+                if subnet.id == arguments["subnetId"] and subnet.has_route_table
+            ]
+            if not matches:
+                raise missing_route_table_error()
+            vpc_id, subnet = matches[0]
+            table_id, routes = f"rtb-{subnet.id[7:]}", subnet.routes
+        elif arguments.get("vpcId") in self.networks:
+            vpc_id = arguments["vpcId"]
+            table_id, routes = f"rtb-{vpc_id[4:]}", self.networks[vpc_id].main_routes
         else:
-            raise no_route_table()
-        told = [{"cidrBlock": cidr, _target_key(target): target} for cidr, target in routes.items()]
-        return {"id": name, "routeTableId": name, "vpcId": vpc, "routes": told, "ownerId": self.account}
+            raise missing_route_table_error()
+        described = [{"cidrBlock": cidr, _target_key(target): target} for cidr, target in routes.items()]
+        return {
+            "id": table_id,
+            "routeTableId": table_id,
+            "vpcId": vpc_id,
+            "routes": described,
+            "ownerId": self.account,
+        }
 
-    def endpoint(self, given: Mapping[str, Any]) -> Answer:
-        network = self.networks.get(given["vpcId"])
-        found = [given["serviceName"]] if network and given["serviceName"] in network.endpoints else []
-        name = one_of(found, "EC2 VPC Endpoint")
-        answer = {"id": f"vpce-{len(name):017x}", "state": "available", **given}
+    def endpoint(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return the VPC's endpoint of a service: a gateway for S3, an interface endpoint for other services."""
+        network = self.networks.get(arguments["vpcId"])
+        service = arguments["serviceName"]
+        name = single_match([service] if network and service in network.endpoints else [], "EC2 VPC Endpoint")
+        endpoint = {"id": f"vpce-{len(name):017x}", "state": "available", **arguments}
         if not name.endswith(".s3"):
-            return {**answer, "vpcEndpointType": "Interface", "routeTableIds": [], "privateDnsEnabled": True}
+            return {**endpoint, "vpcEndpointType": "Interface", "routeTableIds": [], "privateDnsEnabled": True}
         assert network is not None
-        own = [f"rtb-{subnet.id[7:]}" for subnet in network.subnets if subnet.own_table]
-        return {**answer, "vpcEndpointType": "Gateway", "routeTableIds": [*own, f"rtb-{given['vpcId'][4:]}"]}
+        subnet_tables = [f"rtb-{subnet.id[7:]}" for subnet in network.subnets if subnet.has_route_table]
+        main_table = f"rtb-{arguments['vpcId'][4:]}"
+        return {**endpoint, "vpcEndpointType": "Gateway", "routeTableIds": [*subnet_tables, main_table]}
 
-    def image(self, given: Mapping[str, Any]) -> Answer:
-        """Every image id names one."""
-        ids = [name for item in given["filters"] if item["name"] == "image-id" for name in item["values"]]
+    def image(self, arguments: Mapping[str, Any]) -> LookupResult:
+        """Return an image by id. Every id exists."""
+        ids = [name for item in arguments["filters"] if item["name"] == "image-id" for name in item["values"]]
         if not ids:
-            raise no_image()
-        root = "/dev/xvda" if ids[0] == image_of(DEBIAN) else "/dev/sda1"
+            raise missing_image_error()
+        root_device = "/dev/xvda" if ids[0] == image_id_of(DEBIAN) else "/dev/sda1"
         ebs = {"volume_size": "8", "volume_type": "gp3", "encrypted": "false", "delete_on_termination": "true"}
         return {
             "id": ids[0],
             "imageId": ids[0],
             "architecture": "x86_64",
-            "blockDeviceMappings": [{"deviceName": root, "noDevice": "", "virtualName": "", "ebs": ebs}],
+            "blockDeviceMappings": [{"deviceName": root_device, "noDevice": "", "virtualName": "", "ebs": ebs}],
             "name": f"image {ids[0]}",
-            "rootDeviceName": root,
+            "rootDeviceName": root_device,
             "rootDeviceType": "ebs",
             "state": "available",
-            **given,
+            **arguments,
         }
 
     @property
     def _subnets(self) -> list[tuple[str, StaticSubnet]]:
-        return [(vpc, subnet) for vpc, network in self.networks.items() for subnet in network.subnets]
+        return [(vpc_id, subnet) for vpc_id, network in self.networks.items() for subnet in network.subnets]
 
 
-def image_of(parameter: str) -> str:
-    """The image that a parameter names."""
+def image_id_of(parameter: str) -> str:
+    """Return the image id that an SSM parameter has as its value."""
     return f"ami-{len(parameter):017x}"
 
 

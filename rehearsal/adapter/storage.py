@@ -1,4 +1,4 @@
-"""S3: buckets, their settings, objects."""
+"""S3 buckets, bucket settings and objects."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -7,28 +7,32 @@ from urllib.parse import urlencode
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import Call, Found, Handler, Made, api_case, known, tag_list
-from rehearsal.adapter.lifecycle_rules import RULE, api_rule
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, api_name, input_keys, tag_list
+from rehearsal.adapter.lifecycle_rules import RULE_KEYS, to_api_rule
 
 
 class Bucket(Handler):
-    type = "aws:s3/bucket:Bucket"
-    keys = known("bucket", "forceDestroy", "tags")
-    named = "bucket"
-    replaces = frozenset({"bucket"})
+    """An S3 bucket. `forceDestroy`: its deletion first deletes all object versions."""
 
-    def create(self, call: Call) -> Made:
+    type = "aws:s3/bucket:Bucket"
+    keys = input_keys("bucket", "forceDestroy", "tags")
+    name_input = "bucket"
+    replace_on_changes = frozenset({"bucket"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the bucket."""
         s3 = call.aws.client("s3")
-        name = self.name_of(call)
+        name = self.physical_name(call)
         region = call.aws.region
-        # us-east-1 is the one region that must not be named.
-        place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-        s3.create_bucket(Bucket=name, **place)
+        # us-east-1 is the only region that S3 does not accept as LocationConstraint.
+        location = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        s3.create_bucket(Bucket=name, **location)
         if call.tags:
             s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": call.tags})
         return name, self._outputs(call, name)
 
-    def read(self, call: Call) -> Found | None:
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the bucket's tags, or None when it does not exist."""
         try:
             tags = call.aws.client("s3").get_bucket_tagging(Bucket=call.id)["TagSet"]
         except ClientError as error:
@@ -40,20 +44,22 @@ class Bucket(Handler):
                 case _:
                     raise
         inputs = {"bucket": call.id, "tags": {tag["Key"]: tag["Value"] for tag in tags}}
-        return Found(inputs=inputs, outputs=self._outputs(call, call.id))
+        return ReadResult(inputs=inputs, outputs=self._outputs(call, call.id))
 
-    def update(self, call: Call) -> dict[str, Any]:
-        if call.changed("tags"):  # `forceDestroy` is ours alone: a deletion reads it
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        if call.has_changed("tags"):  # `forceDestroy` is not an AWS setting: only delete() reads it
             call.aws.client("s3").put_bucket_tagging(Bucket=call.id, Tagging={"TagSet": call.tags})
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the bucket, with its objects when `forceDestroy` is set."""
         s3 = call.aws.client("s3")
         if call.inputs.get("forceDestroy"):
             self._empty(s3, call.id)
         s3.delete_bucket(Bucket=call.id)
 
-    def _outputs(self, call: Call, name: str) -> dict[str, Any]:
+    def _outputs(self, call: HandlerCall, name: str) -> dict[str, Any]:
         return {"bucket": name, "arn": f"arn:aws:s3:::{name}", "region": call.aws.region}
 
     def _empty(self, s3: Any, bucket: str) -> None:
@@ -61,62 +67,76 @@ class Bucket(Handler):
             entries = page.get("Versions", []) + page.get("DeleteMarkers", [])
             objects = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in entries]
             if objects:
-                answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-                assert not answer.get("Errors"), answer["Errors"]
+                response = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                assert not response.get("Errors"), response["Errors"]
 
 
 class _Setting(Handler):
-    """A setting of a bucket: one Put, and one call that takes it away."""
+    """A setting of a bucket. `put_operation` and `delete_operation`: names of the S3 client's methods."""
 
-    put: str
-    take: str
-    replaces = frozenset({"bucket"})
+    put_operation: str
+    delete_operation: str
+    replace_on_changes = frozenset({"bucket"})
 
-    def arguments(self, call: Call) -> dict[str, Any]:
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
         raise NotImplementedError
 
-    def create(self, call: Call) -> Made:
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Put the setting."""
         bucket = call.inputs["bucket"]
-        getattr(call.aws.client("s3"), self.put)(Bucket=bucket, **self.arguments(call))
+        getattr(call.aws.client("s3"), self.put_operation)(Bucket=bucket, **self.arguments(call))
         return bucket, {}
 
-    def update(self, call: Call) -> dict[str, Any]:
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Put the setting again."""
         self.create(call)
         return {}
 
-    def delete(self, call: Call) -> None:
-        getattr(call.aws.client("s3"), self.take)(Bucket=call.inputs["bucket"])
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the setting."""
+        getattr(call.aws.client("s3"), self.delete_operation)(Bucket=call.inputs["bucket"])
 
 
 class Versioning(_Setting):
-    type = "aws:s3/bucketVersioning:BucketVersioning"
-    keys = known("bucket", versioningConfiguration=known("status"))
-    put = "put_bucket_versioning"
+    """The versioning of a bucket."""
 
-    def arguments(self, call: Call) -> dict[str, Any]:
+    type = "aws:s3/bucketVersioning:BucketVersioning"
+    keys = input_keys("bucket", versioningConfiguration=input_keys("status"))
+    put_operation = "put_bucket_versioning"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
         return {"VersioningConfiguration": {"Status": call.inputs["versioningConfiguration"]["status"]}}
 
-    def delete(self, call: Call) -> None:
-        suspended = {"Status": "Suspended"}  # once on it can't be taken away
+    def delete(self, call: HandlerCall) -> None:
+        """Suspend versioning."""
+        suspended = {"Status": "Suspended"}  # S3 can suspend versioning, but not remove it
         call.aws.client("s3").put_bucket_versioning(Bucket=call.inputs["bucket"], VersioningConfiguration=suspended)
 
 
-_DEFAULTS = {"sseAlgorithm": "SSEAlgorithm", "kmsMasterKeyId": "KMSMasterKeyID"}
+_DEFAULT_ENCRYPTION_NAMES = {"sseAlgorithm": "SSEAlgorithm", "kmsMasterKeyId": "KMSMasterKeyID"}
 
 
 class Encryption(_Setting):
-    type = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
-    keys = known(
-        "bucket",
-        rules=known("bucketKeyEnabled", applyServerSideEncryptionByDefault=known("sseAlgorithm", "kmsMasterKeyId")),
-    )
-    put, take = "put_bucket_encryption", "delete_bucket_encryption"
+    """The default encryption of a bucket."""
 
-    def arguments(self, call: Call) -> dict[str, Any]:
+    type = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
+    keys = input_keys(
+        "bucket",
+        rules=input_keys(
+            "bucketKeyEnabled", applyServerSideEncryptionByDefault=input_keys("sseAlgorithm", "kmsMasterKeyId")
+        ),
+    )
+    put_operation, delete_operation = "put_bucket_encryption", "delete_bucket_encryption"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
         rules = [
             {
                 "ApplyServerSideEncryptionByDefault": {
-                    _DEFAULTS[key]: value for key, value in rule["applyServerSideEncryptionByDefault"].items()
+                    _DEFAULT_ENCRYPTION_NAMES[key]: value
+                    for key, value in rule["applyServerSideEncryptionByDefault"].items()
                 },
                 "BucketKeyEnabled": rule.get("bucketKeyEnabled", False),
             }
@@ -126,61 +146,79 @@ class Encryption(_Setting):
 
 
 class PublicAccessBlock(_Setting):
-    type = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
-    keys = known("bucket", "blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-    put, take = "put_public_access_block", "delete_public_access_block"
+    """The public access block of a bucket."""
 
-    def arguments(self, call: Call) -> dict[str, Any]:
-        blocks = {api_case(key): value for key, value in call.inputs.items() if key != "bucket"}
+    type = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+    keys = input_keys("bucket", "blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+    put_operation, delete_operation = "put_public_access_block", "delete_public_access_block"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
+        blocks = {api_name(key): value for key, value in call.inputs.items() if key != "bucket"}
         return {"PublicAccessBlockConfiguration": blocks}
 
 
 class Policy(_Setting):
-    type = "aws:s3/bucketPolicy:BucketPolicy"
-    keys = known("bucket", "policy")
-    put, take = "put_bucket_policy", "delete_bucket_policy"
+    """The policy of a bucket."""
 
-    def arguments(self, call: Call) -> dict[str, Any]:
+    type = "aws:s3/bucketPolicy:BucketPolicy"
+    keys = input_keys("bucket", "policy")
+    put_operation, delete_operation = "put_bucket_policy", "delete_bucket_policy"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
         return {"Policy": call.inputs["policy"]}
 
 
 class Lifecycle(_Setting):
-    type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
-    keys = known("bucket", "transitionDefaultMinimumObjectSize", rules=RULE)
-    put, take = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
+    """The lifecycle rules of a bucket."""
 
-    def arguments(self, call: Call) -> dict[str, Any]:
-        least = call.only(transitionDefaultMinimumObjectSize="TransitionDefaultMinimumObjectSize")
-        return {"LifecycleConfiguration": {"Rules": [api_rule(rule) for rule in call.inputs["rules"]]}, **least}
+    type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+    keys = input_keys("bucket", "transitionDefaultMinimumObjectSize", rules=RULE_KEYS)
+    put_operation, delete_operation = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
+        minimum_size = call.api_arguments(transitionDefaultMinimumObjectSize="TransitionDefaultMinimumObjectSize")
+        return {
+            "LifecycleConfiguration": {"Rules": [to_api_rule(rule) for rule in call.inputs["rules"]]},
+            **minimum_size,
+        }
 
 
 class Object(Handler):
+    """An S3 object with the content of a file or a text."""
+
     type = "aws:s3/bucketObjectv2:BucketObjectv2"
-    keys = known("bucket", "key", "source", "content", "contentType", "tags")
-    replaces = frozenset({"bucket", "key"})
+    keys = input_keys("bucket", "key", "source", "content", "contentType", "tags")
+    replace_on_changes = frozenset({"bucket", "key"})
 
-    def create(self, call: Call) -> Made:
-        given = call.inputs
-        answer = call.aws.client("s3").put_object(
-            Bucket=given["bucket"],
-            Key=given["key"],
-            Body=_content(given),
-            Tagging=urlencode({tag["Key"]: tag["Value"] for tag in tag_list(given.get("tags"))}),
-            **call.only(contentType="ContentType"),
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Write the object."""
+        inputs = call.inputs
+        response = call.aws.client("s3").put_object(
+            Bucket=inputs["bucket"],
+            Key=inputs["key"],
+            Body=_content(inputs),
+            Tagging=urlencode({tag["Key"]: tag["Value"] for tag in tag_list(inputs.get("tags"))}),
+            **call.api_arguments(contentType="ContentType"),
         )
-        return f"{given['bucket']}/{given['key']}", {"etag": answer["ETag"].strip('"')}
+        return f"{inputs['bucket']}/{inputs['key']}", {"etag": response["ETag"].strip('"')}
 
-    def anew(self, changed: Collection[str]) -> frozenset[str]:
+    def outputs_changed_by(self, changed: Collection[str]) -> frozenset[str]:
+        """A new content has a new ETag."""
         return frozenset() if set(changed) <= {"tags"} else frozenset({"etag"})
 
-    def update(self, call: Call) -> dict[str, Any]:
-        if call.changed(*(self.keys.keys() - {"tags"})):
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Write the object again, or update only its tags."""
+        if call.has_changed(*(self.keys.keys() - {"tags"})):
             return self.create(call)[1]
-        where = {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
-        call.aws.client("s3").put_object_tagging(**where, Tagging={"TagSet": call.tags})
+        target = {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
+        call.aws.client("s3").put_object_tagging(**target, Tagging={"TagSet": call.tags})
         return {}
 
-    def delete(self, call: Call) -> None:
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the object. A missing bucket is no error."""
         try:
             call.aws.client("s3").delete_object(Bucket=call.inputs["bucket"], Key=call.inputs["key"])
         except ClientError as error:
@@ -188,12 +226,12 @@ class Object(Handler):
                 raise
 
 
-def _content(given: Mapping[str, Any]) -> bytes:
-    """Of `content`, or of the asset `source`: a file's path or a text."""
-    if "source" not in given:
-        return str(given["content"]).encode()
-    text = getattr(given["source"], "text", None)
-    return Path(given["source"].path).read_bytes() if text is None else str(text).encode()
+def _content(inputs: Mapping[str, Any]) -> bytes:
+    """Return the input `content`, or the content of the asset `source`: a file or a text."""
+    if "source" not in inputs:
+        return str(inputs["content"]).encode()
+    text = getattr(inputs["source"], "text", None)
+    return Path(inputs["source"].path).read_bytes() if text is None else str(text).encode()
 
 
 HANDLERS = (Bucket(), Versioning(), Encryption(), PublicAccessBlock(), Policy(), Lifecycle(), Object())

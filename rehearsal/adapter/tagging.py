@@ -1,31 +1,31 @@
-"""Tags of what stands, brought from the old inputs to the new ones: by calls of their own, as each service has them."""
+"""Updates the tags of existing resources from the old inputs to the new inputs, with each service's tagging calls."""
 
 from typing import Any
 
-from rehearsal.adapter.handler import Call, tag_list
+from rehearsal.adapter.handler import HandlerCall, tag_list
 
 
-def retag(call: Call, thing: str = "") -> None:
-    """Of a thing of EC2's: by default the one whose id the resource has."""
-    put, gone = tag_changes(call)
-    ec2, thing = call.aws.client("ec2"), thing or call.id
+def update_ec2_tags(call: HandlerCall, resource_id: str = "") -> None:
+    """Update the tags of an EC2 resource: of `resource_id`, by default `call.id`."""
+    put, removed = diff_tags(call)
+    ec2, resource_id = call.aws.client("ec2"), resource_id or call.id
     if put:
-        ec2.create_tags(Resources=[thing], Tags=put)
-    if gone:
-        ec2.delete_tags(Resources=[thing], Tags=[{"Key": key} for key in gone])
+        ec2.create_tags(Resources=[resource_id], Tags=put)
+    if removed:
+        ec2.delete_tags(Resources=[resource_id], Tags=[{"Key": key} for key in removed])
 
 
-def retag_by(call: Call, tag: Any, untag: Any, **thing: Any) -> None:
-    """By a service's own two operations, which name the thing by `thing`."""
-    put, gone = tag_changes(call)
+def update_tags(call: HandlerCall, tag: Any, untag: Any, **resource: Any) -> None:
+    """Update tags with a service's `tag` and `untag` operations. `resource`: the argument that names the resource."""
+    put, removed = diff_tags(call)
     if put:
-        tag(**thing, Tags=put)
-    if gone:
-        untag(**thing, TagKeys=gone)
+        tag(**resource, Tags=put)
+    if removed:
+        untag(**resource, TagKeys=removed)
 
 
-def tag_changes(call: Call) -> tuple[list[dict[str, str]], list[str]]:
-    """Tags to put and keys to take away."""
-    olds, news = call.olds.get("tags") or {}, call.inputs.get("tags") or {}
-    put = {key: value for key, value in news.items() if olds.get(key) != value}
-    return tag_list(put), sorted(olds.keys() - news.keys())
+def diff_tags(call: HandlerCall) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the tags to put and the tag keys to remove."""
+    old_tags, new_tags = call.old_inputs.get("tags") or {}, call.inputs.get("tags") or {}
+    put = {key: value for key, value in new_tags.items() if old_tags.get(key) != value}
+    return tag_list(put), sorted(old_tags.keys() - new_tags.keys())

@@ -1,1 +1,1 @@
-"""The emulated AWS: a moto server, extended from outside with what moto lacks and the road uses."""
+"""The emulated AWS: a moto server, extended with the AWS behavior that a rehearsal uses and moto does not have."""

@@ -1,36 +1,39 @@
-"""What the account's instances cost in time: AWS bills each by the second, and a minute at least."""
+"""Billed seconds of the account's instances: AWS bills each by the second, with a minimum of one minute."""
 
 from collections.abc import Iterable
 
-from rehearsal.aws.control_models import InstanceTruth
+from rehearsal.aws.control_models import InstanceRecord
 from trainyard.models.report import Billed
 
-LEAST_SECONDS = 60.0
+MINIMUM_BILLED_SECONDS = 60.0
 
 
-def billed_seconds(instances: Iterable[InstanceTruth], now: float) -> float:
-    """Instance-seconds billed until `now`, the account's Unix time: of each, from its launch to its termination.
+def billed_seconds(instances: Iterable[InstanceRecord], now: float) -> float:
+    """Return the billed instance-seconds until `now`, the account's Unix time: from launch to termination of each.
 
-    An instance that is being held in a termination is billed on. One that is stopped counts as if it ran, one that
-    went from pending to terminated costs nothing.
+    An instance that a termination hook holds is still billed. A stopped instance counts as running; one that went from
+    pending to terminated costs nothing.
     """
     return sum(
-        max(LEAST_SECONDS, (now if each.terminated_time is None else min(now, each.terminated_time)) - each.launch_time)
-        for each in instances
-        if _ran(each)
+        max(
+            MINIMUM_BILLED_SECONDS,
+            (now if instance.terminated_time is None else min(now, instance.terminated_time)) - instance.launch_time,
+        )
+        for instance in instances
+        if _ran(instance)
     )
 
 
-def billed_by_type(instances: Iterable[InstanceTruth], now: float) -> list[Billed]:
-    """The same for each instance type, in the order of their names."""
-    of_type: dict[str, list[InstanceTruth]] = {}
-    for each in filter(_ran, instances):
-        of_type.setdefault(each.instance_type, []).append(each)
+def billed_by_type(instances: Iterable[InstanceRecord], now: float) -> list[Billed]:
+    """Return the billed instance-seconds until `now` per instance type, sorted by type name."""
+    by_type: dict[str, list[InstanceRecord]] = {}
+    for instance in filter(_ran, instances):
+        by_type.setdefault(instance.instance_type, []).append(instance)
     return [
-        Billed(type=name, instances=len(found), seconds=round(billed_seconds(found, now), 3))
-        for name, found in sorted(of_type.items())
+        Billed(type=name, instances=len(records), seconds=round(billed_seconds(records, now), 3))
+        for name, records in sorted(by_type.items())
     ]
 
 
-def _ran(instance: InstanceTruth) -> bool:
+def _ran(instance: InstanceRecord) -> bool:
     return instance.terminated_time != instance.launch_time

@@ -1,7 +1,7 @@
-"""The account's clock: the machine's own, and ahead of it by what it was moved forward.
+"""The account's clock: the machine's clock plus the seconds by which it was advanced.
 
-No thread drives it: before each call and each control page the server lets time pass. What fell due since then happens
-as of its own due time, in order, so nobody can tell it from an account in which it happened at once.
+No thread drives it: the server runs due actions before each API call and control request. Each action runs with the
+clock set to its due time, in order of due times, so that a client sees the same as if every action had run on time.
 """
 
 import math
@@ -10,47 +10,49 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 Due = tuple[float, Callable[[], None]]
+"""Unix time at which an action is due, and the action."""
 
 
 class Clock:
-    """Unix time in seconds. Not made for threads: the server's turns keep its users apart."""
+    """Unix time in seconds. Not thread-safe: the server's locks serialize its users."""
 
     def __init__(self) -> None:
-        self._ahead = 0.0
-        self._held: float | None = None
+        self._advanced_seconds = 0.0
+        self._frozen_at: float | None = None
         self._sources: list[Callable[[], Iterable[Due]]] = []
 
     def now(self) -> float:
-        return time.time() + self._ahead if self._held is None else self._held
+        """Return the account's Unix time; while an action runs, its due time."""
+        return time.time() + self._advanced_seconds if self._frozen_at is None else self._frozen_at
 
     def utc(self) -> datetime:
-        """Now, as moto keeps times: UTC without saying so."""
+        """Return the current time as moto stores times: a naive datetime in UTC."""
         return datetime.fromtimestamp(self.now(), UTC).replace(tzinfo=None)
 
-    def watch(self, source: Callable[[], Iterable[Due]]) -> None:
-        """Ask this source for what is to happen, and when. An act that was done must not be told again."""
+    def add_source(self, source: Callable[[], Iterable[Due]]) -> None:
+        """Register a function that returns pending actions. It must not return an action that has run."""
         self._sources.append(source)
 
     def advance(self, seconds: float) -> None:
-        """Move forward. Raises ValueError when that is no forward."""
+        """Move the clock forward and run the due actions. Raises ValueError unless `seconds` is positive and finite."""
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"advance_seconds must be above 0, not {seconds}")
-        self._ahead += seconds
-        self.pass_time()
+        self._advanced_seconds += seconds
+        self.run_due_actions()
 
-    def pass_time(self) -> None:
-        """Let happen what is due."""
+    def run_due_actions(self) -> None:
+        """Run every action that is due, earliest first."""
         now = self.now()
         while True:
-            due = [each for source in self._sources for each in source() if each[0] <= now]
+            due = [entry for source in self._sources for entry in source() if entry[0] <= now]
             if not due:
                 return
-            when, act = min(due, key=lambda each: each[0])
-            self._held = when
+            when, action = min(due, key=lambda entry: entry[0])
+            self._frozen_at = when
             try:
-                act()
+                action()
             finally:
-                self._held = None
+                self._frozen_at = None
 
 
 CLOCK = Clock()

@@ -1,4 +1,4 @@
-"""Cloud Control's GetResource, which moto has not: of capacity reservations and of KMS keys, which are looked up so.
+"""Cloud Control's GetResource, which moto does not have, for capacity reservations and KMS keys.
 
 Properties: https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-ec2-capacityreservation.html
 and aws-resource-kms-key.html there.
@@ -10,9 +10,9 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 
-from rehearsal.aws.ec2.reservation_actions import find
+from rehearsal.aws.active_faults import ApiError
+from rehearsal.aws.ec2.reservation_actions import find_reservation
 from rehearsal.aws.ec2.reservations import CapacityReservation
-from rehearsal.aws.injection import Refusal
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.storage.keys import find_key
@@ -20,57 +20,61 @@ from rehearsal.aws.storage.keys import find_key
 SERVICE = "cloudcontrolapi"
 
 
-def answer(call: Call, body: bytes) -> bytes:
-    """The answer's body. Raises Refusal, and NotImplementedError for what else the service can."""
-    asked = json.loads(body)
-    kind, name = asked.get("TypeName", "anything"), asked.get("Identifier")
-    if call.operation != "GetResource" or kind not in _KINDS:
-        raise NotImplementedError(f"{call.operation} of {kind}")
-    properties = _KINDS[kind](call.region, name)
+def handle_call(call: Call, body: bytes) -> bytes:
+    """Return the response body. Raises ApiError, and NotImplementedError for other operations and resource types."""
+    request = json.loads(body)
+    resource_type, name = request.get("TypeName", "a resource"), request.get("Identifier")
+    if call.operation != "GetResource" or resource_type not in _RESOURCE_TYPES:
+        raise NotImplementedError(f"{call.operation} of {resource_type}")
+    properties = _RESOURCE_TYPES[resource_type](call.region, name)
     if properties is None:
-        message = f"Resource of type '{kind}' with identifier '{name}' was not found."
-        raise Refusal("400 Bad Request", "ResourceNotFoundException", message)
+        message = f"Resource of type '{resource_type}' with identifier '{name}' was not found."
+        raise ApiError("400 Bad Request", "ResourceNotFoundException", message)
     description = {"Identifier": name, "Properties": json.dumps(properties)}
-    return json.dumps({"TypeName": kind, "ResourceDescription": description}).encode()
+    return json.dumps({"TypeName": resource_type, "ResourceDescription": description}).encode()
 
 
 def _key(region: str, name: str) -> dict[str, Any] | None:
-    found = find_key(ACCOUNT, region, name)
-    if found is None:
+    key = find_key(ACCOUNT, region, name)
+    if key is None:
         return None
-    enabled = found.key_state == "Enabled"
-    return {"KeyId": found.id, "Arn": found.arn, "KeyPolicy": json.loads(found.policy), "Enabled": enabled}
+    enabled = key.key_state == "Enabled"
+    return {"KeyId": key.id, "Arn": key.arn, "KeyPolicy": json.loads(key.policy), "Enabled": enabled}
 
 
 def _reservation(region: str, name: str) -> dict[str, Any] | None:
     try:
-        return _properties(find(ec2_backends[ACCOUNT][region], name))
+        return _properties(find_reservation(ec2_backends[ACCOUNT][region], name))
     except EC2ClientError:
         return None
 
 
-def _properties(held: CapacityReservation) -> dict[str, Any]:
-    dates = {"StartDate": held.start_date, "EndDate": held.end_date, "CreateDate": held.create_date}
+def _properties(reservation: CapacityReservation) -> dict[str, Any]:
+    dates = {
+        "StartDate": reservation.start_date,
+        "EndDate": reservation.end_date,
+        "CreateDate": reservation.create_date,
+    }
     return {
-        "Id": held.id,
-        "AvailabilityZone": held.availability_zone,
-        "AvailabilityZoneId": held.availability_zone_id,
-        "AvailableInstanceCount": held.available_instance_count,
-        "CapacityReservationArn": held.capacity_reservation_arn,
-        "EbsOptimized": held.ebs_optimized,
-        "EndDateType": held.end_date_type,
-        "EphemeralStorage": held.ephemeral_storage,
-        "InstanceCount": held.total_instance_count,
-        "InstanceMatchCriteria": held.instance_match_criteria,
-        "InstancePlatform": held.instance_platform,
-        "InstanceType": held.instance_type,
-        "OwnerId": held.owner_id,
-        "ReservationType": held.reservation_type,
-        "State": held.state,
-        "Tenancy": held.tenancy,
-        "TotalInstanceCount": held.total_instance_count,
+        "Id": reservation.id,
+        "AvailabilityZone": reservation.availability_zone,
+        "AvailabilityZoneId": reservation.availability_zone_id,
+        "AvailableInstanceCount": reservation.available_instance_count,
+        "CapacityReservationArn": reservation.capacity_reservation_arn,
+        "EbsOptimized": reservation.ebs_optimized,
+        "EndDateType": reservation.end_date_type,
+        "EphemeralStorage": reservation.ephemeral_storage,
+        "InstanceCount": reservation.total_instance_count,
+        "InstanceMatchCriteria": reservation.instance_match_criteria,
+        "InstancePlatform": reservation.instance_platform,
+        "InstanceType": reservation.instance_type,
+        "OwnerId": reservation.owner_id,
+        "ReservationType": reservation.reservation_type,
+        "State": reservation.state,
+        "Tenancy": reservation.tenancy,
+        "TotalInstanceCount": reservation.total_instance_count,
         **{key: f"{when:%Y-%m-%dT%H:%M:%SZ}" for key, when in dates.items() if when is not None},
     }
 
 
-_KINDS = {"AWS::EC2::CapacityReservation": _reservation, "AWS::KMS::Key": _key}
+_RESOURCE_TYPES = {"AWS::EC2::CapacityReservation": _reservation, "AWS::KMS::Key": _key}

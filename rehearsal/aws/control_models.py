@@ -1,15 +1,15 @@
-"""What the control pages tell, as models: the rehearsal's own view of the account, which no AWS offers."""
+"""Models of the control API's responses: the rehearsal's view of the account, which AWS has no API for."""
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 
-class InstanceTruth(Contract):
-    """One instance as it truly is, terminated ones included."""
+class InstanceRecord(StrictModel):
+    """The actual state of one instance, which may be terminated."""
 
     id: str = Field(description="EC2 instance id.")
-    region: str = Field(description="Region that it is in.")
+    region: str = Field(description="Region of the instance.")
     state: str = Field(description="EC2 state, e.g. running or terminated.")
     private_ip: str = Field(description="Private address of the primary interface.")
     instance_type: str = Field(description="EC2 instance type.")
@@ -17,33 +17,33 @@ class InstanceTruth(Contract):
     zone: str = Field(description="Availability zone.")
     image: str = Field(description="AMI id.")
     image_source: str | None = Field(
-        default=None, description="Instance that its image was made of; none for an image of others."
+        default=None, description="Instance from which the image was created; none for an image of another account."
     )
-    user_data: str = Field(description="User-data in base64; empty when there is none.")
+    user_data: str = Field(description="User data in base64; empty without any.")
     role_name: str | None = Field(description="Role of the instance profile.")
     tags: dict[str, str] = Field(description="Tags of the instance.")
     launch_time: float = Field(description="Unix time of the launch by the account's clock, seconds.")
     terminated_time: float | None = Field(
-        default=None, description="Unix time of the termination by the account's clock; none before it."
+        default=None, description="Unix time of the termination by the account's clock; none before termination."
     )
     interrupted_time: float | None = Field(
         default=None,
-        description="Unix time, by the account's clock, when EC2 takes a Spot Instance back; none without a notice.",
+        description="Unix time by the account's clock at which EC2 interrupts a Spot Instance; none without a notice.",
     )
     autoscaling_group: str | None = Field(description="Auto Scaling group that launched it.")
     lifecycle_state: str = Field(
-        description="Target life-cycle state: InService, or Terminated once its termination began."
+        description="Target lifecycle state: InService, or Terminated once the termination has started."
     )
 
 
-class Resource(Contract):
-    """One thing that exists in the account."""
+class Resource(StrictModel):
+    """One resource that exists in the account."""
 
     service: str = Field(description="Service, e.g. ec2.")
-    kind: str = Field(description="Kind, e.g. vpc.")
-    id: str = Field(description="Its id or name, with the region where it is a regional one outside EC2.")
+    kind: str = Field(description="Resource type, e.g. vpc.")
+    id: str = Field(description="Id or name; REGION/NAME for a regional resource outside EC2.")
 
     @property
     def names(self) -> frozenset[str]:
-        """What a program may know it by: its id, and that without a region."""
+        """Return the id with and without the region, as a program may store either."""
         return frozenset([self.id, self.id.partition("/")[2]])

@@ -1,4 +1,4 @@
-"""The control pages by name and method: what each takes and answers. They belong to the rehearsal; no AWS has them."""
+"""The control API of the rehearsal: pages by name and method, with their request and response bodies."""
 
 import json
 from collections.abc import Callable
@@ -6,21 +6,23 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from rehearsal.aws import control
+from rehearsal.aws import account_state
+from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.faults import FAULTS, Fault
-from rehearsal.aws.injection import INJECTED
-from rehearsal.aws.seed import make
-from rehearsal.aws.seed_models import Given
-from trainyard.base import Contract
+from rehearsal.aws.seed import create_seed_resources
+from rehearsal.aws.seed_models import AccountSeed
+from trainyard.base import StrictModel
 
 Page = Callable[[bytes], Any]
 
 
-class Advance(Contract):
+class Advance(StrictModel):
     """The body of a POST of `clock`."""
 
-    advance_seconds: float = Field(gt=0, allow_inf_nan=False, description="How far the account's clock jumps.")
+    advance_seconds: float = Field(
+        gt=0, allow_inf_nan=False, description="Seconds by which the account's clock moves forward."
+    )
 
 
 def _clock(_: bytes) -> dict[str, float]:
@@ -32,65 +34,65 @@ def _advance(body: bytes) -> dict[str, float]:
     return _clock(body)
 
 
-class SwitchedOff(Contract):
-    """The body of a POST of `switched-off`."""
+class Shutdown(StrictModel):
+    """The body of a POST of `shutdown`."""
 
     instance: str = Field(description="EC2 instance id.")
 
 
-def _switched_off(body: bytes) -> dict[str, str]:
-    control.switch_off(SwitchedOff.model_validate_json(body).instance)
+def _shutdown(body: bytes) -> dict[str, str]:
+    account_state.shut_down_instance(Shutdown.model_validate_json(body).instance)
     return {}
 
 
 def _faults(_: bytes) -> list[dict[str, Any]]:
-    return INJECTED.told()
+    return ACTIVE_FAULTS.dump()
 
 
 def _add_faults(body: bytes) -> list[dict[str, Any]]:
-    INJECTED.add(_faults_in(body))
-    return INJECTED.told()
+    ACTIVE_FAULTS.add(_parse_faults(body))
+    return ACTIVE_FAULTS.dump()
 
 
-def _end_faults(body: bytes) -> list[dict[str, Any]]:
-    """Those of the body; without one, all."""
+def _remove_faults(body: bytes) -> list[dict[str, Any]]:
+    """Remove the faults of the body; without a body, all."""
     if body:
-        INJECTED.remove(_faults_in(body))
+        ACTIVE_FAULTS.remove(_parse_faults(body))
     else:
-        INJECTED.clear()
-    return INJECTED.told()
+        ACTIVE_FAULTS.clear()
+    return ACTIVE_FAULTS.dump()
 
 
-def _faults_in(body: bytes) -> list[Fault]:
+def _parse_faults(body: bytes) -> list[Fault]:
     try:
         return FAULTS.validate_json(body)
     except ValidationError as error:
         raise ValueError(_reasons(error)) from None
 
 
-def _give(body: bytes) -> dict[str, str]:
+def _seed(body: bytes) -> dict[str, str]:
     try:
-        given = Given.model_validate_json(body)
+        account_seed = AccountSeed.model_validate_json(body)
     except ValidationError as error:
         raise ValueError(_reasons(error)) from None
-    make(given)
+    create_seed_resources(account_seed)
     return {}
 
 
 def _reasons(error: ValidationError) -> str:
-    """Each mistake as `place: why`."""
-    found = json.loads(error.json(include_url=False, include_context=False))
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found)
+    """Return each error as `location: reason`."""
+    errors = json.loads(error.json(include_url=False, include_context=False))
+    return "; ".join(f"{'.'.join(map(str, entry['loc'])) or 'body'}: {entry['msg']}" for entry in errors)
 
 
 PAGES: dict[tuple[str, str], Page] = {
-    ("instances", "GET"): lambda _: [each.model_dump() for each in control.instances()],
-    ("switched-off", "POST"): _switched_off,
-    ("dump", "GET"): lambda _: [each.model_dump() for each in control.dump()],
+    ("instances", "GET"): lambda _: [instance.model_dump() for instance in account_state.instances()],
+    ("shutdown", "POST"): _shutdown,
+    ("resources", "GET"): lambda _: [resource.model_dump() for resource in account_state.list_resources()],
     ("clock", "GET"): _clock,
     ("clock", "POST"): _advance,
-    ("given", "POST"): _give,
+    ("seed", "POST"): _seed,
     ("faults", "GET"): _faults,
     ("faults", "POST"): _add_faults,
-    ("faults", "DELETE"): _end_faults,
+    ("faults", "DELETE"): _remove_faults,
 }

@@ -1,85 +1,94 @@
-"""Faults that the emulated account shows on demand, as models: what the control page `faults` takes."""
+"""Models of the faults that can be injected into the emulated account by the control page `faults`."""
 
+import re
 from typing import Annotated, Literal
 
 import botocore.session
 from botocore.exceptions import UnknownServiceError
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from trainyard.base import Contract
-from trainyard.config.quotas import QUOTAS
-from trainyard.config.validation_messages import spelled
+from rehearsal.aws.ec2.reference import load_reference
+from trainyard.base import StrictModel
 
-_WORDS = "a service as in IAM and one of its API operations, such as fsx:CreateFileSystem"
+
+def _validate_operation(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+:[A-Z]\w+", value):
+        raise ValueError("must be a service as in IAM and one of its API operations, such as fsx:CreateFileSystem")
+    return value
+
+
 Operation = Annotated[
     str,
-    AfterValidator(spelled(r"[a-z0-9-]+:[A-Z]\w+", _WORDS)),
-    Field(description="Such as fsx:CreateFileSystem."),
+    AfterValidator(_validate_operation),
+    Field(description="Service as in IAM and API operation, such as fsx:CreateFileSystem."),
 ]
 
 
-class Capacity(Contract):
-    """Capacity runs out: launches beyond it answer InsufficientInstanceCapacity."""
+class Capacity(StrictModel):
+    """A limit on EC2 capacity: launches beyond it fail with InsufficientInstanceCapacity."""
 
     kind: Literal["capacity"] = "capacity"
-    limit: int = Field(ge=0, description="Instances that may run at once.")
-    instance_type: str | None = Field(default=None, description="The type that it holds for; none: all together.")
+    limit: int = Field(ge=0, description="Instances that can run at once.")
+    instance_type: str | None = Field(
+        default=None, description="Instance type that the limit applies to; none: all types together."
+    )
 
 
-class Throttle(Contract):
-    """The next calls of an operation are refused as too many."""
+class Throttle(StrictModel):
+    """Throttling: the next calls of an operation fail with the service's rate-limit error."""
 
     kind: Literal["throttle"] = "throttle"
     operation: Operation
-    times: int = Field(ge=1, description="Calls that are refused.")
+    times: int = Field(ge=1, description="Calls that fail.")
 
 
-class Outage(Contract):
-    """The next calls of an operation fail inside AWS: HTTP 500."""
+class Outage(StrictModel):
+    """A server error: the next calls of an operation fail with HTTP 500."""
 
     kind: Literal["outage"] = "outage"
     operation: Operation
     times: int = Field(ge=1, description="Calls that fail.")
 
 
-class Invisible(Contract):
-    """EC2's eventual consistency: an instance is missing from DescribeInstances, then shown without its address."""
+class EventualConsistency(StrictModel):
+    """EC2's eventual consistency: a new instance is missing from DescribeInstances, then has no address."""
 
-    kind: Literal["invisible"] = "invisible"
-    seconds: float = Field(gt=0, allow_inf_nan=False, description="Length of each of the two, from the launch on.")
+    kind: Literal["eventual-consistency"] = "eventual-consistency"
+    seconds: float = Field(gt=0, allow_inf_nan=False, description="Length of each of the two phases, from the launch.")
 
 
-class Deny(Contract):
-    """An operation is refused to everyone."""
+class Deny(StrictModel):
+    """A denied operation: every call fails with an authorization error."""
 
     kind: Literal["deny"] = "deny"
     operation: Operation
 
 
 def _quota_code(code: str) -> str:
-    if all(code != quota.code for quota in QUOTAS):
-        raise ValueError(f"no quota of vCPUs; they are {', '.join(quota.code for quota in QUOTAS)}")
+    codes = sorted(quota.code for quota in load_reference().quotas)
+    if code not in codes:
+        raise ValueError(f"not an EC2 vCPU quota; use one of {', '.join(codes)}")
     return code
 
 
-class Quota(Contract):
-    """A quota of vCPUs of EC2: launches above it answer VcpuLimitExceeded, Spot ones MaxSpotInstanceCountExceeded."""
+class Quota(StrictModel):
+    """An EC2 vCPU quota: launches above it fail with VcpuLimitExceeded (On-Demand) or MaxSpotInstanceCountExceeded."""
 
     kind: Literal["quota"] = "quota"
-    code: Annotated[str, AfterValidator(_quota_code)] = Field(description="Code of the quota, such as L-417A185B.")
-    vcpus: int = Field(ge=0, description="vCPUs that may run at once.")
+    code: Annotated[str, AfterValidator(_quota_code)] = Field(description="Quota code, such as L-417A185B.")
+    vcpus: int = Field(ge=0, description="vCPUs that can run at once.")
 
 
-class SpotInterruption(Contract):
-    """EC2 takes Spot Instances back: two minutes after a notice in their metadata."""
+class SpotInterruption(StrictModel):
+    """Spot interruption: EC2 terminates Spot Instances two minutes after a notice in their metadata."""
 
     kind: Literal["spot-interruption"] = "spot-interruption"
-    seconds: float = Field(ge=0, allow_inf_nan=False, description="From an instance's launch to its notice.")
-    count: int = Field(default=1, ge=1, description="Instances that are taken back.")
-    instance_type: str | None = Field(default=None, description="The type that it holds for; none: any.")
+    seconds: float = Field(ge=0, allow_inf_nan=False, description="Seconds from an instance's launch to its notice.")
+    count: int = Field(default=1, ge=1, description="Instances that are interrupted.")
+    instance_type: str | None = Field(default=None, description="Instance type that is interrupted; none: any.")
 
 
-Fault = Capacity | Throttle | Outage | Invisible | Deny | Quota | SpotInterruption
+Fault = Capacity | Throttle | Outage | EventualConsistency | Deny | Quota | SpotInterruption
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
 _BOTOCORE_NAMES = {
@@ -90,24 +99,24 @@ _BOTOCORE_NAMES = {
 
 
 def check_operation(fault: Fault) -> None:
-    """Refuse a fault of an operation that AWS does not have. Raises ValueError."""
+    """Raise ValueError if the fault names an API operation that AWS does not have."""
     if isinstance(fault, (Deny, Throttle, Outage)):
         service, _, operation = fault.operation.partition(":")
         try:
-            known = botocore.session.get_session().get_service_model(_BOTOCORE_NAMES.get(service, service))
+            service_model = botocore.session.get_session().get_service_model(_BOTOCORE_NAMES.get(service, service))
         except UnknownServiceError:
-            raise ValueError(f"no service {service} (of {fault.operation})") from None
-        if operation not in known.operation_names:
-            raise ValueError(f"no API operation {fault.operation}")
+            raise ValueError(f"AWS has no service {service} (of {fault.operation})") from None
+        if operation not in service_model.operation_names:
+            raise ValueError(f"AWS has no API operation {fault.operation}")
 
 
-def denied(text: str) -> list[Fault]:
-    """What the environment variable asks for: operations, with commas between. Raises ValueError."""
+def parse_denied_operations(text: str) -> list[Fault]:
+    """Return the faults for a comma-separated list of operations, as in REHEARSAL_DENY. Raises ValueError."""
     faults: list[Fault] = []
-    for each in filter(None, map(str.strip, text.split(","))):
+    for name in filter(None, map(str.strip, text.split(","))):
         try:
-            faults.append(Deny(operation=each))
+            faults.append(Deny(operation=name))
         except ValidationError:
-            raise ValueError(f"{each} is no operation such as fsx:CreateFileSystem") from None
+            raise ValueError(f"{name} is not an operation such as fsx:CreateFileSystem") from None
         check_operation(faults[-1])
     return faults

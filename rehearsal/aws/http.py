@@ -1,4 +1,4 @@
-"""How WSGI is served here: HTTP/1.1 with connections kept open, so that polling is cheap, and no request log."""
+"""WSGI server: HTTP/1.1 with keep-alive connections, so that polling is cheap, and no request log."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -14,14 +14,14 @@ _ADDRESS = re.compile(r"[0-9.]+(:\d+)?")
 
 
 class Handler(MotoRequestHandler):
-    """One connection. Werkzeug's own handler closes it after each response and then waits 10 ms for stray input."""
+    """Handler of one connection. Werkzeug's handler closes it after each response, then waits 10 ms for stray input."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = 64 * 1024
 
     def run_wsgi(self) -> None:
-        """Answer one request. Its body is read whole first: a kept connection must hold no rest of it."""
+        """Serve one request. The whole body is read first, since a keep-alive connection must not retain part of it."""
         self.environ = environ = self.make_environ()
         body = environ["wsgi.input"]
         length = environ.get("CONTENT_LENGTH")
@@ -30,7 +30,7 @@ class Handler(MotoRequestHandler):
         environ["CONTENT_LENGTH"] = str(len(data))
 
         if _ADDRESS.fullmatch(environ.get("HTTP_HOST", "")):
-            # Booted nodes come through a relay; a bucket's name is in the host's name only where that is no address.
+            # Booted nodes connect through a relay. A host that is an IP address contains no bucket name.
             environ["HTTP_HOST"] = f"127.0.0.1:{self.server.server_port}"
 
         started: list[tuple[int, list[tuple[str, str]]]] = []
@@ -59,15 +59,15 @@ class Handler(MotoRequestHandler):
         self.wfile.flush()
 
     def handle_expect_100(self) -> bool:
-        """Ask for the body at once: a client that hears nothing waits a second before it sends one."""
-        agreed: bool = super().handle_expect_100()
+        """Send 100 Continue at once: without it a client waits a second before it sends the body."""
+        proceed: bool = super().handle_expect_100()
         self.wfile.flush()
-        return agreed
+        return proceed
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """The journal is the log."""
+        """Write nothing: the journal records the calls."""
 
 
 def make_server(app: WsgiApp, port: int) -> ThreadedWSGIServer:
-    """A threaded server on 127.0.0.1, listening; port 0 takes a free one."""
+    """Return a threaded server that listens on 127.0.0.1; port 0: a free port."""
     return ThreadedWSGIServer("127.0.0.1", port, app, handler=Handler)

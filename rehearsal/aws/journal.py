@@ -1,4 +1,4 @@
-"""The journal: one JSON line an API call, in the order in which the calls were answered."""
+"""The journal: one JSON line per API call, in the order of the responses."""
 
 import threading
 import time
@@ -7,22 +7,24 @@ from typing import Any
 
 from pydantic import Field
 
-from rehearsal.aws.operations import Call, error_of
-from trainyard.base import Contract
+from rehearsal.aws.operations import Call, parse_error
+from trainyard.base import StrictModel
 
-ROLE = "trainyard.role"  # where the server leaves the caller's in a request's environment
+ROLE = "trainyard.role"  # key of the WSGI environment where the server stores the caller's role name
 
 
-class JournalEntry(Contract):
-    """One API call as it was answered."""
+class JournalEntry(StrictModel):
+    """One API call and its response."""
 
     seq: int = Field(description="Position in the journal, from 1.")
-    time: float = Field(description="Unix time of the answer, seconds.")
+    time: float = Field(description="Unix time of the response, seconds.")
     service: str = Field(description="Service as in IAM, e.g. ec2.")
     operation: str = Field(description="API operation, e.g. CreateVpc.")
-    access_key: str | None = Field(description="Access key that signed it; none for an unsigned call.")
-    role: str | None = Field(description="Name of the role whose session made it; none for any other caller.")
-    urn: str | None = Field(description="Header x-trainyard-urn: the Pulumi resource that the call serves.")
+    access_key: str | None = Field(description="Access key that signed the call; none for an unsigned call.")
+    role: str | None = Field(description="Name of the role whose session made the call; none for any other caller.")
+    urn: str | None = Field(
+        description="Header x-trainyard-urn: the Pulumi resource on whose behalf the call was made."
+    )
     status: int = Field(description="HTTP status.")
     error_code: str | None = Field(description="AWS's error code; none when the call succeeded.")
     error_message: str | None = Field(description="AWS's error message; none when the call succeeded.")
@@ -30,7 +32,7 @@ class JournalEntry(Contract):
 
 
 class Journal:
-    """Writes entries; each is in the file before the caller has its answer."""
+    """Writer of the journal. Each entry is in the file before the caller receives its response."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +41,8 @@ class Journal:
         self._seq = 0
 
     def write(self, call: Call, environ: dict[str, Any], status: int, body: bytes) -> None:
-        code, message = error_of(status, body) if status >= 400 else (None, None)
+        """Append the entry of one call. `environ` is its WSGI environment, `body` its response body."""
+        code, message = parse_error(status, body) if status >= 400 else (None, None)
         with self._lock:
             self._seq += 1
             entry = JournalEntry(
@@ -60,6 +63,6 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
-    """All entries of a journal; a line still being written is left out."""
+    """Return all entries of a journal file, without a last line that is incomplete."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [JournalEntry.model_validate_json(line) for line in lines if line.endswith("\n")]

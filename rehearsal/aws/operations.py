@@ -1,4 +1,4 @@
-"""What API call a request is: service and operation under their names in IAM."""
+"""Identification of a request's API call: service and operation, named as in IAM."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _READS = ("Describe", "Get", "List", "Head")
 
 @dataclass(frozen=True)
 class Call:
-    """One API call as signed. An unsigned one names no region."""
+    """One API call. The region is from the signature; empty for an unsigned request."""
 
     service: str
     operation: str
@@ -25,17 +25,20 @@ class Call:
 
     @property
     def mutating(self) -> bool:
+        """Whether the operation is other than Describe*, Get*, List* and Head*."""
         return not self.operation.startswith(_READS)
 
 
-def call_of(environ: dict[str, Any], body: bytes) -> Call:
-    """Name the call. An unsigned request is S3's; an operation that can't be named is `Unknown`."""
+def parse_call(environ: dict[str, Any], body: bytes) -> Call:
+    """Return the call of a request. An unsigned request counts as S3's; an unidentified operation is `Unknown`."""
     query = parse_qs(environ.get("QUERY_STRING", ""))
-    signed = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", "")) or _CREDENTIAL.search(
+    credential = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", "")) or _CREDENTIAL.search(
         "Credential=" + query.get("X-Amz-Credential", [""])[0]
     )
-    # S3's addresses may be signed the old way.
-    access_key, region, service = signed.groups() if signed else (query.get("AWSAccessKeyId", [None])[0], "", "s3")
+    # A presigned S3 URL may use signature version 2.
+    access_key, region, service = (
+        credential.groups() if credential else (query.get("AWSAccessKeyId", [None])[0], "", "s3")
+    )
     return Call(_IAM_PREFIX.get(service, service), _operation(service, environ, body), access_key, region)
 
 
@@ -52,7 +55,7 @@ def _operation(service: str, environ: dict[str, Any], body: bytes) -> str:
         return action[0]
     try:
         operation, _ = get_service_router(service).match(BackendRequest(dict(environ)))
-    except Exception:  # the router has an exception of its own for each way not to match
+    except Exception:  # the router has a separate exception type for each kind of mismatch
         return "Unknown"
     return str(operation.name)
 
@@ -61,15 +64,15 @@ _XML_CODE = re.compile(rb"<Code>([^<]*)</Code>")
 _XML_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>", re.IGNORECASE | re.DOTALL)
 
 
-def error_of(status: int, body: bytes) -> tuple[str, str]:
-    """Code and message of an error response, in XML or JSON. A response without a body has its status as code."""
+def parse_error(status: int, body: bytes) -> tuple[str, str]:
+    """Return code and message of an XML or JSON error response. Without a body, the status is the code."""
     code = _XML_CODE.search(body)
     if code:
         message = _XML_MESSAGE.search(body)
         return code[1].decode(), message[1].decode() if message else ""
     try:
-        told = json.loads(body)
-        name = str(told.get("__type") or told.get("code") or status).rpartition("#")[2]
-        return name, str(told.get("message") or told.get("Message") or "")
+        error = json.loads(body)
+        name = str(error.get("__type") or error.get("code") or status).rpartition("#")[2]
+        return name, str(error.get("message") or error.get("Message") or "")
     except (ValueError, AttributeError):
         return str(status), body.decode(errors="replace")[:500]

@@ -1,4 +1,4 @@
-"""The emulated AWS as a process, from the side of the one who starts it."""
+"""Client of the emulated AWS: starts it as a child process and calls its control API."""
 
 import json
 import os
@@ -17,50 +17,51 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from rehearsal.aws.billing import billed_seconds
-from rehearsal.aws.control_models import InstanceTruth, Resource
+from rehearsal.aws.control_models import InstanceRecord, Resource
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
-from rehearsal.aws.seed_models import Given
+from rehearsal.aws.seed_models import AccountSeed
 
 ACCOUNT = "123456789012"
 OPERATOR_KEY = "AKIAREHEARSALOPERATE"
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
-ANSWER_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 5.0
 _ROOT = Path(__file__).parents[2]
 
 
 class EmulatedAws:
-    """A running emulated AWS. A context manager: leaving it ends the process, and so does the caller's own end."""
+    """A running emulated AWS. A context manager: its exit, or the exit of this process, stops the emulated AWS."""
 
     def __init__(
-        self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str, loopback: bool
+        self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str, uses_loopback: bool
     ) -> None:
-        """`loopback`: whether its instances have addresses of this machine's loopback, not those of their subnets."""
+        """Use `attach` or `start`. `uses_loopback`: instances have loopback addresses instead of subnet addresses."""
         self._process = process
         self._journal = journal
-        self.region, self.loopback = region, loopback
+        self.region, self.uses_loopback = region, uses_loopback
         self.endpoint = endpoint
 
     @classmethod
     def attach(cls, endpoint: str) -> Self:
-        """Use one that runs already. Raises ValueError when nothing of ours answers on the loopback at `endpoint`."""
+        """Return a client of a running emulated AWS. Raises ValueError unless one responds at the loopback URL."""
         if urlsplit(endpoint).hostname not in {"127.0.0.1", "localhost"}:
-            raise ValueError("it is not on this machine's loopback")
+            raise ValueError("the endpoint is not on this machine's loopback interface")
         try:
-            with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as answer:  # noqa: S310 - on the loopback
-                about: dict[str, str] = json.load(answer)[0]
-            loopback = about["addresses"] != "subnets"
-            return cls(None, Path(about["journal"]), endpoint, about["region"], loopback)
+            with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as response:  # noqa: S310 - loopback only
+                about: dict[str, str] = json.load(response)[0]
+            uses_loopback = about["addresses"] != "subnets"
+            return cls(None, Path(about["journal"]), endpoint, about["region"], uses_loopback)
         except (OSError, HTTPException, ValueError, TypeError, LookupError) as error:
-            raise ValueError(f"no emulated AWS answers there: {error}") from error
+            raise ValueError(f"no emulated AWS responds: {error}") from error
 
     @classmethod
     def start(cls, folder: Path, addresses: str | None = None, region: str = "us-east-1") -> Self:
-        """Start it and wait until it listens.
+        """Start an emulated AWS and wait until it listens.
 
         `folder` receives `port`, `journal.jsonl` and `aws.log`. `addresses` is the network of the instances' private
-        addresses; none: their subnets'. Raises RuntimeError with the log's tail when it ends or takes START_SECONDS.
+        addresses; none: their subnets'. Raises RuntimeError with the end of the log if the process exits or does not
+        listen within START_SECONDS.
         """
         folder.mkdir(parents=True, exist_ok=True)
         port_file, journal, log = folder / "port", folder / "journal.jsonl", folder / "aws.log"
@@ -71,7 +72,7 @@ class EmulatedAws:
         command += ["--addresses", addresses] if addresses else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "MOTO_"))}
         with log.open("wb") as output:
-            # A session of its own: Ctrl-C is for the rehearsal, which still needs the account to take things down.
+            # A separate session, so that Ctrl-C reaches only the rehearsal, whose teardown still needs the account.
             process = subprocess.Popen(
                 command,
                 cwd=_ROOT,
@@ -86,7 +87,9 @@ class EmulatedAws:
             while not port_file.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
                     tail = log.read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"the emulated AWS did not listen within {START_SECONDS:.0f} s: {tail}")
+                    raise RuntimeError(
+                        f"the emulated AWS did not listen within {START_SECONDS:.0f} s. End of its log: {tail}"
+                    )
                 time.sleep(0.02)
         except BaseException:
             process.kill()
@@ -96,94 +99,97 @@ class EmulatedAws:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "attached: another's process"
+        """Process id of an emulated AWS that this object started."""
+        assert self._process is not None, "attached to an emulated AWS that another process started"
         return self._process.pid
 
     def environment(self, region: str | None = None) -> dict[str, str]:
-        """Environment variables for clients: this account, and no settings of the user's own."""
-        where = region or self.region
+        """Return environment variables that direct AWS clients to this account, without the user's configuration."""
+        region = region or self.region
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": OPERATOR_KEY,
             "AWS_SECRET_ACCESS_KEY": "rehearsal",
-            "AWS_REGION": where,
-            "AWS_DEFAULT_REGION": where,
+            "AWS_REGION": region,
+            "AWS_DEFAULT_REGION": region,
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
 
-    def instances(self) -> list[InstanceTruth]:
-        """Every instance that ever was, terminated ones included."""
-        return [InstanceTruth.model_validate(item) for item in self._page("instances")]
+    def instances(self) -> list[InstanceRecord]:
+        """Return every instance of the account, terminated ones included."""
+        return [InstanceRecord.model_validate(item) for item in self._page("instances")]
 
-    def switched_off(self, instance: str) -> None:
-        """Tell EC2 that an instance has switched itself off."""
-        self._page("switched-off", "POST", {"instance": instance})
+    def report_shutdown(self, instance_id: str) -> None:
+        """Report to EC2 that an instance's operating system has shut down."""
+        self._page("shutdown", "POST", {"instance": instance_id})
 
-    def dump(self) -> list[Resource]:
-        """All that exists in the account."""
-        return [Resource.model_validate(item) for item in self._page("dump")]
+    def list_resources(self) -> list[Resource]:
+        """Return every resource of the account."""
+        return [Resource.model_validate(item) for item in self._page("resources")]
 
     def now(self) -> float:
-        """The account's Unix time, seconds."""
+        """Return the account's Unix time, seconds."""
         return float(self._page("clock")["now"])
 
-    def advance(self, seconds: float) -> float:
-        """Move the account's clock forward; what was due until then has happened. Returns the account's time."""
+    def advance_clock(self, seconds: float) -> float:
+        """Move the account's clock forward and run the actions due until then. Returns the account's Unix time."""
         return float(self._page("clock", "POST", {"advance_seconds": seconds})["now"])
 
-    def give(self, given: Given) -> None:
-        """Let these stand in the account. Raises ValueError with the reason, and then nothing was made."""
-        self._page("given", "POST", given.model_dump())
+    def seed(self, account_seed: AccountSeed) -> None:
+        """Create resources in the account. Raises ValueError with the reason, and then none is created."""
+        self._page("seed", "POST", account_seed.model_dump())
 
     def inject(self, *faults: Fault | dict[str, Any]) -> None:
-        """Put faults on, beside those that are. Raises ValueError with the reason, and then none was put on."""
-        given = [each if isinstance(each, dict) else each.model_dump() for each in faults]
-        self._page("faults", "POST", given)
+        """Add faults to the active ones. Raises ValueError with the reason, and then none is added."""
+        content = [fault if isinstance(fault, dict) else fault.model_dump() for fault in faults]
+        self._page("faults", "POST", content)
 
     def faults(self) -> list[Fault]:
-        """Those that are on."""
+        """Return the active faults."""
         return FAULTS.validate_python(self._page("faults"))
 
-    def end_faults(self, faults: Iterable[Fault]) -> None:
-        """End these; others stay on."""
-        self._page("faults", "DELETE", [each.model_dump() for each in faults])
+    def remove_faults(self, faults: Iterable[Fault]) -> None:
+        """Remove these faults; others remain active."""
+        self._page("faults", "DELETE", [fault.model_dump() for fault in faults])
 
     def clear_faults(self) -> None:
-        """End all faults."""
+        """Remove all faults."""
         self._page("faults", "DELETE")
 
-    def billed(self) -> float:
-        """Instance-seconds billed so far."""
+    def billed_instance_seconds(self) -> float:
+        """Return the instance-seconds billed so far."""
         return billed_seconds(self.instances(), self.now())
 
     def journal(self) -> list[JournalEntry]:
-        """Every API call so far, in order."""
+        """Return every API call so far, in order."""
         return read_journal(self._journal)
 
-    def died(self) -> str:
-        """How it ended before its time; empty while it listens."""
-        where = urlsplit(self.endpoint)
+    def exit_reason(self) -> str:
+        """Return why the emulated AWS no longer accepts connections; empty while it does."""
+        address = urlsplit(self.endpoint)
         try:
-            socket.create_connection((where.hostname, where.port), ANSWER_SECONDS).close()
+            socket.create_connection((address.hostname, address.port), CONNECT_TIMEOUT_SECONDS).close()
         except OSError as error:
-            log = f"its log is {self._journal.with_name('aws.log')}"
-            return f"the emulated AWS at {self.endpoint} died, and all that it held went with it ({error}): {log}"
+            log = self._journal.with_name("aws.log")
+            return (
+                f"the emulated AWS at {self.endpoint} exited and its resources are lost ({error}). See its log: {log}"
+            )
         return ""
 
     def _page(self, name: str, method: str = "GET", content: Any = None) -> Any:
         body = None if content is None else json.dumps(content).encode()
-        asked = Request(f"{self.endpoint}/_rehearsal/{name}", body, method=method)  # noqa: S310 - our own server
+        request = Request(f"{self.endpoint}/_rehearsal/{name}", body, method=method)  # noqa: S310 - loopback only
         try:
-            with urlopen(asked, timeout=30) as answer:  # noqa: S310
-                return json.load(answer)
+            with urlopen(request, timeout=30) as response:  # noqa: S310
+                return json.load(response)
         except HTTPError as error:
             raise ValueError(json.load(error)["error"]) from None
 
     def stop(self) -> None:
-        """End the process and wait for it: SIGTERM, then SIGKILL. Harmless when it has ended, or was attached to."""
-        if self._process is None:  # another's
+        """Stop the process: SIGTERM, then SIGKILL. Does nothing if it has exited or this object is attached to it."""
+        if self._process is None:
             return
         assert self._process.stdin is not None
         if self._process.poll() is None:

@@ -1,63 +1,63 @@
-"""What stands in an account before a stack comes, as models: what the control page `given` takes."""
+"""Models of the resources that exist in an account before a stack is deployed: body of the control page `seed`."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 SERVICES = ("s3", "ssm", "ssmmessages")
 
 
-class GivenReservation(Contract):
-    """A capacity reservation, or a Capacity Block."""
+class SeedReservation(StrictModel):
+    """A capacity reservation or a Capacity Block."""
 
-    id: str = Field(pattern="^cr-[0-9a-f]{17}$", description="Its id.")
+    id: str = Field(pattern="^cr-[0-9a-f]{17}$", description="Reservation id.")
     instance_type: str = Field(description="EC2 instance type.")
     zone: str = Field(description="Availability zone.")
-    count: int = Field(gt=0, description="Instances that it holds.")
+    count: int = Field(gt=0, description="Instances that it reserves.")
     block: bool = Field(default=False, description="Whether it is a Capacity Block.")
     criteria: Literal["open", "targeted"] = Field(
-        default="targeted", description="Which launches it takes; a block takes targeted ones."
+        default="targeted", description="Instance match criteria. A Capacity Block is always targeted."
     )
-    start: float | None = Field(default=None, description="Unix time at which it begins; none: it has begun.")
-    end: float | None = Field(default=None, description="Unix time at which it ends; none: when it is cancelled.")
+    start: float | None = Field(default=None, description="Unix time of the start, seconds; none: it has started.")
+    end: float | None = Field(default=None, description="Unix time of the end, seconds; none: until cancelled.")
 
 
-class GivenSubnet(Contract):
-    """A private subnet: its way out is a NAT gateway."""
+class SeedSubnet(StrictModel):
+    """A private subnet, whose default route is a NAT gateway."""
 
-    id: str = Field(pattern="^subnet-[0-9a-f]{8,17}$", description="Its id.")
+    id: str = Field(pattern="^subnet-[0-9a-f]{8,17}$", description="Subnet id.")
     zone: str = Field(description="Availability zone.")
 
 
-class GivenNetwork(Contract):
-    """A VPC with private subnets, a public one with a NAT gateway, and endpoints of services."""
+class SeedNetwork(StrictModel):
+    """A VPC with private subnets, a public one with a NAT gateway, and VPC endpoints."""
 
-    id: str = Field(pattern="^vpc-[0-9a-f]{8,17}$", description="Id of the VPC.")
-    cidr: str = Field(default="10.0.0.0/16", description="Its addresses, at least 16 subnets of 16.")
-    subnets: tuple[GivenSubnet, ...] = Field(min_length=1, max_length=14, description="Its private subnets.")
-    services: tuple[str, ...] = Field(default=SERVICES, description="Services that it has an endpoint of.")
+    id: str = Field(pattern="^vpc-[0-9a-f]{8,17}$", description="VPC id.")
+    cidr: str = Field(default="10.0.0.0/16", description="CIDR block of the VPC, /16 to /24; it is divided in 16.")
+    subnets: tuple[SeedSubnet, ...] = Field(min_length=1, max_length=14, description="Private subnets.")
+    services: tuple[str, ...] = Field(default=SERVICES, description="Services with a VPC endpoint.")
 
 
-class GivenKey(Contract):
+class SeedKey(StrictModel):
     """A customer managed KMS key."""
 
-    id: str = Field(pattern="^[0-9a-f-]{36}$", description="Its key id.")
+    id: str = Field(pattern="^[0-9a-f-]{36}$", description="Key id.")
 
 
-class GivenBucket(Contract):
+class SeedBucket(StrictModel):
     """An S3 bucket."""
 
-    name: str = Field(description="Its name.")
-    versioned: bool = Field(default=True, description="Whether it keeps versions.")
+    name: str = Field(description="Bucket name.")
+    versioned: bool = Field(default=True, description="Whether versioning is enabled.")
 
 
-class Given(Contract):
-    """All of it, in one region."""
+class AccountSeed(StrictModel):
+    """The resources to create, in one region."""
 
-    region: str = Field(description="Region of the things.")
-    reservations: tuple[GivenReservation, ...] = Field(default=(), description="Capacity reservations.")
-    networks: tuple[GivenNetwork, ...] = Field(default=(), description="VPCs.")
-    keys: tuple[GivenKey, ...] = Field(default=(), description="KMS keys.")
-    buckets: tuple[GivenBucket, ...] = Field(default=(), description="S3 buckets.")
+    region: str = Field(description="Region of the resources.")
+    reservations: tuple[SeedReservation, ...] = Field(default=(), description="Capacity reservations.")
+    networks: tuple[SeedNetwork, ...] = Field(default=(), description="VPCs.")
+    keys: tuple[SeedKey, ...] = Field(default=(), description="KMS keys.")
+    buckets: tuple[SeedBucket, ...] = Field(default=(), description="S3 buckets.")

@@ -1,4 +1,4 @@
-"""The server: moto's dispatcher behind the journal, and the control pages that no AWS has."""
+"""The WSGI application: moto with a journal, faults and authorization, and the control API."""
 
 import json
 import threading
@@ -11,137 +11,152 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from rehearsal.aws import cloudcontrol
-from rehearsal.aws import control_pages as pages
-from rehearsal.aws.autoscaling import activities, groups, launch_instances, lifecycle, members, schedules, service_roles
+from rehearsal.aws import cloudcontrol, control_pages
+from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
+from rehearsal.aws.autoscaling import (
+    activities,
+    groups,
+    launch_instances,
+    lifecycle,
+    members,
+    scheduled_actions,
+    service_roles,
+)
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2 import (
+    account_images,
     dependencies,
     endpoints,
     flow_logs,
-    images,
     instances,
     interfaces,
-    own_images,
     placement,
+    public_images,
     quotas,
+    reference,
+    reservation_actions,
     reservations,
     security_rules,
     spot,
     visibility,
 )
-from rehearsal.aws.ec2 import reservation_actions as reservation_calls
 from rehearsal.aws.ec2.interfaces import Addresses
 from rehearsal.aws.ec2.launch import Launcher
 from rehearsal.aws.iam import boundaries
-from rehearsal.aws.iam.authorization import rights
-from rehearsal.aws.iam.callers import caller_of
-from rehearsal.aws.injection import INJECTED, Refusal
+from rehearsal.aws.iam.authorization import authorized
+from rehearsal.aws.iam.callers import identify_caller
 from rehearsal.aws.journal import ROLE, Journal
-from rehearsal.aws.monitoring import alarms, budgets, log_groups
-from rehearsal.aws.monitoring import sns as notices
-from rehearsal.aws.operations import Call, call_of
+from rehearsal.aws.monitoring import alarms, budgets, log_groups, sns
+from rehearsal.aws.operations import Call, parse_call
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.storage import bucket_policies, encryption, fsx, fsx_links, keys, object_lifecycle
+from rehearsal.aws.storage import bucket_policies, encryption, fsx, fsx_associations, keys, object_lifecycle
 
 StartResponse = Callable[..., Any]
 
 
-class Account:
-    """The WSGI application. moto's backends are not made for threads: S3's calls take turns, and so do the others."""
+class AwsApplication:
+    """The WSGI application. moto is not thread-safe: one lock serializes S3's calls, a second lock all other calls."""
 
     def __init__(self, journal: Journal, region: str, addresses: IPv4Network | None) -> None:
-        """`region` has its default VPC from the start: in AWS it needs no first call. `addresses`: see instances."""
+        """Extend moto and create the default VPC of `region`.
+
+        `addresses`: network of the instances' private addresses; None: from their subnets.
+        """
         self._about = [
             {"journal": str(journal.path), "region": region, "addresses": str(addresses) if addresses else "subnets"}
         ]
         self._journal = journal
-        _extend(Launcher(Addresses(addresses) if addresses else None))
-        INJECTED.add_denials()
-        ec2_backends[ACCOUNT][region]
+        _extend_moto(Launcher(Addresses(addresses) if addresses else None))
+        ACTIVE_FAULTS.add_environment_denials()
+        ec2_backends[ACCOUNT][region]  # creates the default VPC, as in a new AWS account
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self._s3_lock = threading.Lock()
-        # GetResources reads the buckets' tags.
-        self._turns = {"s3": [self._s3_lock], "tag": [self._lock, self._s3_lock]}
+        # GetResources reads the tags of buckets.
+        self._locks = {"s3": [self._s3_lock], "tag": [self._lock, self._s3_lock]}
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request: an API call, or a page of the control API below /_rehearsal/."""
         path = environ.get("PATH_INFO", "")
         if path.startswith("/_rehearsal/"):
-            return self._control(environ, start_response)
-        call = call_of(environ, environ["wsgi.input"].getvalue())
-        status, headers, body = self._answer(call, environ)
+            return self._serve_control_page(environ, start_response)
+        call = parse_call(environ, environ["wsgi.input"].getvalue())
+        status, headers, body = self._respond(call, environ)
         self._journal.write(call, environ, int(status.split()[0]), body)
         start_response(status, headers)
         return [body]
 
-    def _answer(self, call: Call, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
-        told: list[Any] = []
+    def _respond(self, call: Call, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
+        response: list[Any] = []
         in_json = "HTTP_X_AMZ_TARGET" in environ
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Callable[[bytes], Any]:
-            told[:] = [status, headers]
+            response[:] = [status, headers]
             return lambda data: None
 
         try:
-            with ExitStack() as turns:
-                for lock in self._turns.get(call.service, [self._lock]):
-                    turns.enter_context(lock)
+            with ExitStack() as locks:
+                for lock in self._locks.get(call.service, [self._lock]):
+                    locks.enter_context(lock)
                 if call.service != "s3":
-                    CLOCK.pass_time()
-                caller = caller_of(call, in_json)
+                    CLOCK.run_due_actions()
+                caller = identify_caller(call, in_json)
                 environ[ROLE] = caller.role if caller else None
-                INJECTED.check_call(call, in_json)
-                with rights(caller, call, environ):
+                ACTIVE_FAULTS.check_call(call, in_json)
+                with authorized(caller, call, environ):
                     if call.service == cloudcontrol.SERVICE:
-                        body = cloudcontrol.answer(call, environ["wsgi.input"].getvalue())
-                        told = ["200 OK", [("Content-Length", str(len(body)))]]
+                        body = cloudcontrol.handle_call(call, environ["wsgi.input"].getvalue())
+                        response = ["200 OK", [("Content-Length", str(len(body)))]]
                     else:
                         body = b"".join(self._moto(environ, start))
-        except Refusal as refusal:
-            return _refused(call, in_json, refusal)
+        except ApiError as refusal:
+            return _error_response(call, in_json, refusal)
         except NotImplementedError as error:
             message = f"{call.service}:{call.operation}: {error}"
-            return _refused(call, in_json, Refusal("501 Not Implemented", "NotImplemented", message))
+            return _error_response(call, in_json, ApiError("501 Not Implemented", "NotImplemented", message))
         except Exception as error:
             traceback.print_exc()
             message = f"{call.service}:{call.operation}: {type(error).__name__}: {error}"
-            return _refused(call, in_json, Refusal("500 Internal Server Error", "InternalFailure", message))
-        return told[0], told[1], body
+            return _error_response(call, in_json, ApiError("500 Internal Server Error", "InternalFailure", message))
+        return response[0], response[1], body
 
-    def _control(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        asked = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
-        known: dict[tuple[str, str], pages.Page] = {**pages.PAGES, ("about", "GET"): lambda _: self._about}
+    def _serve_control_page(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        page, method = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
+        pages: dict[tuple[str, str], control_pages.Page] = {
+            **control_pages.PAGES,
+            ("about", "GET"): lambda _: self._about,
+        }
         status: str = "200 OK"
         content: Any
         with self._lock, self._s3_lock:
-            CLOCK.pass_time()
-            if asked in known:
+            CLOCK.run_due_actions()
+            if (page, method) in pages:
                 try:
-                    content = known[asked](environ["wsgi.input"].getvalue())
+                    content = pages[page, method](environ["wsgi.input"].getvalue())
                 except ValueError as error:
                     status, content = "400 Bad Request", {"error": str(error)}
-            elif any(asked[0] == page for page, _ in known):
-                status, content = "405 Method Not Allowed", {"error": f"no {asked[1]} of this page"}
+            elif any(page == name for name, _ in pages):
+                status, content = "405 Method Not Allowed", {"error": f"the page {page} does not support {method}"}
             else:
-                status, content = "404 Not Found", {"error": "no such page"}
+                status, content = "404 Not Found", {"error": f"the page {page} does not exist"}
         body = json.dumps(content).encode()
         start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]
 
 
-def _extend(launcher: Launcher) -> None:
+def _extend_moto(launcher: Launcher) -> None:
     bucket_policies.install()
     object_lifecycle.install()
     boundaries.install()
     placement.install()
     reservations.install()
-    reservation_calls.install()
+    reservation_actions.install()
     quotas.install()
     spot.install()
     interfaces.install()
-    images.install()
-    own_images.install()
+    reference.install()
+    public_images.install()
+    account_images.install()
     dependencies.install()
     endpoints.install()
     security_rules.install()
@@ -153,20 +168,20 @@ def _extend(launcher: Launcher) -> None:
     groups.install()
     service_roles.install()
     launch_instances.install(launcher)
-    schedules.install()
+    scheduled_actions.install()
     fsx.install()
     keys.install()
-    fsx_links.install()
+    fsx_associations.install()
     encryption.install()
     log_groups.install()
     flow_logs.install()
-    notices.install()
+    sns.install()
     alarms.install()
     budgets.install()
 
 
-def _refused(call: Call, in_json: bool, refusal: Refusal) -> tuple[str, list[tuple[str, str]], bytes]:
-    """A refusal that moto knows nothing of, in the shape that the service's clients read."""
+def _error_response(call: Call, in_json: bool, refusal: ApiError) -> tuple[str, list[tuple[str, str]], bytes]:
+    """Format an error that moto did not raise for the protocol of the call's service."""
     escaped = refusal.message.replace("&", "&amp;").replace("<", "&lt;")
     error = f"<Error><Code>{refusal.code}</Code><Message>{escaped}</Message></Error>"
     if in_json:

@@ -1,1 +1,1 @@
-"""What runs the Pulumi program in a rehearsal: the SDK's mocks, or the Pulumi CLI."""
+"""Engines that run the Pulumi program in a rehearsal: the SDK's mocks, or the Pulumi CLI."""

@@ -1,46 +1,49 @@
-"""What a rehearsal asks of an engine: the way up, the way down, and what can be told of its calls."""
+"""Engine: the interface through which a rehearsal deploys and destroys the Pulumi program."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from rehearsal.adapter.graph import Deployment
-from rehearsal.adapter.teardown import Destroyed
+from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.teardown import DestroyResult
 from rehearsal.aws.journal import JournalEntry
-from trainyard.base import InputError
+from trainyard.errors import InputError
 from trainyard.models.report import Scaled
 
 
 class Engine(Protocol):
-    """Runs the program of one rehearsal, in its own account. Used in the order of its methods."""
+    """Runs the program of one rehearsal in the rehearsal's account. The methods are called in this order."""
 
     def preview(self) -> int:
-        """How many AWS resources an `up` would make.
+        """Return how many AWS resources an `up` would create.
 
-        Raises InputError for what only the program's look-ups can tell.
+        Raises InputError for invalid settings that only the program's lookups detect.
         """
 
-    def up(self, begun: Callable[[Deployment], None]) -> Deployment:
-        """Make them. `begun` receives what stands of the program before anything does.
+    def up(self, on_start: Callable[[Deployment], None]) -> Deployment:
+        """Create the resources. `on_start` receives the deployment, still empty, before the program starts.
 
-        Raises UpFailed, and lets a KeyboardInterrupt through once nothing more is being made.
+        Raises UpError when the program fails. Raises KeyboardInterrupt only after the operations in progress ended.
         """
 
     def stop(self) -> None:
-        """End the commands that run, from any thread: the way up then fails."""
+        """Stop the local commands that are running, from any thread: `up` then fails."""
 
-    def destroy(self, deployment: Deployment) -> Destroyed:
-        """Delete what is not retained; again after a failure or a cut. Raises DestroyFailed when anything is left."""
+    def destroy(self, deployment: Deployment) -> DestroyResult:
+        """Delete the resources that are not retained. It can be called again after a failure or an interrupt.
 
-    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
-        """Resources made (urn -> name) against the calls that made them: a sentence for each that does not fit."""
+        Raises DestroyError when a resource remains.
+        """
+
+    def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        """Compare the created resources (URN -> name) with the API calls that created them. Return the differences."""
 
     def scaled(self) -> list[Scaled]:
-        """What of the real engine something else stood in for."""
+        """Return the parts of the real engine for which the rehearsal uses a substitute."""
 
 
-class ProgramRefused(InputError):
-    """An InputError of the program, which another process raised: its words alone came here."""
+class ProgramInputError(InputError):
+    """An InputError that the program raised in another process. Only its message is available, not its problems."""
 
-    def __init__(self, words: str) -> None:
-        ValueError.__init__(self, words)
+    def __init__(self, message: str) -> None:
+        ValueError.__init__(self, message)
         self.problems = []

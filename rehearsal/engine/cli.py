@@ -1,4 +1,4 @@
-"""The engine with the Pulumi CLI: its own state, differences and order, with the adapter attached as its provider."""
+"""The Pulumi CLI as engine: the CLI keeps the state, and uses the adapter as its resource provider."""
 
 import os
 import shutil
@@ -7,123 +7,144 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rehearsal.adapter.account import Adapter
-from rehearsal.adapter.graph import Deployment
-from rehearsal.adapter.mocks import UpFailed
-from rehearsal.adapter.provider import Provider, serving
-from rehearsal.adapter.session import ACCESS_KEY
-from rehearsal.adapter.teardown import Destroyed, DestroyFailed
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.aws_clients import ACCESS_KEY
+from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.mocks import UpError
+from rehearsal.adapter.provider import Provider, serve_provider
+from rehearsal.adapter.teardown import DestroyError, DestroyResult
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
-from rehearsal.context import Scene
-from rehearsal.engine.base import ProgramRefused
+from rehearsal.context import Context
+from rehearsal.engine.base import ProgramInputError
 from rehearsal.engine.log import CRASHED, EngineLog
-from rehearsal.engine.state import exports_of, resources_of
+from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import EngineName, Scaled
 
-NEEDED = ("pulumi", "pulumi-language-python")
+REQUIRED_PROGRAMS = ("pulumi", "pulumi-language-python")
 
 
 def check_cli(engine: EngineName = "pulumi") -> None:
-    """Raises InputError where the Pulumi CLI can't be had."""
-    missing = [name for name in NEEDED if shutil.which(name) is None]
+    """Raise InputError when the Pulumi CLI is not installed."""
+    missing = [name for name in REQUIRED_PROGRAMS if shutil.which(name) is None]
     if missing:
-        why = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on PATH"
-        fix = "Install the Pulumi CLI (pulumi.com/docs/install), or leave ENGINE out"
-        raise InputError([Problem(key="--engine", value=engine, why=why, fix=fix)])
+        reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on PATH"
+        fix = "Install the Pulumi CLI (pulumi.com/docs/install), or omit ENGINE"
+        raise InputError([Problem(key="--engine", value=engine, reason=reason, fix=fix)])
 
 
 def has_plugin(package: str) -> bool:
-    """Whether Pulumi finds a plugin of this package: on PATH, or among those that it has fetched."""
+    """Return whether Pulumi finds a plugin of this package, on PATH or among its installed plugins."""
     program = f"pulumi-resource-{package}"
     home = Path(os.environ.get("PULUMI_HOME", Path.home() / ".pulumi"))
     return shutil.which(program) is not None or any(home.glob(f"plugins/resource-{package}-v*/{program}"))
 
 
 @contextmanager
-def attaching(scene: Scene, *packages: str) -> Iterator[dict[str, int]]:
-    """Package -> port of the rehearsal's own provider: of these, and of `command` where Pulumi has no plugin of it.
+def attached_providers(context: Context, *packages: str) -> Iterator[dict[str, int]]:
+    """Serve the rehearsal's provider for `packages`, and for `command` when Pulumi has no plugin of it.
 
-    They answer as long as this lasts.
+    Yields the port of each package's provider. The providers stop at exit.
     """
-    provider = Provider(scene.options.root, scene.aws.region)
-    lacking = [name for name in ("command",) if not has_plugin(name)]
+    provider = Provider(context.options.root, context.aws.region)
+    missing = [name for name in ("command",) if not has_plugin(name)]
     with ExitStack() as stack:
-        yield {name: stack.enter_context(serving(provider)) for name in (*packages, *lacking)}
+        yield {name: stack.enter_context(serve_provider(provider)) for name in (*packages, *missing)}
 
 
 @contextmanager
-def cli(scene: Scene) -> Iterator["Cli"]:
-    """Its providers answer as long as this lasts."""
-    with attaching(scene, "aws") as attached:
-        yield Cli(scene, attached)
+def cli_engine(context: Context) -> Iterator["CliEngine"]:
+    """Yield the engine while its providers run."""
+    with attached_providers(context, "aws") as ports:
+        yield CliEngine(context, ports)
 
 
-class Cli:
-    """`attached`: package -> port, of the providers that the rehearsal serves itself. `beside`: settings of its own."""
+class CliEngine:
+    """Runs the program with the Pulumi CLI.
 
-    def __init__(self, scene: Scene, attached: Mapping[str, int], beside: Mapping[str, Any] | None = None) -> None:
-        self._scene = scene
-        self._attached = attached
-        self._config = {**scene.config, **(beside or {})}
-        options = scene.options
-        self._workspace = Workspace(options.folder / "pulumi", options.root, options.stack, attached)
+    `ports`: package -> port of each provider that the rehearsal serves. `extra_config`: stack settings in addition to
+    the stack file's.
+    """
+
+    def __init__(
+        self, context: Context, ports: Mapping[str, int], extra_config: Mapping[str, Any] | None = None
+    ) -> None:
+        self._context = context
+        self._ports = ports
+        self._config = {**context.config, **(extra_config or {})}
+        options = context.options
+        self._workspace = Workspace(options.folder / "pulumi", options.root, options.stack, ports)
 
     def preview(self) -> int:
-        self._workspace.lay_out(self._config)
+        """Return how many AWS resources an `up` would create. Raises InputError when the program raises it."""
+        self._workspace.create(self._config)
         log = self._workspace.run("preview")
         if any(urn or message.startswith(CRASHED) for urn, message in log.errors):
-            raise RuntimeError(_words(log))
+            raise RuntimeError(_messages(log))
         if log.errors:
-            raise ProgramRefused(_words(log))
+            raise ProgramInputError(_messages(log))
         return len([type_ for type_ in log.planned.values() if type_.startswith("aws:")])
 
-    def up(self, begun: Callable[[Deployment], None]) -> Deployment:
-        options, account = self._scene.options, Adapter(self._scene.aws.region)
+    def up(self, on_start: Callable[[Deployment], None]) -> Deployment:
+        """Create the resources, and read the deployment from the CLI's state. Raises UpError."""
+        options, account = self._context.options, EmulatedAccount(self._context.aws.region)
         deployment = Deployment(stack=options.stack, root=options.root, account=account, preview=False)
-        begun(deployment)
+        on_start(deployment)
         seconds: dict[str, float] = {}
         try:
-            log = self._workspace.run("up", "--yes", "--skip-preview", tell=self._scene.tell)
+            log = self._workspace.run("up", "--yes", "--skip-preview", on_event=self._context.print_event)
             seconds = log.seconds
         finally:
-            state = self._workspace.state()
-            deployment.resources.update(resources_of(state, seconds))
-            deployment.exports.update(exports_of(state))
+            state = self._workspace.export_state()
+            deployment.resources.update(read_resources(state, seconds))
+            deployment.exports.update(read_exports(state))
         if log.errors:
-            raise UpFailed(_words(log), deployment)
+            raise UpError(_messages(log), deployment)
         return deployment
 
     def stop(self) -> None:
+        """Interrupt the CLI: its operations in progress end, and its local commands stop."""
         self._workspace.interrupt()
 
-    def destroy(self, deployment: Deployment) -> Destroyed:
-        log = self._workspace.run("destroy", "--yes", "--skip-preview", tell=self._scene.tell)
-        standing = resources_of(self._workspace.state(), {})
-        own = [one for one in deployment.resources.values() if one.custom]
-        if log.errors or standing:
-            left = [one for one in own if one.urn in standing and not one.retain_on_delete]
-            raise DestroyFailed(dict(log.errors), left)
-        for one in own:
-            if not one.retain_on_delete:
-                one.made, one.deleted = False, True
-        return Destroyed(
-            deleted=tuple(one for one in own if one.deleted), retained=tuple(one for one in own if one.made)
+    def destroy(self, deployment: Deployment) -> DestroyResult:
+        """Delete the resources that are not retained. Raises DestroyError when a resource remains."""
+        log = self._workspace.run("destroy", "--yes", "--skip-preview", on_event=self._context.print_event)
+        in_state = read_resources(self._workspace.export_state(), {})
+        resources = [resource for resource in deployment.resources.values() if resource.custom]
+        if log.errors or in_state:
+            remaining = [
+                resource for resource in resources if resource.urn in in_state and not resource.retain_on_delete
+            ]
+            raise DestroyError(dict(log.errors), remaining)
+        for resource in resources:
+            if not resource.retain_on_delete:
+                resource.exists, resource.deleted = False, True
+        return DestroyResult(
+            deleted=tuple(resource for resource in resources if resource.deleted),
+            retained=tuple(resource for resource in resources if resource.exists),
         )
 
-    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
-        return check_journal(made, journal, ACCESS_KEY)
+    def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        """Compare the created resources with the API calls in the journal."""
+        return check_journal(created, journal, ACCESS_KEY)
 
     def scaled(self) -> list[Scaled]:
-        whys = {
-            "aws": "its plugin calls AWS with its own client; a rehearsal tells which resource each call serves",
-            "command": "it is neither on PATH nor among Pulumi's plugins",
+        """Return the Pulumi plugins that the rehearsal's provider replaces."""
+        reasons = {
+            "aws": "the plugin's own AWS client does not mark its calls with the resource that they are for",
+            "command": "it is not on PATH and not among Pulumi's installed plugins",
         }
-        by = "the rehearsal's own provider"
-        return [Scaled(what=f"the plugin pulumi-resource-{name}", by=by, why=whys[name]) for name in self._attached]
+        return [
+            Scaled(
+                original=f"the plugin pulumi-resource-{name}",
+                replacement="the rehearsal's own provider",
+                reason=reasons[name],
+            )
+            for name in self._ports
+        ]
 
 
-def _words(log: EngineLog) -> str:
+def _messages(log: EngineLog) -> str:
     return "\n".join(message for _, message in log.errors)

@@ -1,53 +1,63 @@
-"""The engine without the Pulumi CLI: the SDK's own mocks run the program, the adapter makes and deletes."""
+"""The SDK's mocks as engine, without the Pulumi CLI: the adapter creates and deletes the resources."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rehearsal.adapter.account import Adapter
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.aws_clients import ACCESS_KEY
+from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
-from rehearsal.adapter.session import ACCESS_KEY
-from rehearsal.adapter.teardown import Destroyed, destroy
+from rehearsal.adapter.teardown import DestroyResult, destroy
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
-from rehearsal.context import Scene
+from rehearsal.context import Context
 from trainyard.models.report import Scaled
 
 
-class Mocks:
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self._account = Adapter(scene.aws.region)
+class MocksEngine:
+    """Runs the program with the Pulumi SDK's mocks."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._account = EmulatedAccount(context.aws.region)
 
     def preview(self) -> int:
-        scene = self._scene
-        planned = up(scene.config, scene.options.stack, scene.options.root, preview=True, account=self._account)
-        return len([one for one in planned.resources.values() if one.custom and one.type.startswith("aws:")])
+        """Return how many AWS resources an `up` would create. Raises InputError when the program raises it."""
+        context = self._context
+        planned = up(context.config, context.options.stack, context.options.root, preview=True, account=self._account)
+        resources = planned.resources.values()
+        return len([resource for resource in resources if resource.custom and resource.type.startswith("aws:")])
 
-    def up(self, begun: Callable[[Deployment], None]) -> Deployment:
-        scene = self._scene
+    def up(self, on_start: Callable[[Deployment], None]) -> Deployment:
+        """Create the resources. Raises UpError when the program fails."""
+        context = self._context
         return up(
-            scene.config,
-            scene.options.stack,
-            scene.options.root,
+            context.config,
+            context.options.stack,
+            context.options.root,
             account=self._account,
-            on_event=scene.tell,
-            begun=begun,
+            on_event=context.print_event,
+            on_start=on_start,
         )
 
     def stop(self) -> None:
+        """Stop the local commands that are running: `up` then fails."""
         self._account.stop()
 
-    def destroy(self, deployment: Deployment) -> Destroyed:
-        return destroy(deployment, on_event=self._scene.tell)
+    def destroy(self, deployment: Deployment) -> DestroyResult:
+        """Delete the resources that are not retained. Raises DestroyError when a resource remains."""
+        return destroy(deployment, on_event=self._context.print_event)
 
-    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
-        return check_journal(made, journal, ACCESS_KEY)
+    def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        """Compare the created resources with the API calls in the journal."""
+        return check_journal(created, journal, ACCESS_KEY)
 
     def scaled(self) -> list[Scaled]:
+        """Return nothing: the report already names the engine."""
         return []
 
 
 @contextmanager
-def mocks(scene: Scene) -> Iterator[Mocks]:
-    yield Mocks(scene)
+def mocks_engine(context: Context) -> Iterator[MocksEngine]:
+    """Yield the engine. It needs no cleanup."""
+    yield MocksEngine(context)

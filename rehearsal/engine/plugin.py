@@ -1,6 +1,6 @@
-"""The engine with the Pulumi CLI and pulumi-aws's own plugin, which its settings lead to the emulated account.
+"""The Pulumi CLI with the real pulumi-aws plugin as engine, configured to call the emulated account.
 
-Untried: what the CLI hands to a plugin was seen, the plugin was not.
+Untested with the real plugin: tests check only the settings that the CLI receives.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,15 +10,15 @@ from typing import Any
 
 from rehearsal.adapter.account import handlers
 from rehearsal.adapter.command import Command
-from rehearsal.adapter.lookups import LOOK_UPS
+from rehearsal.adapter.lookups import LOOKUPS
 from rehearsal.aws.journal import JournalEntry
-from rehearsal.context import Scene
-from rehearsal.engine.cli import Cli, attaching, check_cli, has_plugin
-from trainyard.base import InputError, Problem
+from rehearsal.context import Context
+from rehearsal.engine.cli import CliEngine, attached_providers, check_cli, has_plugin
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import Scaled
 
-# Types and look-ups that go to another service than the one they are named for: by token, or by the token's module.
-_SERVED_BY = {
+# Types and functions whose AWS service differs from the module of their token: by token, or by the token's module.
+_SERVICES = {
     "aws:cloudwatch/logGroup:LogGroup": "logs",
     "aws:index/getCallerIdentity:getCallerIdentity": "sts",
     "index": "ec2",
@@ -27,57 +27,62 @@ _SERVED_BY = {
 
 
 def check_plugin() -> None:
-    """Raises InputError where the Pulumi CLI or the plugin can't be had."""
+    """Raise InputError when the Pulumi CLI or the pulumi-aws plugin is not installed."""
     check_cli("pulumi-aws")
     if not has_plugin("aws"):
-        why = "pulumi-resource-aws is neither on PATH nor among Pulumi's plugins"
-        fix = f"Run pulumi plugin install resource aws {version('pulumi-aws')}, or take --engine pulumi"
-        raise InputError([Problem(key="--engine", value="pulumi-aws", why=why, fix=fix)])
+        reason = "pulumi-resource-aws is not on PATH and not among Pulumi's installed plugins"
+        fix = f"Run pulumi plugin install resource aws {version('pulumi-aws')}, or use --engine pulumi"
+        raise InputError([Problem(key="--engine", value="pulumi-aws", reason=reason, fix=fix)])
 
 
 def services() -> list[str]:
-    """What of AWS the program's types and look-ups call, by the provider's keys of `aws:endpoints`."""
-    found = set()
-    for token in (*handlers(Command(skip=True)), *LOOK_UPS):
+    """Return the AWS services that the program's types and functions call, as keys of `aws:endpoints`."""
+    names = set()
+    for token in (*handlers(Command(skip=True)), *LOOKUPS):
         package, member, _ = token.split(":")
         module = member.partition("/")[0]
         if package == "aws":
-            found.add(_SERVED_BY.get(token) or _SERVED_BY.get(module, module))
-    return sorted(found)
+            names.add(_SERVICES.get(token) or _SERVICES.get(module, module))
+    return sorted(names)
 
 
-def settings_for(endpoint: str, region: str) -> dict[str, Any]:
-    """The provider's settings in the stack's config. Credentials stand in the environment.
+def provider_config(endpoint: str, region: str) -> dict[str, Any]:
+    """Return the plugin's settings for the stack's config. The environment has the credentials.
 
-    AWS_ENDPOINT_URL there leads any service that is not named here. The account's id is asked of the emulated STS:
-    the provider writes it into ARNs.
+    AWS_ENDPOINT_URL in the environment covers services that are not listed. The plugin requests the account id from the
+    emulated STS, because ARNs contain it.
     """
     return {
         "aws:region": region,
         "aws:endpoints": [dict.fromkeys(services(), endpoint)],
-        "aws:s3UsePathStyle": True,  # a bucket's name before the host is no name that resolves here
-        "aws:skipCredentialsValidation": True,  # pulumi-aws's own comes before the provider that has the endpoints
+        "aws:s3UsePathStyle": True,  # a host name with the bucket's name would not resolve
+        "aws:skipCredentialsValidation": True,  # pulumi-aws validates before the provider with the endpoints exists
         "aws:skipMetadataApiCheck": True,
     }
 
 
 @contextmanager
-def plugin(scene: Scene) -> Iterator["Plugin"]:
-    """A provider of `command` answers as long as this lasts, where Pulumi has no plugin of it."""
-    with attaching(scene) as attached:
-        yield Plugin(scene, attached, settings_for(scene.aws.endpoint, scene.aws.region))
+def plugin_engine(context: Context) -> Iterator["PluginEngine"]:
+    """Yield the engine, with a provider of `command` when Pulumi has no plugin of it."""
+    with attached_providers(context) as ports:
+        yield PluginEngine(context, ports, provider_config(context.aws.endpoint, context.aws.region))
 
 
-class Plugin(Cli):
-    """What was made, the CLI's own state tells alone: the plugin's calls do not say which resource they serve."""
+class PluginEngine(CliEngine):
+    """Runs the program with the Pulumi CLI and the pulumi-aws plugin.
 
-    def check_calls(self, made: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+    Only the CLI's state lists the created resources: the plugin's API calls do not name the resource that they are for.
+    """
+
+    def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
+        """Return no differences: the plugin's calls do not name their resource, so there is nothing to compare."""
         return []
 
     def scaled(self) -> list[Scaled]:
-        left_out = Scaled(
-            what="the check that each resource made owns a call in the account's journal",
-            by="the word of the CLI's own state",
-            why="the plugin's calls do not say which resource they serve",
+        """Return the substitutes of CliEngine, and the check that is not possible."""
+        check_calls = Scaled(
+            original="the check that each created resource has an API call in the account's journal",
+            replacement="the list of resources in the CLI's state",
+            reason="the plugin's calls do not name the resource that they are for",
         )
-        return [*super().scaled(), left_out]
+        return [*super().scaled(), check_calls]

@@ -1,20 +1,20 @@
-"""The engines by their names."""
+"""The available engines by name."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from rehearsal.context import Scene
+from rehearsal.context import Context
 from rehearsal.engine.base import Engine
-from rehearsal.engine.cli import check_cli, cli
-from rehearsal.engine.mocks import mocks
-from rehearsal.engine.plugin import check_plugin, plugin
-from trainyard.base import InputError, Problem
+from rehearsal.engine.cli import check_cli, cli_engine
+from rehearsal.engine.mocks import mocks_engine
+from rehearsal.engine.plugin import check_plugin, plugin_engine
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import EngineName
 
-ENGINES: dict[EngineName, Callable[[Scene], AbstractContextManager[Engine]]] = {
-    "mocks": mocks,
-    "pulumi": cli,
-    "pulumi-aws": plugin,
+ENGINES: dict[EngineName, Callable[[Context], AbstractContextManager[Engine]]] = {
+    "mocks": mocks_engine,
+    "pulumi": cli_engine,
+    "pulumi-aws": plugin_engine,
 }
 _CHECKS: dict[EngineName, Callable[[], None]] = {
     "mocks": lambda: None,
@@ -23,11 +23,11 @@ _CHECKS: dict[EngineName, Callable[[], None]] = {
 }
 
 
-def usable_engine(given: str) -> EngineName:
-    """What `--engine` asks for. Raises InputError for what is no engine, or can't be had here."""
+def select_engine(value: str) -> EngineName:
+    """Return the engine that `--engine` names. Raises InputError when it is unknown or not installed."""
     for name in ENGINES:
-        if given == name:
+        if value == name:
             _CHECKS[name]()
             return name
-    fix = f"Write one of {', '.join(ENGINES)}"
-    raise InputError([Problem(key="--engine", value=given, why="no such engine", fix=fix)])
+    fix = f"Use one of {', '.join(ENGINES)}"
+    raise InputError([Problem(key="--engine", value=value, reason="no such engine", fix=fix)])

@@ -1,4 +1,4 @@
-"""A folder from which the Pulumi CLI runs the program: project, settings, state and logs, none of them the user's."""
+"""A folder in which the Pulumi CLI runs the program, with a project, settings, state and logs of the rehearsal."""
 
 import json
 import os
@@ -11,121 +11,127 @@ from typing import Any
 
 import yaml
 
-from rehearsal.adapter.graph import Event
+from rehearsal.adapter.deployment import Event
 from rehearsal.engine.log import EngineLog
 
-_LOOK_SECONDS = 0.1
-_END_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+_INTERRUPT_TIMEOUT_SECONDS = 120.0
 
 
 class Workspace:
-    """Of one stack of the tree `root`. `attached`: package -> port of the provider that takes its plugin's place."""
+    """The CLI's working folder for one stack.
 
-    def __init__(self, folder: Path, root: Path, stack: str, attached: Mapping[str, int]) -> None:
+    `root`: the source tree of the program. `ports`: package -> port of the provider that replaces the package's plugin.
+    """
+
+    def __init__(self, folder: Path, root: Path, stack: str, ports: Mapping[str, int]) -> None:
         self.folder = folder
         self._root = root
         self._stack = stack
-        self._attached = attached
-        self._running: subprocess.Popen[bytes] | None = None
+        self._ports = ports
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def lay_out(self, config: Mapping[str, Any]) -> None:
-        """The tree's project with these settings, and a state that begins empty."""
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Create the folder with the program's project, these stack settings and an empty state."""
         (self.folder / "state").mkdir(parents=True)
         project: dict[str, Any] = yaml.safe_load((self._root / "Pulumi.yaml").read_text())
         project.pop("stackConfigDir", None)
         project["main"] = str(self._root / project["main"])
         project["runtime"]["options"]["virtualenv"] = sys.prefix
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
-        self._asked("stack", "init", "--no-select", self._stack)
-        self.configure(config)
+        self._run_command("stack", "init", "--no-select", self._stack)
+        self.write_config(config)
 
-    def configure(self, config: Mapping[str, Any]) -> None:
-        """Other settings, for the next `up`. What the engine itself keeps beside them stays."""
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Replace the stack settings for the next `up`. Other content of the settings file, from the engine, stays."""
         file = self.folder / f"Pulumi.{self._stack}.yaml"
-        kept = yaml.safe_load(file.read_text()) if file.exists() else {}
-        file.write_text(yaml.safe_dump({**kept, "config": dict(config)}))
+        content = yaml.safe_load(file.read_text()) if file.exists() else {}
+        file.write_text(yaml.safe_dump({**content, "config": dict(config)}))
 
-    def state(self) -> dict[str, Any]:
-        """As `pulumi stack export` tells it."""
-        found: dict[str, Any] = json.loads(self._asked("stack", "export", "--stack", self._stack))
-        return found
+    def export_state(self) -> dict[str, Any]:
+        """Return the stack's state, from `pulumi stack export`."""
+        state: dict[str, Any] = json.loads(self._run_command("stack", "export", "--stack", self._stack))
+        return state
 
-    def run(self, verb: str, *words: str, tell: Callable[[Event], None] = lambda event: None) -> EngineLog:
-        """Run the engine to its end. A KeyboardInterrupt lets it end what it had begun.
+    def run(self, command: str, *arguments: str, on_event: Callable[[Event], None] = lambda event: None) -> EngineLog:
+        """Run a command of the engine, such as `up`, until it exits. After a KeyboardInterrupt, interrupt it and wait.
 
-        Whatever went wrong stands in the log's errors: there is one when its status is not 0.
+        The returned log contains all errors, and at least one when the exit status is not 0.
         """
-        events, told = self.folder / f"{verb}.jsonl", self.folder / f"{verb}.log"
-        events.unlink(missing_ok=True)
-        log = EngineLog(events)
-        command = ["pulumi", verb, *words, "--stack", self._stack, "--cwd", str(self.folder)]
-        with told.open("wb") as output:
-            # A session of its own: Ctrl-C is the rehearsal's, which tells it when to stop.
+        event_log, output_log = self.folder / f"{command}.jsonl", self.folder / f"{command}.log"
+        event_log.unlink(missing_ok=True)
+        log = EngineLog(event_log)
+        argv = ["pulumi", command, *arguments, "--stack", self._stack, "--cwd", str(self.folder)]
+        with output_log.open("wb") as output:
+            # In a separate session, so that Ctrl-C reaches only the rehearsal, which then interrupts the CLI.
             process = subprocess.Popen(
-                [*command, "--non-interactive", "--color", "never", "--event-log", str(events)],
+                [*argv, "--non-interactive", "--color", "never", "--event-log", str(event_log)],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        self._running = process
+        self._process = process
         try:
-            while not _ended(process, _LOOK_SECONDS):
+            while not _has_exited(process, _POLL_SECONDS):
                 for event in log.events():
-                    tell(event)
+                    on_event(event)
         except KeyboardInterrupt:
-            self._end(process)
+            self._terminate(process)
             raise
         finally:
-            self._running = None
+            self._process = None
         for event in log.events():
-            tell(event)
+            on_event(event)
         if process.returncode and not log.errors:
-            tail = told.read_text(errors="replace").strip()[-2000:]
-            log.errors.append(("", f"pulumi {verb} ended with status {process.returncode}: {tail}"))
+            tail = output_log.read_text(errors="replace").strip()[-2000:]
+            log.errors.append(("", f"pulumi {command} exited with status {process.returncode}: {tail}"))
         return log
 
     def interrupt(self) -> None:
-        """As Ctrl-C does, from any thread: what the engine has begun ends, commands at once."""
-        if (running := self._running) is not None:
-            running.send_signal(signal.SIGINT)
+        """Interrupt the running command as Ctrl-C does, from any thread: operations in progress end, commands stop."""
+        if (process := self._process) is not None:
+            process.send_signal(signal.SIGINT)
 
-    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+    def _terminate(self, process: "subprocess.Popen[bytes]") -> None:
         process.send_signal(signal.SIGINT)
-        if not _ended(process, _END_SECONDS):
+        if not _has_exited(process, _INTERRUPT_TIMEOUT_SECONDS):
             process.kill()
             process.wait()
-            self._asked("cancel", "--yes", self._stack)  # its lock on the state outlives it
+            self._run_command("cancel", "--yes", self._stack)  # removes the lock on the state
 
     def _environment(self) -> dict[str, str]:
-        own = {key: value for key, value in os.environ.items() if not key.startswith("PULUMI_") or key == "PULUMI_HOME"}
-        return own | {
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("PULUMI_") or key == "PULUMI_HOME"
+        }
+        return inherited | {
             "PULUMI_BACKEND_URL": (self.folder / "state").as_uri(),
             "PULUMI_CONFIG_PASSPHRASE": "rehearsal",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
-            "PULUMI_DEBUG_COMMANDS": "true",  # shows --event-log
-            "PULUMI_DEBUG_PROVIDERS": ",".join(f"{name}:{port}" for name, port in self._attached.items()),
+            "PULUMI_DEBUG_COMMANDS": "true",  # enables --event-log
+            "PULUMI_DEBUG_PROVIDERS": ",".join(f"{name}:{port}" for name, port in self._ports.items()),
         }
 
-    def _asked(self, *words: str) -> str:
-        """Its answer. Raises RuntimeError with its message when it fails."""
-        done = subprocess.run(
-            ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive"],
+    def _run_command(self, *arguments: str) -> str:
+        """Run a CLI command and return its stdout. Raises RuntimeError with its message when it fails."""
+        result = subprocess.run(
+            ["pulumi", *arguments, "--cwd", str(self.folder), "--non-interactive"],
             env=self._environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise RuntimeError(f"pulumi {words[0]} failed: {done.stderr.strip()}")
-        return done.stdout
+        if result.returncode:
+            raise RuntimeError(f"pulumi {arguments[0]} failed: {result.stderr.strip()}")
+        return result.stdout
 
 
-def _ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def _has_exited(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> bool:
+    """Wait for the process for at most `timeout_seconds`, and return whether it has exited."""
     try:
-        process.wait(seconds)
+        process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:
         return False
     return True

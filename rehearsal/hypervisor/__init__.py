@@ -1,1 +1,1 @@
-"""Boots what the emulated EC2 says is running, kills what it says is terminated."""
+"""Runs the instances of the emulated EC2 as machines on this computer."""

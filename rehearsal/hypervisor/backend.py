@@ -1,4 +1,4 @@
-"""What a back-end of the hypervisor is: a way to make a machine out of an instance."""
+"""Interface of the hypervisor's backends: a backend runs EC2 instances as machines on this computer."""
 
 import socket
 from collections.abc import Mapping
@@ -11,57 +11,60 @@ from trainyard.models.report import BackendName, NotRehearsed, Scaled
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """One instance as EC2 describes it to whoever boots it. `made_of`: the instance that its image was made of."""
+    """The description of an instance to boot. `image_source`: id of the instance that its image was created from."""
 
     id: str
     address: str
     user_data: str
     metadata_endpoint: str
     environment: Mapping[str, str]
-    made_of: str | None = None
+    image_source: str | None = None
 
 
 class Backend(Protocol):
-    """Machines by instance id, from `with` to its end. Every call returns soon; `stop` and `kill` may be repeated."""
+    """Machines by instance id, while the context manager is entered.
+
+    No method blocks for long; `stop` and `kill` may be called again.
+    """
 
     @property
     def name(self) -> BackendName:
-        """As the user asks for it."""
+        """Name of the backend, as in --backend."""
 
     def __enter__(self) -> Self:
-        """Make what all machines share."""
+        """Create the resources that all machines share."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End every machine, and what they shared."""
+        """Kill all machines and remove the shared resources."""
 
-    def reach(self, url: str) -> str:
-        """The URL under which machines reach a server that listens on this machine's loopback."""
+    def url_for_nodes(self, url: str) -> str:
+        """Return the URL under which machines reach a server on this computer's loopback address."""
 
-    def plug(self, instance: str, address: str) -> socket.socket:
-        """Give an instance its place in the network, before it boots; its value listens there for metadata requests."""
+    def attach_network(self, instance: str, address: str) -> socket.socket:
+        """Create the network of an instance before it boots. Returns the listening socket of its metadata service."""
 
     def boot(self, spec: NodeSpec) -> None:
-        """Power a machine on with its user-data."""
+        """Boot a machine with its user data."""
 
     def stop(self, instance: str) -> None:
-        """Ask it to shut down, as EC2 does at termination; end it for good after a grace time."""
+        """Request a shutdown, as EC2 does at termination."""
 
     def kill(self, instance: str) -> None:
-        """Cut the power: no process of it lives when this returns."""
+        """Power the machine off: none of its processes runs when this returns."""
 
-    def alive(self, instance: str) -> bool:
-        """Whether the machine is powered on."""
+    def is_running(self, instance: str) -> bool:
+        """Return whether the machine is powered on."""
 
-    def switched_itself_off(self, instance: str) -> bool:
-        """Whether the machine has powered off by its own command, and nobody else's."""
+    def has_powered_off(self, instance: str) -> bool:
+        """Return whether the machine has powered itself off."""
 
     def log_tails(self) -> str:
-        """The last that every machine logged, also those that are off."""
+        """Return the last log lines of all machines, including stopped machines."""
 
     def scaled(self) -> list[Scaled]:
-        """Substitutions that this back-end has made so far."""
+        """Return the substitutions that this backend has made."""
 
     def not_rehearsed(self) -> list[NotRehearsed]:
-        """What this back-end has left out so far."""
+        """Return the parts of a cluster that this backend does not run."""

@@ -1,4 +1,4 @@
-"""The hypervisor: keeps the machines of a back-end equal to what the emulated EC2 says."""
+"""The hypervisor: boots and stops machines according to the instances of the emulated EC2."""
 
 import base64
 import os
@@ -11,40 +11,43 @@ from typing import Any, Self
 
 import boto3
 
-from rehearsal.aws.control_models import InstanceTruth
+from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.backend import Backend, NodeSpec
-from rehearsal.hypervisor.metadata import Credentials, Metadata, MetadataServer
+from rehearsal.hypervisor.metadata import Credentials, InstanceMetadata, MetadataServer
 from trainyard.aws import tags
 
 POLL_SECONDS = 0.5
-# EC2 gives a terminated instance some minutes to shut down; a rehearsed one that is done needs seconds.
-SHUTDOWN_SECONDS = 45.0
+# EC2 gives a terminated instance some minutes to shut down; a rehearsed instance needs seconds.
+SHUTDOWN_TIMEOUT_SECONDS = 45.0
 ACCESS_KEY = "AKIAREHEARSALHYPERVIS"
 
 
-def mine(instances: Iterable[InstanceTruth], stack: str) -> list[InstanceTruth]:
-    """Those that no other stack claims: an account may serve several rehearsals, each with a hypervisor."""
-    return [one for one in instances if one.tags.get(tags.STACK, stack) == stack]
+def instances_of_stack(instances: Iterable[InstanceRecord], stack: str) -> list[InstanceRecord]:
+    """Return the instances without the tag of another stack: several rehearsals may share an account."""
+    return [instance for instance in instances if instance.tags.get(tags.STACK, stack) == stack]
 
 
 @dataclass
 class Machine:
-    """A booted instance."""
+    """A booted instance. `kill_time`: monotonic time at which it is killed, set when its shutdown starts."""
 
-    truth: InstanceTruth
+    record: InstanceRecord
     metadata: MetadataServer
-    kill_at: float | None = None
-    gone: bool = False
+    kill_time: float | None = None
+    removed: bool = False
 
 
 class Hypervisor:
-    """Runs in a thread of its own from `with` to its end; then no node's process lives."""
+    """Polls EC2 in a thread while the context manager is entered. On exit it kills all machines.
 
-    def __init__(self, aws: EmulatedAws, backend: Backend, stack: str, say: Callable[[str], None]) -> None:
-        self._aws, self._backend, self._stack, self._say = aws, backend, stack, say
+    `failure` is the error message once the thread has failed.
+    """
+
+    def __init__(self, aws: EmulatedAws, backend: Backend, stack: str, log: Callable[[str], None]) -> None:
+        self._aws, self._backend, self._stack, self._log = aws, backend, stack, log
         self._machines: dict[str, Machine] = {}
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hypervisor")
         self.failure: str | None = None
         self._sts = boto3.client(
@@ -52,58 +55,60 @@ class Hypervisor:
             endpoint_url=aws.endpoint,
             region_name=aws.region,
             aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated account knows no secrets)
+            aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated AWS does not check secrets)
         )
 
-    def running(self) -> list[str]:
-        """Instances whose machine is on."""
-        return [name for name, machine in list(self._machines.items()) if not machine.gone]
+    def running_instances(self) -> list[str]:
+        """Return the ids of the instances whose machines are not removed."""
+        return [name for name, machine in list(self._machines.items()) if not machine.removed]
 
     def reconcile(self) -> None:
-        """Boot, stop and clear away what EC2's truth asks for, once."""
-        for truth in mine(self._aws.instances(), self._stack):
-            machine = self._machines.get(truth.id)
-            if truth.state in {"pending", "running"} and machine is None:
-                if self._has_its_disk(truth):
-                    self._boot(truth)
+        """Boot, stop and remove machines once, so that they match the instances of EC2."""
+        for record in instances_of_stack(self._aws.instances(), self._stack):
+            machine = self._machines.get(record.id)
+            if record.state in {"pending", "running"} and machine is None:
+                if self._is_disk_available(record):
+                    self._boot(record)
             elif machine is not None:
-                machine.truth = truth
-                if truth.state in {"stopping", "stopped", "shutting-down", "terminated"}:
+                machine.record = record
+                if record.state in {"stopping", "stopped", "shutting-down", "terminated"}:
                     self._shut_down(machine)
-                elif self._backend.switched_itself_off(truth.id):
-                    self._aws.switched_off(truth.id)
-                elif machine.kill_at is not None:
-                    raise RuntimeError(f"{truth.id} was stopped and is started again, which is not rehearsed")
+                elif self._backend.has_powered_off(record.id):
+                    self._aws.report_shutdown(record.id)
+                elif machine.kill_time is not None:
+                    raise RuntimeError(
+                        f"{record.id} was stopped and started again, which the rehearsal does not support"
+                    )
 
-    def _has_its_disk(self, truth: InstanceTruth) -> bool:
-        """Whether what it boots from is there. An image of a machine here is, once that machine is off."""
-        if truth.image_source is None:
+    def _is_disk_available(self, record: InstanceRecord) -> bool:
+        """Return whether the disk of its image can be used: an image of a machine is usable once the machine is off."""
+        if record.image_source is None:
             return True
-        source = self._machines.get(truth.image_source)
+        source = self._machines.get(record.image_source)
         if source is None:
-            made = f"{truth.image}, made of {truth.image_source}"
-            raise RuntimeError(f"{truth.id} boots from {made}, whose disk is not in this rehearsal")
-        return source.gone
+            image = f"{record.image}, created from {record.image_source}"
+            raise RuntimeError(f"{record.id} boots from {image}, whose disk does not exist in this rehearsal")
+        return source.removed
 
-    def _boot(self, truth: InstanceTruth) -> None:
-        name = truth.id
+    def _boot(self, record: InstanceRecord) -> None:
+        name = record.id
 
-        def current() -> Mapping[str, Any]:
-            seen = self._machines[name].truth if name in self._machines else truth
-            return {**seen.model_dump(), "user_data": _text(seen.user_data)}
+        def current_record() -> Mapping[str, Any]:
+            current = self._machines[name].record if name in self._machines else record
+            return {**current.model_dump(), "user_data": _decode(current.user_data)}
 
-        metadata = Metadata(current, lambda role: self._assume(role, name))
-        server = MetadataServer(metadata, self._backend.plug(name, truth.private_ip))
-        self._machines[name] = Machine(truth, server)
+        metadata = InstanceMetadata(current_record, lambda role: self._assume_role(role, name))
+        server = MetadataServer(metadata, self._backend.attach_network(name, record.private_ip))
+        self._machines[name] = Machine(record, server)
         self._backend.boot(
             NodeSpec(
                 id=name,
-                address=truth.private_ip,
-                user_data=_text(truth.user_data),
+                address=record.private_ip,
+                user_data=_decode(record.user_data),
                 metadata_endpoint=server.endpoint,
-                made_of=truth.image_source,
+                image_source=record.image_source,
                 environment={
-                    "AWS_ENDPOINT_URL": self._backend.reach(self._aws.endpoint),
+                    "AWS_ENDPOINT_URL": self._backend.url_for_nodes(self._aws.endpoint),
                     "AWS_CONFIG_FILE": os.devnull,
                     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
                 },
@@ -111,38 +116,38 @@ class Hypervisor:
         )
 
     def _shut_down(self, machine: Machine) -> None:
-        name = machine.truth.id
-        if machine.gone:
+        name = machine.record.id
+        if machine.removed:
             return
-        if machine.kill_at is None:
-            machine.kill_at = time.monotonic() + SHUTDOWN_SECONDS
+        if machine.kill_time is None:
+            machine.kill_time = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
             self._backend.stop(name)
-        if not self._backend.alive(name) or time.monotonic() > machine.kill_at:
+        if not self._backend.is_running(name) or time.monotonic() > machine.kill_time:
             self._remove(machine)
 
     def _remove(self, machine: Machine) -> None:
-        self._backend.kill(machine.truth.id)
+        self._backend.kill(machine.record.id)
         machine.metadata.close()
-        machine.gone = True
+        machine.removed = True
 
-    def _assume(self, role: str, instance: str) -> Credentials:
-        """Credentials of the instance's role, as EC2 gets them: session name is the instance id."""
-        answer = self._sts.assume_role(RoleArn=f"arn:aws:iam::{ACCOUNT}:role/{role}", RoleSessionName=instance)
-        found = answer["Credentials"]
+    def _assume_role(self, role: str, instance: str) -> Credentials:
+        """Return credentials of the instance's role, requested as EC2 does: the session name is the instance id."""
+        response = self._sts.assume_role(RoleArn=f"arn:aws:iam::{ACCOUNT}:role/{role}", RoleSessionName=instance)
+        credentials = response["Credentials"]
         return {
-            "AccessKeyId": found["AccessKeyId"],
-            "SecretAccessKey": found["SecretAccessKey"],
-            "Token": found["SessionToken"],
-            "Expiration": found["Expiration"].strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "AccessKeyId": credentials["AccessKeyId"],
+            "SecretAccessKey": credentials["SecretAccessKey"],
+            "Token": credentials["SessionToken"],
+            "Expiration": credentials["Expiration"].strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
 
     def _run(self) -> None:
-        while not self._ending.wait(POLL_SECONDS):
+        while not self._stopping.wait(POLL_SECONDS):
             try:
                 self.reconcile()
             except Exception as error:
-                self.failure = f"the hypervisor can't follow EC2: {type(error).__name__}: {error}"
-                self._say(self.failure)
+                self.failure = f"the hypervisor failed: {type(error).__name__}: {error}"
+                self._log(self.failure)
                 return
 
     def __enter__(self) -> Self:
@@ -152,12 +157,12 @@ class Hypervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ending.set()
+        self._stopping.set()
         self._thread.join()
         for machine in self._machines.values():
-            if not machine.gone:
+            if not machine.removed:
                 self._remove(machine)
 
 
-def _text(user_data: str) -> str:
+def _decode(user_data: str) -> str:
     return base64.b64decode(user_data).decode() if user_data else ""

@@ -1,4 +1,4 @@
-"""Finding and ending all processes of a rehearsal: they bear its folder in their environment."""
+"""Finds and kills the processes of a rehearsal: an environment variable of each names the rehearsal's folder."""
 
 import signal
 import time
@@ -7,26 +7,26 @@ from pathlib import Path
 
 import psutil
 
-MARK = "TRAINYARD_REHEARSAL"
+REHEARSAL_VARIABLE = "TRAINYARD_REHEARSAL"
 
 
-def marked(folder: Path, node: Path | None = None) -> list[psutil.Process]:
-    """Processes that bear the mark of this rehearsal's folder; with `node`, those of that node's root only."""
-    found = []
+def find_processes(folder: Path, node: Path | None = None) -> list[psutil.Process]:
+    """Return the processes of the rehearsal in `folder`; with `node`, only those with this node root."""
+    processes = []
     for process in psutil.process_iter():
         try:
             environment = process.environ()
-        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+        except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
-        if environment.get(MARK) != str(folder):
+        if environment.get(REHEARSAL_VARIABLE) != str(folder):
             continue
         if node is None or environment.get("TRAINYARD_ROOT") == str(node):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether it still runs: one that ends while we look does not, and a zombie has only its parent to wait for."""
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether the process runs. A zombie, or a process that ends during the check, does not."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -34,6 +34,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
+    """Send SIGKILL to the processes. Processes that have ended are ignored."""
     for process in processes:
         try:
             process.send_signal(signal.SIGKILL)
@@ -41,16 +42,18 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             continue
 
 
-def kill_marked(folder: Path, node: Path | None = None, seconds: float = 30.0) -> int:
-    """End every marked process with SIGKILL, also those that come while we look. Returns how many there were.
+def kill_rehearsal_processes(folder: Path, node: Path | None = None, timeout_seconds: float = 30.0) -> int:
+    """Kill all processes of the rehearsal in `folder`, including processes that start meanwhile. Returns their number.
 
-    Raises TimeoutError when some are still there after `seconds`.
+    Raises TimeoutError when processes still run after `timeout_seconds`.
     """
-    ended, deadline = set(), time.monotonic() + seconds
-    while left := [one for one in marked(folder, node) if lives(one)]:
+    killed, deadline = set(), time.monotonic() + timeout_seconds
+    while remaining := [process for process in find_processes(folder, node) if is_alive(process)]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {[one.pid for one in left]} of {node or folder} outlive SIGKILL")
-        ended |= {one.pid for one in left}
-        kill(left)
-        psutil.wait_procs(left, timeout=0.2)
-    return len(ended)
+            raise TimeoutError(
+                f"processes {[process.pid for process in remaining]} of {node or folder} still run after SIGKILL"
+            )
+        killed |= {process.pid for process in remaining}
+        kill(remaining)
+        psutil.wait_procs(remaining, timeout=0.2)
+    return len(killed)

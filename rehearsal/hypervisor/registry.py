@@ -1,4 +1,4 @@
-"""The back-ends by name, and what any of them may have left."""
+"""The backends by name, and removal of the processes that earlier rehearsals left running."""
 
 import shutil
 from collections.abc import Callable
@@ -7,45 +7,43 @@ from pathlib import Path
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.nspawn import backend as nspawn
-from rehearsal.hypervisor.nspawn.requirements import lacking
+from rehearsal.hypervisor.nspawn.requirements import missing_requirements
 from rehearsal.hypervisor.process.backend import ProcessBackend
-from rehearsal.hypervisor.processes import kill_marked
-from trainyard.base import InputError, Problem
+from rehearsal.hypervisor.processes import kill_rehearsal_processes
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import BackendName
 
-Say = Callable[[str], None]
-BACKENDS: dict[BackendName, Callable[[Path, Say], Backend]] = {
-    "process": lambda folder, say: ProcessBackend(folder),
+Log = Callable[[str], None]
+BACKENDS: dict[BackendName, Callable[[Path, Log], Backend]] = {
+    "process": lambda folder, log: ProcessBackend(folder),
     "nspawn": nspawn.NspawnBackend,
 }
 
 
-def usable_backend(given: str) -> BackendName:
-    """What `--backend` asks for. Raises InputError for what is no back-end, or can't be had here."""
-    for name in BACKENDS:
-        if given == name:
-            if name == "nspawn" and (problems := lacking()):
+def select_backend(name: str) -> BackendName:
+    """Parse the value of --backend. Raises InputError for an unknown backend, or one that this machine cannot run."""
+    for backend in BACKENDS:
+        if name == backend:
+            if backend == "nspawn" and (problems := missing_requirements()):
                 raise InputError(problems)
-            return name
-    fix = f"Write one of {', '.join(BACKENDS)}"
-    raise InputError([Problem(key="--backend", value=given, why="no such back-end", fix=fix)])
+            return backend
+    fix = f"Use one of {', '.join(BACKENDS)}"
+    raise InputError([Problem(key="--backend", value=name, reason="unknown backend", fix=fix)])
 
 
-def suits(backend: BackendName, aws: EmulatedAws) -> None:
-    """Raises InputError where an account that stays gives its instances addresses that this back-end has not."""
-    if aws.loopback != (backend == "process"):
-        have = "on the loopback" if aws.loopback else "of their subnets"
-        fix = f"Start one with `python -m rehearsal aws --backend {backend}`"
-        problem = Problem(
-            key="AWS_ENDPOINT_URL", value=aws.endpoint, why=f"its instances have addresses {have}", fix=fix
-        )
-        raise InputError([problem])
+def check_account_addresses(backend: BackendName, aws: EmulatedAws) -> None:
+    """Check that the backend can use the addresses of the account's instances. Raises InputError."""
+    if aws.uses_loopback != (backend == "process"):
+        kind = "loopback addresses" if aws.uses_loopback else "addresses of their subnets"
+        reason = f"its instances have {kind}, which the backend {backend} cannot use"
+        fix = f"Start an account with `python -m rehearsal aws --backend {backend}`"
+        raise InputError([Problem(key="AWS_ENDPOINT_URL", value=aws.endpoint, reason=reason, fix=fix)])
 
 
-def sweep(folder: Path) -> int:
-    """End what an earlier rehearsal in this folder left running. Returns how many processes that were."""
-    ended = nspawn.sweep(folder) + kill_marked(folder)
+def remove_leftovers(folder: Path) -> int:
+    """Kill the processes of an earlier rehearsal in this folder and remove its nodes. Returns their number."""
+    killed = nspawn.remove_leftovers(folder) + kill_rehearsal_processes(folder)
     nodes = folder / "nodes"
     if nodes.exists():
         shutil.rmtree(nodes)
-    return ended
+    return killed

@@ -1,4 +1,4 @@
-"""The trainer's benchmarks, at small sizes."""
+"""Benchmarks of the trainer with a small model."""
 
 import json
 import subprocess
@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.trainer import ROOT, dataset, job, lines_of
+from benchmarks.trainer import ROOT, job_config, run_job, write_dataset
 from trainyard.models.dataset import DATASET, INDEX, TokenDataset
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("vocabulary", [2**16, 2**17])
-def test_a_token_is_as_wide_as_the_vocabulary_wants(tmp_path: Path, vocabulary: int) -> None:
-    dataset(tmp_path, vocabulary)
+def test_token_dtype_follows_the_vocabulary(tmp_path: Path, vocabulary: int) -> None:
+    write_dataset(tmp_path, vocabulary)
     index = DATASET.validate_json((tmp_path / INDEX).read_bytes())
     assert isinstance(index, TokenDataset)
     tokens = np.fromfile(tmp_path / "train.bin", dtype=index.dtype)
@@ -23,31 +25,31 @@ def test_a_token_is_as_wide_as_the_vocabulary_wants(tmp_path: Path, vocabulary: 
 
 
 @pytest.mark.parametrize("loop", ["plain", "nanogpt"])
-def test_the_others_take_parts_of_the_model_too(tmp_path: Path, loop: str) -> None:
-    dataset(tmp_path, 256)
+def test_baseline_loops_support_fsdp(tmp_path: Path, loop: str) -> None:
+    write_dataset(tmp_path, 256)
     config = tmp_path / "config.json"
-    config.write_text(job("1m", 2, 1, "bf16", micro=1, data="fsdp", length=16).model_dump_json())
-    lines = lines_of(loop, tmp_path, config, 2)
+    config.write_text(job_config("1m", 2, 1, "bf16", micro=1, data="fsdp", length=16).model_dump_json())
+    lines = run_job(loop, tmp_path, config, 2)
     assert len(lines) == 3
 
 
-def test_it_tells_our_rate_over_the_fastest_of_the_others() -> None:
+def test_ratio_is_to_the_fastest_baseline_loop() -> None:
     command = [sys.executable, "benchmarks/trainer.py", "--json", "--preset", "1m", "--rounds", "1", "--steps", "2"]
     command += ["--micro-batch", "2", "--sequence-length", "64", "--data", "fsdp"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    rates = found["tokens_per_second"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout.splitlines()[-1])
+    rates = results["tokens_per_second"]
     assert set(rates) == {"ours", "plain", "nanogpt"}
-    assert (found["micro_batch"], found["sequence_length"], found["data"]) == (2, 64, "fsdp")
-    assert set(found["mfu"]) == set(rates)
-    assert found["ratio"] == pytest.approx(rates["ours"] / max(rates["plain"], rates["nanogpt"]), abs=1e-3)
+    assert (results["micro_batch"], results["sequence_length"], results["data"]) == (2, 64, "fsdp")
+    assert set(results["mfu"]) == set(rates)
+    assert results["ratio"] == pytest.approx(rates["ours"] / max(rates["plain"], rates["nanogpt"]), abs=1e-3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to measure")
-def test_memory_is_measured_on_gpus_alone() -> None:
-    done = subprocess.run(
+def test_memory_benchmark_requires_a_gpu() -> None:
+    process = subprocess.run(
         [sys.executable, "benchmarks/memory.py"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 2
-    assert done.stderr == "benchmarks/memory.py measures GPUs, and this machine has none.\n"
+    assert process.returncode == 2
+    assert process.stderr == "benchmarks/memory.py needs a GPU, and this machine has none.\n"

@@ -1,4 +1,4 @@
-"""The program's graph on a static account: whole, with known values, in a fraction of a second."""
+"""Graphs of the program on a static account."""
 
 import copy
 from collections.abc import Callable
@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.adapter.graph import Deployment, Resource
+from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.adapter.mocks import up
-from rehearsal.adapter.static import StaticAccount
+from rehearsal.adapter.static_account import StaticAccount
 
 ROOT = Path(__file__).parents[2]
 STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob("Pulumi.*.yaml")))
 INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
 
 
-# AWS's own deep-learning containers lie in a registry of this account.
+# The registry of the AWS Deep Learning Containers.
 ECR_IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9"
 
 
 def with_container(image: str) -> dict[str, Any]:
-    """A job that runs in it."""
-    own = {"name": "a", "dataset": "d", "source": "examples/own-job", "command": ["train.py"]}
-    return {**own, "container": image}
+    """A custom job in a container."""
+    job = {"name": "a", "dataset": "d", "source": "examples/custom-job", "command": ["train.py"]}
+    return {**job, "container": image}
 
 
 def stack_config(stack: str) -> dict[str, Any]:
@@ -35,18 +35,18 @@ def stack_config(stack: str) -> dict[str, Any]:
 
 @cache
 def deployed(stack: str) -> Deployment:
-    """A stack as it stands in its file."""
+    """The deployed graph of a stack file."""
     return up(stack_config(stack), stack, ROOT, account=StaticAccount())
 
 
 def head_of(run: Deployment) -> dict[str, Any]:
-    (head,) = run.of_type(INSTANCE)
+    (head,) = run.resources_of_type(INSTANCE)
     return dict(head.inputs)
 
 
 def templates_of(run: Deployment) -> list[Resource]:
     """The launch templates of the worker groups."""
-    return run.of_type(TEMPLATE)
+    return run.resources_of_type(TEMPLATE)
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def gpu() -> Deployment:
 
 @pytest.fixture(params=STACKS)
 def shipped(request: pytest.FixtureRequest) -> Deployment:
-    """Every stack that is shipped, one after the other."""
+    """The graph of each stack in stacks/."""
     return deployed(request.param)
 
 
 @pytest.fixture
 def changed() -> Callable[..., Deployment]:
-    """Run the stack `local`, or another, some keys of its cluster changed. `account`: StaticAccount's arguments."""
+    """Deploy a stack with changed settings. `account`: arguments of StaticAccount."""
 
     def run(stack: str = "local", account: dict[str, Any] | None = None, **changes: Any) -> Deployment:
         config = copy.deepcopy(stack_config(stack))

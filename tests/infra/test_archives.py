@@ -1,4 +1,4 @@
-"""Bundle and job source: equal content gives equal bytes, and secrets never leave."""
+"""Bundle and job source: equal content gives equal bytes, and secrets are refused."""
 
 import io
 import os
@@ -14,9 +14,9 @@ from infra.packaging import source
 from infra.packaging.archive import Packed
 from infra.packaging.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
 from infra.packaging.source import pack_source
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.deployment import Deployment
 from tests.infra.conftest import ROOT
-from trainyard.base import InputError
+from trainyard.errors import InputError
 
 Job = Callable[..., Packed]
 
@@ -49,17 +49,17 @@ def job(tmp_path: Path) -> Job:
     return pack
 
 
-def test_bundle_holds_what_a_node_needs_and_no_byte_code(tree: Path) -> None:
+def test_bundle_has_the_files_of_nodes_without_byte_code(tree: Path) -> None:
     assert names(pack_bundle(tree)) == sorted([*(f"{folder}/one.py" for folder in FOLDERS), *FILES, SCHEMA])
 
 
-def test_what_nodes_run_finds_all_that_it_imports_in_the_bundle(tmp_path: Path) -> None:
+def test_bundle_contains_every_import_of_node_programs(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(pack_bundle(ROOT).data)) as archive:
         archive.extractall(tmp_path)
     modules = [
         ".".join(path.relative_to(tmp_path).with_suffix("").parts)
-        for room in ("trainyard", "trainer")
-        for path in (tmp_path / room).rglob("*.py")
+        for package in ("trainyard", "trainer")
+        for path in (tmp_path / package).rglob("*.py")
         if path.stem not in ("__init__", "__main__")
     ]
     program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -69,7 +69,7 @@ def test_what_nodes_run_finds_all_that_it_imports_in_the_bundle(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
-def test_new_price_is_no_new_code_on_nodes(tree: Path) -> None:
+def test_new_price_does_not_change_the_bundle(tree: Path) -> None:
     first = pack_bundle(tree)
     (tree / "trainyard/config/settings").mkdir(parents=True)
     for name in ("prices.json", "catalog.json", "settings/stack.py"):
@@ -77,7 +77,7 @@ def test_new_price_is_no_new_code_on_nodes(tree: Path) -> None:
     assert pack_bundle(tree) == first
 
 
-def test_bundle_is_equal_whatever_times_and_modes_the_files_have(tree: Path) -> None:
+def test_bundle_ignores_times_and_modes_of_files(tree: Path) -> None:
     first = pack_bundle(tree)
     for path in tree.rglob("*.py"):
         os.utime(path, (1, 1))
@@ -85,7 +85,7 @@ def test_bundle_is_equal_whatever_times_and_modes_the_files_have(tree: Path) -> 
     assert pack_bundle(tree) == first
 
 
-def test_changed_file_is_another_bundle(tree: Path) -> None:
+def test_changed_file_changes_the_bundle(tree: Path) -> None:
     first = pack_bundle(tree)
     (tree / "trainyard/one.py").write_text("changed")
     assert pack_bundle(tree).sha256 != first.sha256
@@ -97,21 +97,21 @@ def test_entries_belong_to_root_at_time_zero(tree: Path) -> None:
             assert (member.uid, member.gid, member.mtime, member.mode) == (0, 0, 0, 0o644)
 
 
-def test_archive_is_stored_under_its_hash(tree: Path, tmp_path: Path) -> None:
+def test_archive_is_stored_under_its_sha256(tree: Path, tmp_path: Path) -> None:
     packed = pack_bundle(tree)
     path = packed.store(tmp_path / "store")
     assert path == packed.store(tmp_path / "store")
     assert (path.name, path.read_bytes()) == (f"{packed.sha256}.tar.gz", packed.data)
 
 
-def test_source_keeps_what_can_be_run(job: Job, tmp_path: Path) -> None:
+def test_source_keeps_the_executable_mode(job: Job, tmp_path: Path) -> None:
     job(**{"run.sh": "#!/bin/sh"})
     (tmp_path / "job/run.sh").chmod(0o700)
     with tarfile.open(fileobj=io.BytesIO(job().data)) as archive:
         assert archive.getmember("run.sh").mode == 0o755
 
 
-def test_source_honours_its_ignore_file(job: Job) -> None:
+def test_source_applies_its_ignore_file(job: Job) -> None:
     ignore = "# data\n*.bin\nruns/\n/notes.txt\n"
     files = {"train.py": "1", "a.bin": "x", "runs__log": "x", "notes.txt": "x", "sub__runs.py": "1"}
     assert names(job(**{".trainyardignore": ignore}, **files)) == ["sub/runs.py", "train.py"]
@@ -147,8 +147,8 @@ def test_source_over_the_cap_is_refused(job: Job, monkeypatch: pytest.MonkeyPatc
         job(**{"train.py": "x" * 11})
 
 
-def test_bundle_of_a_run_is_an_object_under_its_hash(local: Deployment) -> None:
-    stored = local.one("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs
+def test_bundle_object_is_stored_under_its_sha256(local: Deployment) -> None:
+    stored = local.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs
     path = Path(stored["source"].path)
     assert stored["key"] == f"bundle/{path.name}"
     assert path.is_file()

@@ -1,4 +1,4 @@
-"""Roles and what they may do."""
+"""IAM roles and their permissions."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from infra.policy.unscoped import UNSCOPED
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.deployment import Deployment
 from tests.infra.conftest import ECR_IMAGE, with_container
 
 ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
 
 
 def policy_of(run: Deployment, role: str) -> list[dict[str, Any]]:
-    statements: list[dict[str, Any]] = json.loads(run.one(POLICY, role).inputs["policy"])["Statement"]
+    statements: list[dict[str, Any]] = json.loads(run.resource(POLICY, role).inputs["policy"])["Statement"]
     return statements
 
 
 def all_statements(run: Deployment) -> Iterator[tuple[str, dict[str, Any]]]:
-    for policy in run.of_type(POLICY):
+    for policy in run.resources_of_type(POLICY):
         for statement in policy_of(run, policy.name):
             yield policy.name, statement
 
@@ -29,96 +29,98 @@ def test_no_statement_allows_all_actions(shipped: Deployment) -> None:
         assert not any("*" in action for action in statement["Action"]), (name, statement)
 
 
-def test_every_resource_is_the_stacks_own_or_stands_in_the_table(shipped: Deployment) -> None:
+def test_resources_are_of_the_stack_or_actions_are_in_unscoped(shipped: Deployment) -> None:
     for name, statement in all_statements(shipped):
         for resource in statement["Resource"]:
             if resource == "*":
                 assert set(statement["Action"]) <= UNSCOPED.keys(), (name, statement)
-            elif ":autoscaling:" in resource:  # whose names the engine makes
+            elif ":autoscaling:" in resource:  # the engine generates their names
                 assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
             else:
                 assert resource.split("*")[0].rstrip("/:") not in ("arn:aws:s3", "arn:aws:kms", "arn:aws:ssm"), resource
                 assert not resource.startswith(("arn:aws:s3:::*", "arn:aws:kms:us-east-1:123456789012:*")), resource
 
 
-def test_table_gives_a_reason_and_awss_page_for_each(changed: Callable[..., Deployment]) -> None:
+def test_unscoped_actions_have_a_reason_and_a_page(changed: Callable[..., Deployment]) -> None:
     run = changed(job=with_container(ECR_IMAGE))
-    used = {action for _, one in all_statements(run) if one["Resource"] == ["*"] for action in one["Action"]}
+    used = {action for _, each in all_statements(run) if each["Resource"] == ["*"] for action in each["Action"]}
     assert used == UNSCOPED.keys()
     assert all(reason and page.startswith("https://docs.aws.amazon.com/") for reason, page in UNSCOPED.values())
 
 
-def test_statement_without_a_reason_in_the_table_can_not_be_made() -> None:
+def test_unscoped_statement_needs_a_reason() -> None:
     from infra.components.identity import _unscoped
 
-    with pytest.raises(AssertionError, match="say in UNSCOPED why"):
+    with pytest.raises(AssertionError, match="add the reason to UNSCOPED"):
         _unscoped("All", "ec2:RunInstances")
 
 
-def test_roles_have_no_policies_beside_their_own(shipped: Deployment) -> None:
-    """AWS's own policies are broad, and change when AWS likes."""
-    for role in shipped.of_type(ROLE):
+def test_roles_have_no_managed_policies(shipped: Deployment) -> None:
+    """AWS managed policies are broad, and AWS may change them."""
+    for role in shipped.resources_of_type(ROLE):
         assert not {"managedPolicyArns", "inlinePolicies"} & set(role.inputs)
-    assert not shipped.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert not shipped.resources_of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
-def test_every_role_is_taken_on_by_one_service_for_this_account(shipped: Deployment) -> None:
-    for role in shipped.of_type(ROLE):
+def test_each_role_trusts_a_single_service_of_this_account(shipped: Deployment) -> None:
+    for role in shipped.resources_of_type(ROLE):
         (trust,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
         (service,) = trust["Principal"].values()
         if service != "ec2.amazonaws.com":
             assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
-def test_boundary_stands_on_every_role(changed: Callable[..., Deployment], local: Deployment) -> None:
+def test_every_role_has_the_permissions_boundary(changed: Callable[..., Deployment], local: Deployment) -> None:
     boundary = "arn:aws:iam::123456789012:policy/boundary"
     run = changed(identity={"permissions_boundary": boundary})
-    assert {role.inputs["permissionsBoundary"] for role in run.of_type(ROLE)} == {boundary}
-    assert not any("permissionsBoundary" in role.inputs for role in local.of_type(ROLE))
+    assert {role.inputs["permissionsBoundary"] for role in run.resources_of_type(ROLE)} == {boundary}
+    assert not any("permissionsBoundary" in role.inputs for role in local.resources_of_type(ROLE))
 
 
-def test_head_may_change_the_groups_of_its_own_stack_only(shipped: Deployment) -> None:
-    statement = next(one for one in policy_of(shipped, "head") if "autoscaling:SetDesiredCapacity" in one["Action"])
+def test_head_changes_groups_of_its_stack_only(shipped: Deployment) -> None:
+    statement = next(each for each in policy_of(shipped, "head") if "autoscaling:SetDesiredCapacity" in each["Action"])
     assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
 
 
-def test_workers_write_to_runs_and_what_a_builder_tells_only(shipped: Deployment) -> None:
+def test_workers_write_runs_and_bake_events_only(shipped: Deployment) -> None:
     data, staging = (f"arn:aws:s3:::{shipped.exports[name]}" for name in ("data_bucket", "staging_bucket"))
-    writes = [one for one in policy_of(shipped, "workers") if "s3:PutObject" in one["Action"]]
-    assert [one["Resource"] for one in writes] == [[f"{staging}/bake/events/*"], [f"{data}/runs/*"]]
+    writes = [each for each in policy_of(shipped, "workers") if "s3:PutObject" in each["Action"]]
+    assert [each["Resource"] for each in writes] == [[f"{staging}/bake/events/*"], [f"{data}/runs/*"]]
 
 
 def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:
-    arn = shipped.one("aws:kms/key:Key", "stack-key").outputs["arn"]
+    arn = shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
     for role in ("head", "workers"):
-        (statement,) = [one for one in policy_of(shipped, role) if "kms:Decrypt" in one["Action"]]
+        (statement,) = [each for each in policy_of(shipped, role) if "kms:Decrypt" in each["Action"]]
         assert statement["Resource"] == [arn]
         assert statement["Condition"] == {"StringEquals": {"kms:ViaService": "s3.us-east-1.amazonaws.com"}}
 
 
 def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callable[..., Deployment]) -> None:
-    assert not any("ssm:GetParameter" in one["Action"] for one in policy_of(local, "workers"))
+    assert not any("ssm:GetParameter" in each["Action"] for each in policy_of(local, "workers"))
     run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
-    statement = next(one for one in policy_of(run, "workers") if "ssm:GetParameter" in one["Action"])
+    statement = next(each for each in policy_of(run, "workers") if "ssm:GetParameter" in each["Action"])
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
 
 
 def test_workers_pull_the_jobs_image_and_no_other(changed: Callable[..., Deployment], local: Deployment) -> None:
     run = changed(job=with_container(ECR_IMAGE))
-    pulls = {tuple(one["Action"]): one["Resource"] for one in policy_of(run, "workers") if "ecr:" in str(one["Action"])}
+    pulls = {
+        tuple(each["Action"]): each["Resource"] for each in policy_of(run, "workers") if "ecr:" in str(each["Action"])
+    }
     assert pulls == {
         ("ecr:GetAuthorizationToken",): ["*"],
         ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"): [
             "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
         ],
     }
-    elsewhere = changed(job=with_container("nvcr.io/nvidia/pytorch:26.10-py3"))
-    for policy in (policy_of(run, "head"), policy_of(local, "workers"), policy_of(elsewhere, "workers")):
+    other_registry = changed(job=with_container("nvcr.io/nvidia/pytorch:26.10-py3"))
+    for policy in (policy_of(run, "head"), policy_of(local, "workers"), policy_of(other_registry, "workers")):
         assert "ecr:" not in str(policy)
 
 
-def test_every_node_leaves_through_the_hook(shipped: Deployment) -> None:
-    hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
+def test_every_group_has_a_termination_hook(shipped: Deployment) -> None:
+    hooks = shipped.resources_of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
     assert sorted(hook.inputs["autoscalingGroupName"] for hook in hooks) == sorted(shipped.exports["groups"])
     for hook in hooks:
         assert hook.inputs["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"

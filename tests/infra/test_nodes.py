@@ -9,32 +9,34 @@ import pytest
 import yaml
 
 from infra.packaging.user_data import LIMIT_BYTES, user_data
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, templates_of
-from trainyard.base import InputError
 from trainyard.config.catalog import catalog
+from trainyard.errors import InputError
 
 
 def template_of(run: Deployment) -> dict[str, Any]:
-    """Of the group `workers`: what others differ in stands in test_capacity."""
-    return dict(next(one for one in templates_of(run) if one.name.startswith("workers-")).inputs)
+    """Return the launch template of the group `workers`."""
+    return dict(next(each for each in templates_of(run) if each.name.startswith("workers-")).inputs)
 
 
-def test_every_worker_gets_the_interfaces_of_its_cards(shipped: Deployment) -> None:
+def test_workers_have_the_interfaces_of_the_instance_type(shipped: Deployment) -> None:
     settings = stack_config(shipped.stack)["trainyard:cluster"]
     entry = catalog().get(settings["instance_type"])
     assert entry is not None
     efa = settings.get("network", {}).get("efa", entry.efa_interfaces > 0)
-    wanted = [("interface", 0, 0)]
+    expected = [("interface", 0, 0)]
     if efa:
-        wanted += [("efa-only", card.index, 0 if card.index else 1) for card in entry.network_cards if card.efa]
+        expected += [("efa-only", card.index, 0 if card.index else 1) for card in entry.network_cards if card.efa]
     for template in templates_of(shipped):
-        given = template.inputs["networkInterfaces"]
-        assert [(one["interfaceType"], one["networkCardIndex"], one["deviceIndex"]) for one in given] == wanted
+        interfaces = template.inputs["networkInterfaces"]
+        assert [
+            (each["interfaceType"], each["networkCardIndex"], each["deviceIndex"]) for each in interfaces
+        ] == expected
 
 
-def test_p4d_gets_a_plain_primary_and_one_efa_on_each_card(gpu: Deployment) -> None:
+def test_p4d_has_a_primary_and_an_efa_interface_per_card(gpu: Deployment) -> None:
     layout = [
         (each["networkCardIndex"], each["deviceIndex"], each["interfaceType"])
         for each in template_of(gpu)["networkInterfaces"]
@@ -48,14 +50,16 @@ def test_p4d_gets_a_plain_primary_and_one_efa_on_each_card(gpu: Deployment) -> N
     ]
 
 
-def test_cpu_nodes_get_one_plain_interface(local: Deployment) -> None:
+def test_cpu_nodes_have_one_interface(local: Deployment) -> None:
     assert [each["interfaceType"] for each in template_of(local)["networkInterfaces"]] == ["interface"]
 
 
-def test_security_groups_stand_on_each_interface_and_public_addresses_on_none(shipped: Deployment) -> None:
+def test_interfaces_have_security_groups_and_no_public_ip(shipped: Deployment) -> None:
     template = template_of(shipped)
     expected = [
-        group.id for group in shipped.of_type("aws:ec2/securityGroup:SecurityGroup") if group.name in ("nodes", "efa")
+        group.id
+        for group in shipped.resources_of_type("aws:ec2/securityGroup:SecurityGroup")
+        if group.name in ("nodes", "efa")
     ]
     for interface in template["networkInterfaces"]:
         assert sorted(interface["securityGroups"]) == sorted(expected)
@@ -64,9 +68,9 @@ def test_security_groups_stand_on_each_interface_and_public_addresses_on_none(sh
     assert head_of(shipped)["associatePublicIpAddress"] is False
 
 
-def test_metadata_service_asks_for_tokens_and_answers_one_hop(shipped: Deployment) -> None:
-    for given in (template_of(shipped), head_of(shipped)):
-        assert given["metadataOptions"] == {
+def test_metadata_service_requires_imdsv2_with_one_hop(shipped: Deployment) -> None:
+    for inputs in (template_of(shipped), head_of(shipped)):
+        assert inputs["metadataOptions"] == {
             "httpEndpoint": "enabled",
             "httpTokens": "required",
             "httpPutResponseHopLimit": 1,
@@ -77,7 +81,7 @@ def test_root_volumes_are_encrypted_gp3(shipped: Deployment) -> None:
     worker, head = template_of(shipped)["blockDeviceMappings"][0]["ebs"], head_of(shipped)["rootBlockDevice"]
     assert (worker["encrypted"], worker["volumeType"], worker["deleteOnTermination"]) == ("true", "gp3", "true")
     assert (head["encrypted"], head["volumeType"], head["deleteOnTermination"]) == (True, "gp3", True)
-    assert worker["kmsKeyId"] == head["kmsKeyId"] == shipped.one("aws:kms/key:Key", "stack-key").outputs["arn"]
+    assert worker["kmsKeyId"] == head["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
 
 
 def test_no_key_pair_exists(shipped: Deployment) -> None:
@@ -85,56 +89,56 @@ def test_no_key_pair_exists(shipped: Deployment) -> None:
     assert "keyName" not in head_of(shipped)
 
 
-def test_whatever_a_launch_makes_is_tagged_in_the_launch_itself(shipped: Deployment) -> None:
+def test_launch_tags_every_resource_that_it_creates(shipped: Deployment) -> None:
     for template in templates_of(shipped):
-        tagged = {one["resourceType"]: one["tags"] for one in template.inputs["tagSpecifications"]}
+        tagged = {each["resourceType"]: each["tags"] for each in template.inputs["tagSpecifications"]}
         spot = {"spot-instances-request"} if "instanceMarketOptions" in template.inputs else set()
-        if shipped.stack == "h200-cluster":  # a market of its own, without requests
+        if shipped.stack == "h200-cluster":  # Capacity Blocks have no Spot requests
             spot = set()
         assert tagged.keys() == {"instance", "volume", "network-interface"} | spot
         assert all(tags["trainyard:stack"] == shipped.stack for tags in tagged.values())
 
 
-def test_group_is_empty_and_its_desired_capacity_is_not_pulumis(shipped: Deployment) -> None:
-    group = shipped.one("aws:autoscaling/group:Group", "workers")
+def test_group_is_created_empty_and_desired_capacity_is_ignored(shipped: Deployment) -> None:
+    group = shipped.resource("aws:autoscaling/group:Group", "workers")
     assert (group.inputs["minSize"], group.inputs["desiredCapacity"]) == (0, 0)
     assert group.ignore_changes == ("desiredCapacity",)
     assert group.inputs["suspendedProcesses"] == ["AZRebalance"]
 
 
-def test_group_can_hold_all_nodes_and_bears_with_them_during_bring_up(gpu: Deployment) -> None:
-    group = gpu.one("aws:autoscaling/group:Group", "workers").inputs
+def test_group_size_and_grace_period_allow_startup(gpu: Deployment) -> None:
+    group = gpu.resource("aws:autoscaling/group:Group", "workers").inputs
     assert group["maxSize"] == 4
     assert group["healthCheckGracePeriod"] >= 45 * 60
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 
 
-def test_image_may_drift_without_replacing_anything(shipped: Deployment) -> None:
-    assert all(one.ignore_changes == ("imageId",) for one in templates_of(shipped))
-    assert shipped.of_type(INSTANCE)[0].ignore_changes == ("ami",)
+def test_newer_ami_replaces_nothing(shipped: Deployment) -> None:
+    assert all(each.ignore_changes == ("imageId",) for each in templates_of(shipped))
+    assert shipped.resources_of_type(INSTANCE)[0].ignore_changes == ("ami",)
 
 
-def test_gpu_nodes_boot_another_image_than_the_head(gpu: Deployment, local: Deployment) -> None:
+def test_gpu_nodes_and_head_boot_different_amis(gpu: Deployment, local: Deployment) -> None:
     assert template_of(gpu)["imageId"] != head_of(gpu)["ami"]
     assert template_of(local)["imageId"] == head_of(local)["ami"]
 
 
-def test_workers_stand_in_a_cluster_placement_group(gpu: Deployment) -> None:
-    group = gpu.one("aws:ec2/placementGroup:PlacementGroup", "cluster")
+def test_workers_are_in_a_cluster_placement_group(gpu: Deployment) -> None:
+    group = gpu.resource("aws:ec2/placementGroup:PlacementGroup", "cluster")
     assert group.inputs["strategy"] == "cluster"
     assert template_of(gpu)["placement"] == {"groupName": group.outputs["name"]}
 
 
-def test_placement_group_can_be_declined(changed: Callable[..., Deployment]) -> None:
+def test_placement_group_can_be_disabled(changed: Callable[..., Deployment]) -> None:
     run = changed(network={"placement_group": False})
-    assert not run.of_type("aws:ec2/placementGroup:PlacementGroup")
+    assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")
     assert "placement" not in template_of(run)
 
 
-def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployment) -> None:
+def test_user_data_runs_the_bootstrap_at_every_boot(shipped: Deployment) -> None:
     worker = base64.b64decode(template_of(shipped)["userData"]).decode()
     bucket = shipped.exports["staging_bucket"]
-    for who, text in (("worker --group workers", worker), ("head", head_of(shipped)["userData"])):
+    for arguments, text in (("worker --group workers", worker), ("head", head_of(shipped)["userData"])):
         assert text.startswith("#cloud-config\n")
         assert len(text.encode()) < LIMIT_BYTES
         config = yaml.safe_load(text)
@@ -143,48 +147,48 @@ def test_user_data_fits_and_starts_the_bootstrap_at_every_boot(shipped: Deployme
         unit = files["/etc/systemd/system/trainyard-node.service"]
         assert (
             "ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py "
-            f"--role {who} --manifest s3://{bucket}/manifest.json --region us-east-1\n"
+            f"--role {arguments} --manifest s3://{bucket}/manifest.json --region us-east-1\n"
         ) in unit
         assert "WantedBy=multi-user.target" in unit
         assert config["runcmd"][-1] == ["systemctl", "enable", "--now", "--no-block", "trainyard-node.service"]
 
 
-def test_user_data_that_ec2_would_refuse_is_refused_here(tmp_path: Path) -> None:
+def test_too_long_user_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainyard/node").mkdir(parents=True)
     (tmp_path / "trainyard/node/bootstrap.py").write_text("#" * LIMIT_BYTES)
     with pytest.raises(AssertionError, match="shorten trainyard/node/bootstrap"):
         user_data("worker", "workers", "s3://bucket/manifest.json", "us-east-1", tmp_path)
 
 
-def test_changed_job_leaves_user_data_alone(local: Deployment, changed: Callable[..., Deployment]) -> None:
+def test_changed_job_does_not_change_user_data(local: Deployment, changed: Callable[..., Deployment]) -> None:
     other = changed(job={"name": "other", "dataset": "other", "train": {}})
     assert template_of(local)["userData"] == template_of(other)["userData"]
 
 
-def test_another_family_of_images_is_another_template(changed: Callable[..., Deployment], local: Deployment) -> None:
-    """The id of a family is ignored once it is there; the family itself must not be."""
+def test_another_image_family_replaces_template_and_head(changed: Callable[..., Deployment], local: Deployment) -> None:
+    """Changes of the AMI id are ignored, changes of the family are not."""
     debian = changed(image="debian-12")
     assert templates_of(debian)[0].urn != templates_of(local)[0].urn
     assert templates_of(debian)[0].inputs["blockDeviceMappings"][0]["deviceName"] == "/dev/xvda"
-    assert debian.of_type(INSTANCE)[0].urn != local.of_type(INSTANCE)[0].urn
+    assert debian.resources_of_type(INSTANCE)[0].urn != local.resources_of_type(INSTANCE)[0].urn
 
 
-def test_image_that_the_user_names_is_followed(changed: Callable[..., Deployment]) -> None:
+def test_changes_of_a_configured_ami_are_not_ignored(changed: Callable[..., Deployment]) -> None:
     (template,) = templates_of(changed(image="ami-0123456789abcdef0"))
     assert template.inputs["imageId"] == "ami-0123456789abcdef0"
     assert not template.ignore_changes
 
 
-def test_image_that_the_root_volume_can_not_hold_is_refused(
+def test_ami_larger_than_the_root_volume_is_refused(
     changed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = StaticEc2.image
+    original = StaticEc2.image
 
-    def large(self: StaticEc2, given: Any) -> dict[str, Any]:
-        told = answer(self, given)
-        told["blockDeviceMappings"][0]["ebs"]["volume_size"] = "120"
-        return told
+    def large(self: StaticEc2, arguments: Any) -> dict[str, Any]:
+        image = original(self, arguments)
+        image["blockDeviceMappings"][0]["ebs"]["volume_size"] = "120"
+        return image
 
     monkeypatch.setattr(StaticEc2, "image", large)
-    with pytest.raises(InputError, match="its root takes 120 GiB, and root_volume_gib is 40"):
+    with pytest.raises(InputError, match="its root volume needs 120 GiB, and root_volume_gib is 40"):
         changed(image="ami-0123456789abcdef0")

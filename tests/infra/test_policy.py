@@ -1,4 +1,4 @@
-"""The policy pack's rules: every shipped stack keeps them, and each is broken once."""
+"""The rules of the policy pack: every stack passes, and each rule reports a violation."""
 
 import copy
 import json
@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from infra.policy.rules import RULES, PolicyRule
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import SUBNET, VPC
 from tests.infra.conftest import ROOT, deployed
 
 
-def broken(run: Deployment, rule: PolicyRule, changed: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a rule says of a graph in which resources of some types have other inputs."""
-    found = []
-    for one in run.resources.values():
-        if one.custom:
-            inputs = {**one.inputs, **changed.get(one.type.rpartition(":")[2], {})}
-            found += [f"{one.name}: {sentence}" for sentence in rule.check(one.type, inputs)]
-    return found
+def violations(run: Deployment, rule: PolicyRule, changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the violations in a graph whose resources of some types have other inputs."""
+    messages = []
+    for each in run.resources.values():
+        if each.custom:
+            inputs = {**each.inputs, **changes.get(each.type.rpartition(":")[2], {})}
+            messages += [f"{each.name}: {message}" for message in rule.check(each.type, inputs)]
+    return messages
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-def test_every_shipped_stack_keeps_every_rule(shipped: Deployment, rule: PolicyRule) -> None:
-    assert broken(shipped, rule, {}) == []
+def test_shipped_stack_passes_rule(shipped: Deployment, rule: PolicyRule) -> None:
+    assert violations(shipped, rule, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def test_every_shipped_stack_keeps_every_rule(shipped: Deployment, rule: PolicyR
     [
         {"storage": {"kms_key": "arn:aws:kms:us-east-1:123456789012:key/mine", "bucket": "our-data"}},
         {"network": {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}},
-        {"network": {"nat": False}, "node": {"system": "as-is"}},
+        {"network": {"nat_gateway": False}, "node": {"provisioning": "skip"}},
         {"capacity": {"spot": {}}, "image": "ami-0123456789abcdef0", "guardrails": {"email": "team@example.com"}},
         {"identity": {"permissions_boundary": "arn:aws:iam::123456789012:policy/boundary"}},
     ],
-    ids=["given-key", "existing-network", "closed-network", "spot", "boundary"],
+    ids=["existing-key", "existing-network", "no-nat", "spot", "boundary"],
 )
-def test_other_stacks_keep_every_rule(changed: Callable[..., Deployment], changes: dict[str, Any]) -> None:
+def test_other_stacks_pass_all_rules(changed: Callable[..., Deployment], changes: dict[str, Any]) -> None:
     run = changed(**changes)
-    assert [sentence for rule in RULES for sentence in broken(run, rule, {})] == []
+    assert [message for rule in RULES for message in violations(run, rule, {})] == []
 
 
 def policy(*statements: dict[str, Any]) -> str:
@@ -53,88 +53,90 @@ def policy(*statements: dict[str, Any]) -> str:
 
 
 ALLOW = {"Sid": "Wide", "Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}
-BREAKS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
+VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
     "volumes-are-encrypted": [
         ({"Instance": {"rootBlockDevice": {"encrypted": False}}}, "rootBlockDevice is not encrypted"),
-        ({"Instance": {"rootBlockDevice": {"encrypted": True}}}, "under no key"),
+        ({"Instance": {"rootBlockDevice": {"encrypted": True}}}, "not encrypted with a configured KMS key"),
         (
             {"LaunchTemplate": {"blockDeviceMappings": [{"deviceName": "/dev/sda1", "ebs": {"encrypted": "false"}}]}},
             "/dev/sda1 is not encrypted",
         ),
         ({"LaunchTemplate": {"blockDeviceMappings": []}}, "its root volume is not encrypted"),
     ],
-    "metadata-needs-a-token": [
+    "imdsv2-is-required": [
         ({"Instance": {"metadataOptions": {"httpTokens": "optional", "httpPutResponseHopLimit": 1}}}, "IMDSv1"),
         (
             {"LaunchTemplate": {"metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 2}}},
-            "hop limit is not 1",
+            "hop limit",
         ),
     ],
-    "nothing-comes-in-from-outside": [
-        ({"SecurityGroupIngressRule": {"cidrIpv4": "0.0.0.0/0"}}, "0.0.0.0/0 may come in"),
-        ({"SecurityGroupIngressRule": {"cidrIpv6": "::/0"}}, "::/0 may come in"),
-        ({"SecurityGroup": {"ingress": [{"fromPort": 22}]}}, "stand in the group itself"),
+    "no-inbound-from-cidr": [
+        ({"SecurityGroupIngressRule": {"cidrIpv4": "0.0.0.0/0"}}, "inbound traffic from 0.0.0.0/0"),
+        ({"SecurityGroupIngressRule": {"cidrIpv6": "::/0"}}, "inbound traffic from ::/0"),
+        ({"SecurityGroup": {"ingress": [{"fromPort": 22}]}}, "inline ingress rules"),
     ],
-    "nothing-has-a-public-address": [
-        ({"Instance": {"associatePublicIpAddress": True}}, "may get a public address"),
-        ({"Subnet": {"mapPublicIpOnLaunch": True}}, "get a public address"),
-        ({"LaunchTemplate": {"networkInterfaces": [{"associatePublicIpAddress": "true"}]}}, "gets a public address"),
+    "no-public-ip": [
+        ({"Instance": {"associatePublicIpAddress": True}}, "may get a public IP"),
+        ({"Subnet": {"mapPublicIpOnLaunch": True}}, "assigns public IP"),
+        ({"LaunchTemplate": {"networkInterfaces": [{"associatePublicIpAddress": "true"}]}}, "gets a public IP"),
     ],
-    "no-key-pair-is-named": [({"LaunchTemplate": {"keyName": "mine"}}, "reached by SSH")],
-    "policies-name-what-they-allow": [
+    "no-ssh-key-pair": [({"LaunchTemplate": {"keyName": "mine"}}, "SSH key pair")],
+    "policies-are-specific": [
         ({"RolePolicy": {"policy": policy({**ALLOW, "Action": ["s3:*"], "Resource": ["arn:x"]})}}, "allows s3:*"),
         ({"RolePolicy": {"policy": policy(ALLOW)}}, "s3:GetObject on every resource"),
     ],
-    "roles-are-taken-on-by-services": [
-        ({"Role": {"assumeRolePolicy": policy({"Principal": {"AWS": "*"}})}}, "may take it on"),
+    "only-services-assume-roles": [
+        ({"Role": {"assumeRolePolicy": policy({"Principal": {"AWS": "*"}})}}, "may assume it"),
         ({"Role": {"managedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}}, "AdministratorAccess"),
     ],
-    "everyone-is-someone-of-the-account": [
-        ({"BucketPolicy": {"policy": policy({**ALLOW, "Principal": "*"})}}, "Wide allows everyone"),
-        ({"Key": {"policy": policy({**ALLOW, "Principal": {"AWS": "*"}})}}, "Wide allows everyone"),
+    "wildcard-principal-is-limited": [
+        ({"BucketPolicy": {"policy": policy({**ALLOW, "Principal": "*"})}}, "Wide allows every AWS account"),
+        ({"Key": {"policy": policy({**ALLOW, "Principal": {"AWS": "*"}})}}, "Wide allows every AWS account"),
     ],
-    "buckets-are-private": [({"BucketPublicAccessBlock": {"blockPublicPolicy": False}}, "blockPublicPolicy is not on")],
-    "buckets-speak-tls-only": [({"BucketPolicy": {"policy": policy()}}, "plain HTTP is not denied")],
-    "keys-rotate": [({"Key": {"enableKeyRotation": False}}, "does not rotate")],
+    "buckets-block-public-access": [
+        ({"BucketPublicAccessBlock": {"blockPublicPolicy": False}}, "blockPublicPolicy is not true")
+    ],
+    "buckets-require-tls": [({"BucketPolicy": {"policy": policy()}}, "requests without TLS")],
+    "keys-rotate": [({"Key": {"enableKeyRotation": False}}, "rotation is disabled")],
     "topics-and-logs-are-encrypted": [
-        ({"Topic": {"kmsMasterKeyId": None}}, "kmsMasterKeyId names no key"),
-        ({"LogGroup": {"kmsKeyId": None}}, "kmsKeyId names no key"),
+        ({"Topic": {"kmsMasterKeyId": None}}, "kmsMasterKeyId is not set"),
+        ({"LogGroup": {"kmsKeyId": None}}, "kmsKeyId is not set"),
     ],
-    "all-is-found-by-tags": [
-        ({"Vpc": {"tags": {"Name": "x"}}}, "bears no tag trainyard:stack"),
-        ({"Group": {"tags": [{"key": "trainyard:stack"}]}}, "bears no tag trainyard:role"),
+    "resources-are-tagged": [
+        ({"Vpc": {"tags": {"Name": "x"}}}, "has no tag trainyard:stack"),
+        ({"Group": {"tags": [{"key": "trainyard:stack"}]}}, "has no tag trainyard:role"),
     ],
 }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-def test_every_rule_is_broken_by_what_it_forbids(rule: PolicyRule) -> None:
-    for changed, told in BREAKS[rule.name]:
-        said = broken(deployed("a100-cluster"), rule, copy.deepcopy(changed))
-        assert any(told in sentence for sentence in said), (changed, said)
+def test_rule_reports_each_violation(rule: PolicyRule) -> None:
+    for changes, expected in VIOLATIONS[rule.name]:
+        messages = violations(deployed("a100-cluster"), rule, copy.deepcopy(changes))
+        assert any(expected in message for message in messages), (changes, messages)
 
 
-def test_pack_offers_every_rule_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's SDK for packs has an environment of its own: here it is a recorder."""
-    offered: dict[str, Any] = {}
+def test_pack_registers_every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pulumi_policy is installed in a separate environment, so a recorder replaces it."""
+    registered: dict[str, Any] = {}
     sdk = SimpleNamespace(
         EnforcementLevel=SimpleNamespace(MANDATORY="mandatory"),
-        PolicyPack=lambda **given: offered.update(given),
+        PolicyPack=lambda **arguments: registered.update(arguments),
         ReportViolation=None,
         ResourceValidationArgs=None,
         ResourceValidationPolicy=SimpleNamespace,
     )
     monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
     runpy.run_path(str(ROOT / "infra/policy/__main__.py"), run_name="__main__")
-    assert [one.name for one in offered["policies"]] == [rule.name for rule in RULES]
-    said: list[str] = []
+    assert [each.name for each in registered["policies"]] == [rule.name for rule in RULES]
+    messages: list[str] = []
     args = SimpleNamespace(resource_type="aws:kms/key:Key", name="key", props={"enableKeyRotation": False})
-    for one in offered["policies"]:
-        one.validate(args, lambda sentence, _: said.append(sentence))
-    assert "key: the key does not rotate" in said
+    for each in registered["policies"]:
+        each.validate(args, lambda message, _: messages.append(message))
+    assert "key: key rotation is disabled" in messages
 
 
-def test_rules_need_nothing_that_the_packs_environment_lacks() -> None:
+def test_rules_import_neither_pulumi_nor_pydantic() -> None:
     program = (
         "import sys; import infra.policy.rules; print([m for m in sys.modules if m.startswith(('pulumi', 'pydantic'))])"
     )

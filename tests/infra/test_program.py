@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
-from rehearsal.adapter.static import StaticAccount
+from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import INSTANCE, ROOT, STACKS, deployed, stack_config
-from trainyard.base import InputError
+from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
 
-# What AWS gives no tags.
+# Resource types without tags.
 UNTAGGED = {
     "aws:autoscaling/lifecycleHook:LifecycleHook",
     "aws:ec2/route:Route",
@@ -39,7 +39,7 @@ def tags_of(inputs: Any) -> dict[str, str]:
     return tags if isinstance(tags, dict) else {tag["key"]: tag["value"] for tag in tags}
 
 
-def test_everything_that_can_bear_tags_is_found_by_stack_and_role(shipped: Deployment) -> None:
+def test_every_taggable_resource_has_stack_and_role_tags(shipped: Deployment) -> None:
     for resource in shipped.resources.values():
         if resource.custom and resource.type not in UNTAGGED:
             tags = tags_of(resource.inputs)
@@ -50,10 +50,10 @@ def test_everything_that_can_bear_tags_is_found_by_stack_and_role(shipped: Deplo
 
 def test_users_tags_are_added_for_cost_allocation(changed: Callable[..., Deployment]) -> None:
     run = changed(tags={"team": "research"})
-    tags = run.one("aws:ec2/vpc:Vpc", "vpc").inputs["tags"]
+    tags = run.resource("aws:ec2/vpc:Vpc", "vpc").inputs["tags"]
     assert tags["team"] == "research"
     assert tags["trainyard:stack"] == "local"
-    assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.one(
+    assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.resource(
         "aws:autoscaling/group:Group", "workers"
     ).inputs["tags"]
 
@@ -63,13 +63,13 @@ def test_every_resource_belongs_to_a_component(shipped: Deployment) -> None:
     assert all(resource.parent in components for resource in shipped.resources.values() if resource.custom)
 
 
-def test_manifest_is_valid_and_names_what_was_made(shipped: Deployment) -> None:
+def test_manifest_is_valid_and_names_the_resources(shipped: Deployment) -> None:
     manifest = Manifest.model_validate_json(
-        shipped.one("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"]
+        shipped.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"]
     )
     assert manifest.stack == shipped.stack
-    assert manifest.head.address == shipped.of_type(INSTANCE)[0].outputs["privateIp"]
-    groups = {one.outputs["name"] for one in shipped.of_type("aws:autoscaling/group:Group")}
+    assert manifest.head.address == shipped.resources_of_type(INSTANCE)[0].outputs["privateIp"]
+    groups = {each.outputs["name"] for each in shipped.resources_of_type("aws:autoscaling/group:Group")}
     assert {group.autoscaling_group for group in manifest.groups} == groups
     assert manifest.bundle.uri.endswith(f"/bundle/{manifest.bundle.sha256}.tar.gz")
     assert (manifest.fsx is not None) == (shipped.stack == "a100-cluster")
@@ -77,13 +77,13 @@ def test_manifest_is_valid_and_names_what_was_made(shipped: Deployment) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_preview_with_unknown_values_registers_the_same_resources(stack: str) -> None:
-    seen = up(stack_config(stack), stack, ROOT, account=StaticAccount(), preview=True)
-    assert seen.resources.keys() == deployed(stack).resources.keys()
+    previewed = up(stack_config(stack), stack, ROOT, account=StaticAccount(), preview=True)
+    assert previewed.resources.keys() == deployed(stack).resources.keys()
 
 
 def test_launch_waits_for_everything_else(shipped: Deployment) -> None:
-    """Its component depends on every other one, so that destroy stops the job before anything goes."""
-    launch = shipped.one("trainyard:infra:Launch", "launch")
+    """The launch depends on every component, so that destroy stops the job first."""
+    launch = shipped.resource("trainyard:infra:Launch", "launch")
     others = {
         resource.urn for resource in shipped.resources.values() if resource.custom and resource.parent != launch.urn
     }
@@ -91,7 +91,7 @@ def test_launch_waits_for_everything_else(shipped: Deployment) -> None:
 
 
 def test_launch_command_has_no_absolute_path_and_hands_over_the_region(shipped: Deployment) -> None:
-    inputs = shipped.one("command:local:Command", "launch").inputs
+    inputs = shipped.resource("command:local:Command", "launch").inputs
     assert str(ROOT) not in json.dumps(inputs)
     assert inputs["environment"] == {"AWS_REGION": "us-east-1"}
     assert inputs["addPreviousOutputInEnv"] is False
@@ -100,20 +100,20 @@ def test_launch_command_has_no_absolute_path_and_hands_over_the_region(shipped: 
 def test_changed_job_is_another_launch(local: Deployment, changed: Callable[..., Deployment]) -> None:
     job = stack_config("local")["trainyard:cluster"]["job"]
     other = changed(job={**job, "train": {**job["train"], "steps": 61}})
-    commands = [run.one("command:local:Command", "launch").inputs for run in (local, other)]
+    commands = [run.resource("command:local:Command", "launch").inputs for run in (local, other)]
     assert commands[0]["update"] != commands[1]["update"]
     assert commands[0]["delete"] == commands[1]["delete"]
 
 
-def test_a_changed_launch_is_never_a_replaced_one(local: Deployment) -> None:
-    """A replacement would stop the run first, also one that only wants more nodes."""
-    inputs = local.one("command:local:Command", "launch").inputs
+def test_changed_launch_is_updated_not_replaced(local: Deployment) -> None:
+    """A replacement would stop the run, even if only nodes were added."""
+    inputs = local.resource("command:local:Command", "launch").inputs
     assert "triggers" not in inputs
     assert inputs["update"] == f"{inputs['create']} --update"
 
 
 def test_same_program_twice_registers_equal_inputs(local: Deployment, changed: Callable[..., Deployment]) -> None:
-    """No clock, no random name, no order of the disk in any input: an unchanged tree is an unchanged stack."""
+    """Inputs contain no time, random name or directory order."""
 
     def inputs(run: Deployment) -> dict[str, str]:
         return {urn: repr({k: v for k, v in r.inputs.items() if k != "source"}) for urn, r in run.resources.items()}
@@ -122,30 +122,28 @@ def test_same_program_twice_registers_equal_inputs(local: Deployment, changed: C
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "fact"),
     [
         ({"nodez": 2}, "nodez"),
         ({"nodes": "two"}, "nodes"),
         ({"nodes": 0}, "nodes"),
         ({"instance_type": "p9.huge"}, "p9.huge"),
-        ({"network": {"efa": True}}, "bears no Elastic Fabric Adapter"),
+        ({"network": {"efa": True}}, "Elastic Fabric Adapter"),
         ({"network": {"cidr": "10.0.0.0/28"}}, "10.0.0.0/28"),
-        ({"network": {"zone": "us-east-1z"}}, "us-east-1z"),
+        ({"network": {"availability_zone": "us-east-1z"}}, "us-east-1z"),
     ],
 )
-def test_bad_settings_end_with_their_message_before_anything_is_made(
-    changed: Callable[..., Deployment], changes: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(InputError, match=told):
+def test_invalid_settings_are_refused(changed: Callable[..., Deployment], changes: dict[str, Any], fact: str) -> None:
+    with pytest.raises(InputError, match=fact):
         changed(**changes)
 
 
-def test_absent_settings_end_with_a_message() -> None:
+def test_missing_settings_are_refused() -> None:
     with pytest.raises(InputError, match="trainyard:cluster"):
         up({"aws:region": "us-east-1"}, "local", ROOT, account=StaticAccount())
 
 
-def test_run_leaves_path_and_modules_as_they_were(tmp_path: Path, changed: Callable[..., Deployment]) -> None:
+def test_run_restores_path_and_modules(tmp_path: Path, changed: Callable[..., Deployment]) -> None:
     import sys
 
     import infra.packaging.archive
@@ -156,29 +154,29 @@ def test_run_leaves_path_and_modules_as_they_were(tmp_path: Path, changed: Calla
     assert sys.modules["infra.packaging.archive"] is module is infra.packaging.archive
 
 
-def test_outputs_say_where_things_lie_what_to_type_and_what_it_costs(shipped: Deployment) -> None:
-    told = shipped.exports
-    assert told["runs_uri"] == f"s3://{told['data_bucket']}/runs/"
-    assert told["data_uri"] == f"s3://{told['data_bucket']}/datasets/"
-    assert told["commands"].keys() == {"status", "follow", "results", "end_job", "end_all"}
-    cost = told["cost"]
-    assert cost["hourly_usd"] == pytest.approx(sum(item["hourly_usd"] for item in cost["items"]), abs=0.01)
-    assert cost["capped_usd"] == pytest.approx(cost["hourly_usd"] * cost["until_minutes"] / 60, rel=0.02)
+def test_outputs_have_uris_commands_and_cost(shipped: Deployment) -> None:
+    outputs = shipped.exports
+    assert outputs["runs_uri"] == f"s3://{outputs['data_bucket']}/runs/"
+    assert outputs["data_uri"] == f"s3://{outputs['data_bucket']}/datasets/"
+    assert outputs["commands"].keys() == {"status", "follow", "results", "stop_job", "destroy"}
+    cost = outputs["cost"]
+    assert cost["usd_per_hour"] == pytest.approx(sum(item["usd_per_hour"] for item in cost["items"]), abs=0.01)
+    assert cost["max_run_usd"] == pytest.approx(cost["usd_per_hour"] * cost["time_limit_minutes"] / 60, rel=0.02)
 
 
-def test_commands_of_the_outputs_are_commands_of_ours(local: Deployment) -> None:
+def test_exported_commands_exist(local: Deployment) -> None:
     for command in local.exports["commands"].values():
-        words = command.split()
-        if "trainyard" in words:
-            asked = [*words[words.index("trainyard") + 1 :], "--help"]
+        arguments = command.split()
+        if "trainyard" in arguments:
+            options = [*arguments[arguments.index("trainyard") + 1 :], "--help"]
             done = subprocess.run(
-                [sys.executable, "-m", "trainyard", *asked], cwd=ROOT, capture_output=True, check=False
+                [sys.executable, "-m", "trainyard", *options], cwd=ROOT, capture_output=True, check=False
             )
             assert done.returncode == 0, command
 
 
-def test_nothing_depends_on_the_run_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reservation's end is a fact; how far off it is stands in no input."""
+def test_inputs_do_not_depend_on_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs contain the end time of a reservation, not the remaining time."""
 
     def inputs(run: Deployment) -> dict[str, str]:
         return {urn: repr({k: v for k, v in r.inputs.items() if k != "source"}) for urn, r in run.resources.items()}
@@ -189,7 +187,9 @@ def test_nothing_depends_on_the_run_of_the_clock(monkeypatch: pytest.MonkeyPatch
     assert inputs(up(config, "h200-cluster", ROOT, account=StaticAccount())) == inputs(deployed("h200-cluster"))
 
 
-def test_commands_ask_the_account_that_the_program_was_given() -> None:
+def test_commands_use_the_configured_profile() -> None:
     config = {**stack_config("local"), "aws:profile": "training"}
-    told = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
-    assert told["end_job"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"
+    exported = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
+    assert (
+        exported["stop_job"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"
+    )

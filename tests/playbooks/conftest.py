@@ -1,30 +1,30 @@
-"""An account of its own for each file, and a node that has configured itself there."""
+"""Fixtures: a separate emulated account per test module, and a configured node in it."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from rehearsal.aws.process import EmulatedAws
-from tests.nodes import Cloud, cloud
+from tests.nodes import BootedCluster, boot_cluster
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, own_account: EmulatedAws) -> Iterator[Cloud]:
-    with cloud(tmp_path_factory.mktemp("place"), own_account) as made:
-        yield made
+def cluster(tmp_path_factory: pytest.TempPathFactory, own_account: EmulatedAws) -> Iterator[BootedCluster]:
+    with boot_cluster(tmp_path_factory.mktemp("cluster"), own_account) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def node(place: Cloud) -> str:
-    """A worker that has configured itself once."""
-    name = place.launch()
-    assert place.play(name, 1).status == "ok", place.machine(name).journal()
+def node(cluster: BootedCluster) -> str:
+    """A worker on which the playbook has run once."""
+    name = cluster.launch_worker()
+    assert cluster.wait_for_playbook(name, 1).status == "ok", cluster.machine(name).read_journal()
     return name
 
 
 @pytest.fixture
-def nodes_of_its_own(place: Cloud) -> Iterator[None]:
-    """What a test launches ends with it: a machine takes memory, and the kernel lets some eight boot at once."""
-    before = len(place.launched)
+def terminate_new_nodes(cluster: BootedCluster) -> Iterator[None]:
+    """Terminate the nodes that the test launches: the kernel allows about eight to boot at once."""
+    before = len(cluster.launched)
     yield
-    place.terminate(place.launched[before:])
+    cluster.terminate(cluster.launched[before:])

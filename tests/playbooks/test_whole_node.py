@@ -1,7 +1,7 @@
-"""A booted node of a GPU, EFA, instance store, Lustre and container stack goes through the whole of node.yml.
+"""A booted node of a stack with GPUs, EFA, instance store, Lustre and a container runs all roles of node.yml.
 
-The hardware, the kernel's modules and the vendors' packages are the stand-ins that single roles are tested with: what
-is looked at here is their order, what each is given of the manifest, and that reboots in mid-play lose nothing.
+Hardware, kernel modules and vendors' packages are the stand-ins from the tests of the roles. These tests cover the
+order of the roles, the variables that each role gets from the manifest, and reboots during the playbook.
 """
 
 import json
@@ -16,12 +16,12 @@ import yaml
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn import backend, cgroups
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.nodes import ROOT, Cloud
+from tests.nodes import ROOT, BootedCluster
 from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT, STORE, efa_installer
 from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
 from tests.playbooks.roles.nvidia import CUDA_VARS, UBUNTU, cuda_toolkit, cudnn, distribution, ubuntu_driver
 from tests.polling import eventually
-from trainyard.models.events import PlayEvent, TaskEvent
+from trainyard.models.events import TaskEvent
 from trainyard.models.manifest import Fsx, Gpus, Hardware, Manifest
 
 pytestmark = pytest.mark.booted
@@ -33,8 +33,8 @@ ROLES = [
     *("preflight", "base", "nvidia_driver", "efa", "nvme", "cuda", "container", "lustre"),
     *("pytorch", "job", "refresh"),
 ]
-# At each boot what the kernel and its devices are: a stock image's nouveau drives the GPUs until it is forbidden; huge
-# pages are reserved; there is a device of a GPU, and one for automounts, which systemd looks for at its own start.
+# Kernel state and devices at each boot: nouveau is loaded until it is blacklisted, as on a stock image; huge pages are
+# reserved; there are device files for a GPU and for automounts, which systemd opens at its start.
 BOOT = """\
 mount -o remount,rw /sys
 mkdir -p /sys/module
@@ -48,10 +48,10 @@ chmod +x store nproc
 for name in lsblk wipefs mdadm mkfs.xfs mount; do ln -sf store $name; done
 """
 UNIT = "[Unit]\nDefaultDependencies=no\n{}\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart={}\n"
-IMAGES = {
+IMAGE_FILES = {
     "/etc/gpus": "NVIDIA A100-SXM4-40GB\n" * 8,
     "/etc/efa-devices": "4\n",
-    "/etc/efa-used": "",  # an older driver, which only a reboot unloads
+    "/etc/efa-used": "",  # an older driver in use: only a reboot unloads it
     "/etc/store.json": json.dumps({"disks": {"/dev/nvme1n1": None, "/dev/nvme2n1": None}}),
     "/usr/local/sbin/store": STORE,
     "/usr/local/sbin/nproc": "#!/bin/sh\necho 96\n",
@@ -66,118 +66,127 @@ IMAGES = {
 }
 
 
-def stated(role: str, file: str, name: str) -> str:
-    """A version that a role states."""
-    found: str = yaml.safe_load((ROOT / f"playbooks/roles/{role}/{file}/main.yml").read_text())[name]
-    return found
+def version_in_role(role: str, file: str, name: str) -> str:
+    """Return a version from the variables of a role."""
+    version: str = yaml.safe_load((ROOT / f"playbooks/roles/{role}/{file}/main.yml").read_text())[name]
+    return version
 
 
-def trusted(role: str, source: Repository, *names: str) -> dict[str, Any]:
-    """A role's variables of where packages come from. `names`: those of URL, key and fingerprint."""
+def repository_variables(role: str, source: Repository, *names: str) -> dict[str, Any]:
+    """Return the variables of a role for a repository. `names`: the suffixes of URL, key and fingerprint."""
     values = (source.url, source.key_url, source.fingerprint)
     return {f"{role}_{name}": value for name, value in zip(names, values, strict=True)}
 
 
 class Sources:
-    """The distribution's packages, NVIDIA's and AWS's."""
+    """The repositories of the distribution, of NVIDIA and of AWS, and the variables that select them."""
 
-    def __init__(self, own: Repository, nvidia: Repository, toolkit: Repository, aws: Repository) -> None:
-        own.add(*distribution(KERNEL), docker("docker.io"), Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"}))
-        own.add(Package(name="ninja-build"), Package(name="python3-dev", version="3.11.2-1"))
-        nvidia.add(*ubuntu_driver(stated("nvidia_driver", "vars", "nvidia_driver_pinned")), *cuda_toolkit("13.2"))
-        nvidia.add(*cudnn(CUDA_VARS["cuda_cudnn_pinned"]))
-        toolkit.add(*container_toolkit(stated("container", "defaults", "container_toolkit_version")))
+    def __init__(self, debian: Repository, nvidia: Repository, toolkit: Repository, aws: Repository) -> None:
+        compiler = Package(name="g++", files={"/usr/bin/g++": "#!/bin/sh\n"})
+        debian.add(
+            *distribution(KERNEL),
+            docker("docker.io"),
+            compiler,
+            Package(name="ninja-build"),
+            Package(name="python3-dev", version="3.11.2-1"),
+        )
+        nvidia.add(
+            *ubuntu_driver(version_in_role("nvidia_driver", "vars", "nvidia_driver_pinned_version")),
+            *cuda_toolkit("13.2"),
+        )
+        nvidia.add(*cudnn(CUDA_VARS["cuda_pinned_cudnn"]))
+        toolkit.add(*container_toolkit(version_in_role("container", "defaults", "container_toolkit_version")))
         aws.add(*LUSTRE_CLIENT)
         aws.sign(efa_installer(aws.folder, EFA_VERSION))
         key = "/usr/share/keyrings/distribution.asc"
         self.files = {
-            key: Path(own.folder / "key.asc").read_text(),
-            "/etc/apt/sources.list.d/distribution.list": f"deb [signed-by={key}] {own.url} /\n",
+            key: Path(debian.folder / "key.asc").read_text(),
+            "/etc/apt/sources.list.d/distribution.list": f"deb [signed-by={key}] {debian.url} /\n",
         }
-        three = ("repository", "repository_key", "repository_fingerprint")
+        suffixes = ("repository", "repository_key", "repository_fingerprint")
         self.variables = {
-            **trusted("nvidia_driver", nvidia, *three),
-            **trusted("cuda", nvidia, *three),
-            **trusted("container", toolkit, *three),
-            **trusted("lustre", aws, "source", "key", "key_fingerprint"),
-            **trusted("efa", aws, "url", "key_url", "key_fingerprint"),
-            "efa_url": f"{aws.url}/aws-efa-installer-{EFA_VERSION}.tar.gz",
+            **repository_variables("nvidia_driver", nvidia, *suffixes),
+            **repository_variables("cuda", nvidia, *suffixes),
+            **repository_variables("container", toolkit, *suffixes),
+            **repository_variables("lustre", aws, *suffixes),
+            **repository_variables("efa", aws, "installer_url", "signing_key_url", "signing_key_fingerprint"),
+            "efa_installer_url": f"{aws.url}/aws-efa-installer-{EFA_VERSION}.tar.gz",
         }
 
 
 def with_hardware(manifest: Manifest) -> Manifest:
-    """Of a stack that calls for every role."""
+    """Return the manifest of a stack that requires every role."""
     [group] = manifest.groups
     hardware = Hardware(gpus=GPUS, disks=2)
-    whole = group.model_copy(update={"gpus": 8, "efa_interfaces": 4, "hardware": hardware})
+    full_group = group.model_copy(update={"gpus": 8, "efa_interfaces": 4, "hardware": hardware})
     job = manifest.job.model_copy(update={"container": IMAGE})
-    return manifest.model_copy(update={"groups": (whole,), "fsx": FSX, "job": job})
+    return manifest.model_copy(update={"groups": (full_group,), "fsx": FSX, "job": job})
 
 
 @pytest.fixture(scope="module")
-def whole(place: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A node that has configured itself, through two reboots."""
-    folder, network = tmp_path_factory.mktemp("sources"), place.backend.network
-    made_by_hypervisor = backend.system_files
+def full_node(cluster: BootedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A configured node, after two reboots."""
+    folder, network = tmp_path_factory.mktemp("sources"), cluster.backend.network
+    original_system_files = backend.system_files
     with ExitStack() as stack:
-        own, nvidia, toolkit = (
-            stack.enter_context(repository(folder / name, network)) for name in ("own", "nvidia", "toolkit")
+        debian, nvidia, toolkit = (
+            stack.enter_context(repository(folder / name, network)) for name in ("debian", "nvidia", "toolkit")
         )
         aws = stack.enter_context(repository(folder / "aws", network, "noble"))
-        sources = Sources(own, nvidia, toolkit, aws)
+        sources = Sources(debian, nvidia, toolkit, aws)
 
         def system_files(spec: NodeSpec) -> dict[str, str]:
-            return made_by_hypervisor(spec) | NO_SOURCES | UBUNTU | IMAGES | sources.files
+            return original_system_files(spec) | NO_SOURCES | UBUNTU | IMAGE_FILES | sources.files
 
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(backend, "system_files", system_files)
-        patch.setattr(cgroups, "_DEVICES", (*cgroups._DEVICES, "c 10:235 rwm"))
-        place.manifest = with_hardware(place.manifest)
-        place.publish(variables=sources.variables, accelerators=False)
-        name = place.launch()
-        eventually(lambda: any(one.status in ("ok", "failed") for one in place.plays(name)), "the last play", 420)
+        patch.setattr(cgroups, "_ALLOWED_DEVICES", (*cgroups._ALLOWED_DEVICES, "c 10:235 rwm"))
+        cluster.manifest = with_hardware(cluster.manifest)
+        cluster.publish_manifest(variables=sources.variables, use_gpus=False)
+        name = cluster.launch_worker()
+        eventually(
+            lambda: any(event.status in ("ok", "failed") for event in cluster.playbook_events(name)),
+            "the last run of the playbook",
+            420,
+        )
         yield name
 
 
-def tasks(place: Cloud, node: str, boot: str) -> list[TaskEvent]:
-    return [one for one in place.events(node) if isinstance(one, TaskEvent) and one.boot == boot]
+def task_events(cluster: BootedCluster, node: str, boot: str) -> list[TaskEvent]:
+    return [event for event in cluster.events(node) if isinstance(event, TaskEvent) and event.boot == boot]
 
 
-def roles(found: list[TaskEvent]) -> list[str]:
-    """Names of the roles that did something, in the order of their first tasks."""
-    named = dict.fromkeys(one.ansible_role for one in found if one.status != "skipped" and one.ansible_role)
-    return [name for name in named if name != "apt_source"]  # others have it
+def executed_roles(events: list[TaskEvent]) -> list[str]:
+    """Return the roles with executed tasks, in the order of their first tasks."""
+    names = dict.fromkeys(event.ansible_role for event in events if event.status != "skipped" and event.ansible_role)
+    return [name for name in names if name != "apt_source"]  # other roles include it
 
 
-def told(play: PlayEvent) -> tuple[str, str, str]:
-    return play.boot, play.status, play.message
-
-
-def test_it_reboots_where_a_role_asks_for_it_and_goes_on(place: Cloud, whole: str) -> None:
-    nouveau = "nvidia_driver: nouveau drives the GPUs, and lets go of them at a reboot only"
+def test_the_node_reboots_on_request_and_continues(cluster: BootedCluster, full_node: str) -> None:
+    nouveau = "nvidia_driver: the nouveau driver is loaded, and only a reboot unloads it"
     efa = "efa: the installer could not unload the older driver, which is in use"
-    assert [told(play) for play in place.plays(whole)] == [
+    assert [(event.boot, event.status, event.message) for event in cluster.playbook_events(full_node)] == [
         ("0001", "rebooting", nouveau),
         ("0002", "rebooting", efa),
         ("0003", "ok", ""),
     ]
-    assert place.machine(whole).boots == 3
+    assert cluster.machine(full_node).boots == 3
 
 
-def test_nothing_that_needs_the_driver_runs_before_it_is_in_force(place: Cloud, whole: str) -> None:
-    assert roles(tasks(place, whole, "0001")) == ROLES[:3]
+def test_roles_that_need_the_driver_do_not_run_before_it_is_loaded(cluster: BootedCluster, full_node: str) -> None:
+    assert executed_roles(task_events(cluster, full_node, "0001")) == ROLES[:3]
 
 
-def test_no_job_is_taken_before_every_module_is_loaded_anew(place: Cloud, whole: str) -> None:
-    assert roles(tasks(place, whole, "0002")) == ROLES[:8]
+def test_the_agent_is_not_started_before_all_modules_are_loaded(cluster: BootedCluster, full_node: str) -> None:
+    assert executed_roles(task_events(cluster, full_node, "0002")) == ROLES[:8]
 
 
-def test_all_roles_run_in_their_order(place: Cloud, whole: str) -> None:
-    assert roles(tasks(place, whole, "0003")) == ROLES
+def test_all_roles_run_in_order(cluster: BootedCluster, full_node: str) -> None:
+    assert executed_roles(task_events(cluster, full_node, "0003")) == ROLES
 
 
 @pytest.mark.parametrize(
-    ("script", "seen"),
+    ("script", "expected"),
     [
         ("grep -c . /etc/tmpfiles.d/60-trainyard.conf; sed -n 's/.*nr_hugepages.* //p' /etc/tmpfiles.d/*", "2\n5128\n"),
         ("cat /run/gpu/clocks; systemctl is-active nvidia-fabricmanager", "1215, 1410\nactive\n"),
@@ -190,8 +199,8 @@ def test_all_roles_run_in_their_order(place: Cloud, whole: str) -> None:
             f"docker image inspect {IMAGE} && grep -o '/opt.*docker' /etc/docker/daemon.json",
             "/opt/trainyard/scratch/docker\n",
         ),
-        ("grep -o 'in /opt.*fsx' /opt/trainyard/bin/in-container", "in /opt/trainyard /etc/trainyard /data/fsx\n"),
-        ("grep -c runtime=nvidia /opt/trainyard/bin/in-container", "1\n"),
+        ("grep -o 'in /opt.*fsx' /opt/trainyard/bin/run-in-container", "in /opt/trainyard /etc/trainyard /data/fsx\n"),
+        ("grep -c runtime=nvidia /opt/trainyard/bin/run-in-container", "1\n"),
         ("findmnt -t tmpfs -no SOURCE /data/fsx", f"{FSX.dns_name}@tcp:/abc\n"),
         ("cat /var/log/loaded", "options ptlrpc ptlrpcd_per_cpt_max=32\noptions ksocklnd credits=2560\n"),
         (
@@ -200,17 +209,17 @@ def test_all_roles_run_in_their_order(place: Cloud, whole: str) -> None:
         ),
     ],
 )
-def test_each_role_has_what_the_manifest_says(place: Cloud, whole: str, script: str, seen: str) -> None:
-    assert place.machine(whole).run("/bin/sh", "-c", script).stdout == seen
+def test_each_role_applies_the_manifest(cluster: BootedCluster, full_node: str, script: str, expected: str) -> None:
+    assert cluster.machine(full_node).run_command("/bin/sh", "-c", script).stdout == expected
 
 
-def test_its_agent_knows_where_the_compiler_is(place: Cloud, whole: str) -> None:
-    eventually(lambda: place.ready(whole), "the agent's word")
-    agent = place.machine(whole).run("systemctl", "show", "-P", "MainPID", "trainyard-job").stdout.strip()
-    environment = place.machine(whole).run("cat", f"/proc/{agent}/environ").stdout.split("\0")
+def test_the_agent_has_the_environment_of_cuda(cluster: BootedCluster, full_node: str) -> None:
+    eventually(lambda: cluster.is_ready(full_node), "the agent's readiness")
+    agent = cluster.machine(full_node).run_command("systemctl", "show", "-P", "MainPID", "trainyard-job").stdout.strip()
+    environment = cluster.machine(full_node).run_command("cat", f"/proc/{agent}/environ").stdout.split("\0")
     assert "CUDA_HOME=/usr/local/cuda-13.2" in environment
 
 
-def test_a_second_play_changes_nothing(place: Cloud, whole: str) -> None:
-    again = place.again(whole)
-    assert (again.status, again.changed, place.changed(whole)) == ("ok", 0, []), again.message
+def test_a_second_run_changes_nothing(cluster: BootedCluster, full_node: str) -> None:
+    second = cluster.rerun_playbook(full_node)
+    assert (second.status, second.changed, cluster.changed_tasks(full_node)) == ("ok", 0, []), second.message

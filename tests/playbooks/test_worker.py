@@ -1,86 +1,96 @@
-"""A booted worker, from its user-data on: it configures itself once, and a second time nothing is left to do."""
+"""A booted worker: user data, the first run of the playbook, and later runs that change nothing."""
 
 import pytest
 
 from infra.packaging.archive import Entry
 from infra.packaging.bundle import pack_bundle
-from tests.nodes import ROOT, Cloud
+from tests.nodes import ROOT, BootedCluster
 from tests.polling import eventually
 
-pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("nodes_of_its_own")]
-# What another limit of open files changes.
-OF_LIMITS = ["base: Write limits, kernel settings, and what apt shall bear", "base: Have the settings in force"]
+pytestmark = [pytest.mark.booted, pytest.mark.usefixtures("terminate_new_nodes")]
+# Tasks that change the node after a change of base_nofile.
+LIMIT_TASKS = [
+    "base: Write kernel settings, limits and apt settings",
+    "base: Apply kernel settings, limits and time source",
+]
 
 
-def test_its_agent_is_ready(place: Cloud, node: str) -> None:
-    eventually(lambda: place.ready(node), "the agent's word")
+def test_the_agent_is_ready(cluster: BootedCluster, node: str) -> None:
+    eventually(lambda: cluster.is_ready(node), "the agent's readiness")
 
 
-def test_cloud_init_took_user_data_from_the_metadata_service(place: Cloud, node: str) -> None:
-    told = place.machine(node).run("cat", "/run/cloud-init/result.json").stdout
-    assert "DataSourceEc2" in told
-    assert '"errors": []' in told
+def test_cloud_init_reads_user_data_from_the_metadata_service(cluster: BootedCluster, node: str) -> None:
+    result = cluster.machine(node).run_command("cat", "/run/cloud-init/result.json").stdout
+    assert "DataSourceEc2" in result
+    assert '"errors": []' in result
 
 
-def test_a_second_play_changes_nothing(place: Cloud, node: str) -> None:
-    again = place.again(node)
-    assert (again.status, again.changed, place.changed(node)) == ("ok", 0, [])
+def test_a_second_run_changes_nothing(cluster: BootedCluster, node: str) -> None:
+    second = cluster.rerun_playbook(node)
+    assert (second.status, second.changed, cluster.changed_tasks(node)) == ("ok", 0, [])
 
 
-def test_one_changed_variable_changes_its_own_role_alone(place: Cloud, node: str) -> None:
-    place.publish(variables={"base_nofile": 65536})
-    assert place.again(node).status == "ok"
-    assert place.changed(node) == OF_LIMITS
-    place.publish(variables={})
-    assert place.again(node).status == "ok"
+def test_a_changed_variable_changes_only_the_role_that_uses_it(cluster: BootedCluster, node: str) -> None:
+    cluster.publish_manifest(variables={"base_nofile": 65536})
+    assert cluster.rerun_playbook(node).status == "ok"
+    assert cluster.changed_tasks(node) == LIMIT_TASKS
+    cluster.publish_manifest(variables={})
+    assert cluster.rerun_playbook(node).status == "ok"
 
 
-def test_a_changed_manifest_reaches_it_by_the_timer(place: Cloud, node: str) -> None:
-    place.publish(variables={"refresh_seconds": 1})
-    before = len(place.plays(node))
-    place.again(node)
-    place.publish(variables={"refresh_seconds": 1, "base_nofile": 65536})
-    assert place.play(node, before + 2).status == "ok"
-    assert place.changed(node) == OF_LIMITS
+def test_the_refresh_timer_applies_a_changed_manifest(cluster: BootedCluster, node: str) -> None:
+    cluster.publish_manifest(variables={"refresh_interval_seconds": 1})
+    before = len(cluster.playbook_events(node))
+    cluster.rerun_playbook(node)
+    cluster.publish_manifest(variables={"refresh_interval_seconds": 1, "base_nofile": 65536})
+    assert cluster.wait_for_playbook(node, before + 2).status == "ok"
+    assert cluster.changed_tasks(node) == LIMIT_TASKS
 
 
-def test_a_broken_bundle_leaves_it_as_it_is_and_is_told(place: Cloud, node: str) -> None:
-    machine, before = place.machine(node), len(place.plays(node))
-    agent = machine.run("systemctl", "show", "-p", "MainPID", "trainyard-job.service").stdout
-    good, current = place.manifest, machine.run("readlink", "/opt/trainyard/current").stdout
+def test_a_broken_bundle_is_reported_and_does_not_change_the_node(cluster: BootedCluster, node: str) -> None:
+    machine, before = cluster.machine(node), len(cluster.playbook_events(node))
+    agent = machine.run_command("systemctl", "show", "-p", "MainPID", "trainyard-job.service").stdout
+    good, current = cluster.manifest, machine.run_command("readlink", "/opt/trainyard/current").stdout
     bundle = good.bundle.model_copy(update={"sha256": "0" * 64})
-    place.manifest = good.model_copy(update={"bundle": bundle})
-    place.publish()
-    told = place.play(node, before + 1)
-    assert told.status == "failed"
-    assert f"{bundle.uri} has SHA-256 {good.bundle.sha256}, the manifest says 000000" in told.message
-    assert machine.run("systemctl", "show", "-p", "MainPID", "trainyard-job.service").stdout == agent
-    assert machine.run("readlink", "/opt/trainyard/current").stdout == current
-    place.manifest = good
-    place.publish()
+    cluster.manifest = good.model_copy(update={"bundle": bundle})
+    cluster.publish_manifest()
+    event = cluster.wait_for_playbook(node, before + 1)
+    assert event.status == "failed"
+    assert f"{bundle.uri} has SHA-256 {good.bundle.sha256}, but the manifest has 000000" in event.message
+    assert machine.run_command("systemctl", "show", "-p", "MainPID", "trainyard-job.service").stdout == agent
+    assert machine.run_command("readlink", "/opt/trainyard/current").stdout == current
+    cluster.manifest = good
+    cluster.publish_manifest()
 
 
-def test_a_newer_bundle_takes_its_place(place: Cloud, node: str) -> None:
-    before = len(place.plays(node))
+def test_a_newer_bundle_becomes_current(cluster: BootedCluster, node: str) -> None:
+    before = len(cluster.playbook_events(node))
     newer = pack_bundle(ROOT, {"trainyard/newer.txt": Entry(b"newer")})
-    place.publish(newer)
-    assert place.play(node, before + 1).status == "ok"
-    assert place.machine(node).run("readlink", "/opt/trainyard/current").stdout.strip().endswith(newer.sha256)
+    cluster.publish_manifest(newer)
+    assert cluster.wait_for_playbook(node, before + 1).status == "ok"
+    assert cluster.machine(node).run_command("readlink", "/opt/trainyard/current").stdout.strip().endswith(newer.sha256)
 
 
-def test_a_play_killed_half_way_ends_in_the_same_state(place: Cloud, node: str) -> None:
-    cut = place.launch()
-    machine = place.machine(cut)
-    eventually(lambda: any(one.kind == "task" and one.status == "changed" for one in place.events(cut)), "a change")
-    machine.run("systemctl", "kill", "--signal=KILL", "trainyard-node.service")
-    eventually(lambda: any(one.status == "ok" for one in place.plays(cut)), "the play that began again", 120)
-    assert settled(place, cut) == settled(place, node)
+def test_an_interrupted_playbook_ends_in_the_same_state(cluster: BootedCluster, node: str) -> None:
+    interrupted = cluster.launch_worker()
+    machine = cluster.machine(interrupted)
+    eventually(
+        lambda: any(event.kind == "task" and event.status == "changed" for event in cluster.events(interrupted)),
+        "a change",
+    )
+    machine.run_command("systemctl", "kill", "--signal=KILL", "trainyard-node.service")
+    eventually(
+        lambda: any(event.status == "ok" for event in cluster.playbook_events(interrupted)),
+        "the repeated playbook",
+        120,
+    )
+    assert system_state(cluster, interrupted) == system_state(cluster, node)
 
 
-def settled(place: Cloud, instance: str) -> str:
-    """What a play has made, by its content: files of /etc that the image has not, holds, units."""
+def system_state(cluster: BootedCluster, instance: str) -> str:
+    """Return checksums of the playbook's files in /etc, held packages, states of units and a kernel setting."""
     script = (
         "cd /etc; find . -name '*trainyard*' -type f | sort | xargs sha256sum; apt-mark showhold;"
         " systemctl is-active trainyard-job trainyard-refresh.timer; sysctl -n net.core.somaxconn"
     )
-    return place.machine(instance).run("/bin/sh", "-c", script).stdout
+    return cluster.machine(instance).run_command("/bin/sh", "-c", script).stdout

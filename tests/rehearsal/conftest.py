@@ -1,4 +1,4 @@
-"""Whole rehearsals: in a copy of the tree, in one emulated account that stays, as a user would run them."""
+"""Fixtures that run whole rehearsals as a user does: in a copy of the repository, in a shared emulated account."""
 
 import json
 import os
@@ -21,139 +21,144 @@ import yaml
 from tests.polling import eventually
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".*_cache", "tests")
-RUN_SECONDS = 900
+COPY_IGNORE = shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".*_cache", "tests")
+RUN_TIMEOUT_SECONDS = 900
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A rehearsal that has ended."""
+class CompletedRehearsal:
+    """The result of a rehearsal process. `report` is empty if it wrote none."""
 
-    status: int
-    told: str
+    exit_status: int
+    stderr: str
     seconds: float
     report: dict[str, Any]
 
 
-Rehearse = Callable[..., Ended]
+Rehearse = Callable[..., CompletedRehearsal]
 
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a clone holds."""
+    """A copy of the repository."""
     copy = tmp_path_factory.mktemp("clone") / "trainyard"
-    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+    shutil.copytree(ROOT, copy, ignore=COPY_IGNORE)
     return copy
 
 
-CHECKS = {"Check the manifest", "Look whether it is whole"}
+CHECKS = {"Validate the manifest and the operating system", "Verify the virtual environment"}
 
 
 @pytest.fixture(scope="session")
-def quick_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone whose plays leave out their checks: nodes come up in half the time, and are all else that they are."""
+def tree_without_checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository whose playbooks skip their checks, so that nodes start in half the time."""
     copy = tmp_path_factory.mktemp("quick") / "trainyard"
-    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
-    for play in (copy / "playbooks/head.yml", copy / "playbooks/node.yml"):
-        (head,) = yaml.safe_load(play.read_text())
-        head["tasks"] = [task for task in head["tasks"] if task["name"] not in CHECKS]
-        play.write_text(yaml.safe_dump([head]))
+    shutil.copytree(ROOT, copy, ignore=COPY_IGNORE)
+    for playbook in (copy / "playbooks/head.yml", copy / "playbooks/node.yml"):
+        (play,) = yaml.safe_load(playbook.read_text())
+        play["tasks"] = [task for task in play["tasks"] if task["name"] not in CHECKS]
+        playbook.write_text(yaml.safe_dump([play]))
     tasks = copy / "playbooks/roles/pytorch/tasks/main.yml"
-    kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] not in CHECKS]
-    tasks.write_text(yaml.safe_dump(kept))
+    remaining = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] not in CHECKS]
+    tasks.write_text(yaml.safe_dump(remaining))
     return copy
 
 
 @pytest.fixture(scope="session")
 def shared(tree: Path) -> Iterator[dict[str, str]]:
-    """An account that outlives single rehearsals. Nobody jumps its clock."""
-    with kept_account(tree) as environment:
+    """The environment of an account that several rehearsals share. No test may advance its clock."""
+    with start_account(tree) as environment:
         yield environment
 
 
 @contextmanager
-def kept_account(tree: Path) -> Iterator[dict[str, str]]:
-    """The environment that `python -m rehearsal aws` prints."""
+def start_account(tree: Path) -> Iterator[dict[str, str]]:
+    """Run `python -m rehearsal aws`. Yields the environment variables that it prints."""
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=out, env=clean_environment()
         )
 
-        def told() -> str:
-            return os.pread(out.fileno(), 2**16, 0).decode()  # a seek would be the writer's too
+        def stdout() -> str:
+            return os.pread(out.fileno(), 2**16, 0).decode()  # a seek would also move the offset of the writer
 
         try:
-            eventually(lambda: told().count("\n") == 8 or process.poll() is not None, "the environment of an account")
-            assert process.poll() is None, "the emulated AWS ended before it told its environment"
-            pairs = (line.removeprefix("export ").partition("=") for line in told().splitlines())
+            eventually(lambda: stdout().count("\n") == 8 or process.poll() is not None, "the environment of an account")
+            assert process.poll() is None, "the emulated AWS exited before it printed its environment"
+            pairs = (line.removeprefix("export ").partition("=") for line in stdout().splitlines())
             yield {name: value for name, _, value in pairs}
         finally:
             process.terminate()
             try:
-                status = process.wait(20)
+                exit_status = process.wait(20)
             finally:
                 process.kill()
                 process.wait()
-    assert status == 0
+    assert exit_status == 0
 
 
 def clean_environment() -> dict[str, str]:
-    """Nothing of an account, and nothing of the make that may run the tests."""
+    """Return the environment without variables of AWS and of a `make` that runs the tests."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MAKE", "MFLAGS"))}
 
 
 @pytest.fixture(scope="session")
 def rehearse(tree: Path, shared: dict[str, str]) -> Rehearse:
-    """Run one rehearsal to its end: `stack`, whose settings are those of `local` with `changes` at the top level.
+    """A function that runs a rehearsal of `stack` with the settings of `local` and `changes` of top-level keys.
 
-    The stacks that a clone holds are as they were afterwards: other tests rehearse them as they are.
+    It restores the stack files of the repository, because other tests rehearse them unchanged.
     """
 
-    def run(stack: str, **changes: Any) -> Ended:
+    def run(stack: str, **changes: Any) -> CompletedRehearsal:
         file = stack_file(tree, stack)
-        clones_own = file.read_bytes() if file.exists() else None
+        original = file.read_bytes() if file.exists() else None
         write_stack(tree, stack, **changes)
         try:
-            return rehearsed(tree, "--stack", stack, environment=shared)
+            return run_rehearsal(tree, "--stack", stack, environment=shared)
         finally:
-            if clones_own is not None:
-                file.write_bytes(clones_own)
+            if original is not None:
+                file.write_bytes(original)
 
     return run
 
 
-def rehearsed(
+def run_rehearsal(
     tree: Path,
-    *words: str,
-    before: Sequence[str] = (),
+    *arguments: str,
+    prefix: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
-    seconds: float = RUN_SECONDS,
-) -> Ended:
-    """`python -m rehearsal run` with these words, to its end; `before` is what the command stands behind."""
-    began = time.monotonic()
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "rehearsal", "run", "--json", *words],
+    timeout_seconds: float = RUN_TIMEOUT_SECONDS,
+) -> CompletedRehearsal:
+    """Run `python -m rehearsal run` with arguments until it exits. `prefix`: command that runs this command."""
+    start = time.monotonic()
+    process = subprocess.run(
+        [*prefix, sys.executable, "-m", "rehearsal", "run", "--json", *arguments],
         cwd=tree,
         env={**clean_environment(), **environment},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=timeout_seconds,
         check=False,
     )
-    report = json.loads(done.stdout) if done.stdout.strip() else {}
-    return Ended(done.returncode, done.stderr, time.monotonic() - began, report)
+    report = json.loads(process.stdout) if process.stdout.strip() else {}
+    return CompletedRehearsal(process.returncode, process.stderr, time.monotonic() - start, report)
 
 
 def stack_file(tree: Path, stack: str) -> Path:
+    """Return the path of a stack file."""
     return tree / "stacks" / f"Pulumi.{stack}.yaml"
 
 
 def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
+    """Write a stack file with the settings of `local`, changed at the top level.
+
+    A changed object replaces the original, or is merged into it if it has the key `merge`. Returns the path.
+    """
     local = yaml.safe_load((ROOT / "stacks/Pulumi.local.yaml").read_text())
     settings = local["config"]["trainyard:cluster"]
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(settings.get(key), dict) and value.get("merge", False):
-            settings[key] = {**settings[key], **{name: each for name, each in value.items() if name != "merge"}}
+            settings[key] = {**settings[key], **{name: item for name, item in value.items() if name != "merge"}}
         else:
             settings[key] = value
     file = stack_file(tree, stack)
@@ -163,6 +168,7 @@ def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def s3(shared: dict[str, str]) -> Any:
+    """An S3 client of the shared account."""
     return boto3.client(
         "s3",
         endpoint_url=shared["AWS_ENDPOINT_URL"],
@@ -173,6 +179,6 @@ def s3(shared: dict[str, str]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def local(rehearse: Rehearse) -> Ended:
+def local(rehearse: Rehearse) -> CompletedRehearsal:
     """The main rehearsal, as `make rehearsal` runs it."""
     return rehearse("local")

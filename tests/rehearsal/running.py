@@ -1,4 +1,4 @@
-"""A rehearsal in a process of its own, the phases in which it can be met, and what must not stay when it is gone."""
+"""Runs a rehearsal in a separate process, waits for its phases, and checks that nothing of it remains."""
 
 import fcntl
 import json
@@ -15,14 +15,14 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from rehearsal.hypervisor.processes import marked
-from rehearsal.hypervisor.registry import sweep
+from rehearsal.hypervisor.processes import find_processes
+from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment, write_stack
 
-END_SECONDS = 240.0
-# Jobs of one process. The second writes a checkpoint that is never whole.
+EXIT_TIMEOUT_SECONDS = 240.0
+# Jobs of one process. The second writes a checkpoint that never becomes complete.
 JOBS = {
     "endless": "import time\nwhile True:\n    time.sleep(1)\n",
     "writing": """\
@@ -40,23 +40,25 @@ for number in range(1, 10000):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a rehearsal ended. `report`: empty where it left none."""
+class CompletedRehearsal:
+    """The result of a rehearsal process. `report` is empty if it wrote none."""
 
-    status: int
-    told: str
+    exit_status: int
+    stderr: str
     report: dict[str, Any]
 
 
-class Running:
-    """A rehearsal of one node; without an `account` that stays it has its own. `script`: a job that JOBS has not.
+class RehearsalProcess:
+    """A running rehearsal with one node and a custom job.
 
-    Its node is not verified, which would start torch: a test that is of that says so by `launch_settings`.
+    `account`: environment of a shared emulated AWS; without it the rehearsal starts its own. `script`: source code of a
+    job that is not in JOBS. The health check is off, because it would start torch; tests of it change
+    `launch_settings`.
     """
 
-    launch_settings: ClassVar[dict[str, Any]] = {"verify_minutes": 0}
-    workers_wanted: ClassVar[int] = 1
-    words: ClassVar[tuple[str, ...]] = ()  # of the command, beside its stack
+    launch_settings: ClassVar[dict[str, Any]] = {"health_check_timeout_minutes": 0}
+    worker_count: ClassVar[int] = 1
+    arguments: ClassVar[tuple[str, ...]] = ()  # of the command, in addition to the stack
 
     def __init__(
         self,
@@ -68,26 +70,26 @@ class Running:
     ) -> None:
         self.tree, self.stack, self.account = tree, stack, account or {}
         self.folder = tree / "build/rehearsal" / stack
-        self._stack_file(job, script)
-        beside = tree.parent / f"{stack}-{len(list(tree.parent.iterdir()))}"
-        self.temporary = beside / "tmp"
+        self._write_stack_file(job, script)
+        output_folder = tree.parent / f"{stack}-{len(list(tree.parent.iterdir()))}"
+        self.temporary = output_folder / "tmp"
         self.temporary.mkdir(parents=True)
-        self._told, self._out = beside / "stderr", beside / "stdout"
-        for name in ("aws/journal.jsonl", "aws/port"):  # an earlier one's
+        self._stderr, self._stdout = output_folder / "stderr", output_folder / "stdout"
+        for name in ("aws/journal.jsonl", "aws/port"):  # of an earlier rehearsal
             (self.folder / name).unlink(missing_ok=True)
-        with self._told.open("w") as told, self._out.open("w") as out:
+        with self._stderr.open("w") as stderr, self._stdout.open("w") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", *self.words],
+                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", *self.arguments],
                 cwd=tree,
                 env=clean_environment() | self.account | {"TMPDIR": str(self.temporary)},
-                stdout=out,
-                stderr=told,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
             )
         self.family: set[psutil.Process] = set()
 
-    def _stack_file(self, job: str, script: str | None) -> None:
-        """`refused` is a job whose launch fails at once: the shortest way to destroy."""
+    def _write_stack_file(self, job: str, script: str | None) -> None:
+        """Write the stack file. The launch of the job `refused` fails immediately: the fastest way to destroy."""
         source = self.tree / "examples" / job
         source.mkdir(exist_ok=True)
         text = script or JOBS.get(job, JOBS["endless"])
@@ -102,142 +104,155 @@ class Running:
         resume = {"resume": "no-such-run"} if job == "refused" else {}
         job_settings = {**settings, "processes_per_node": 1, **resume}
         launch = {"merge": True, **self.launch_settings}
-        write_stack(self.tree, self.stack, nodes=self.workers_wanted, job=job_settings, launch=launch)
+        write_stack(self.tree, self.stack, nodes=self.worker_count, job=job_settings, launch=launch)
 
-    def told(self) -> str:
-        return self._told.read_text()
+    def stderr(self) -> str:
+        """Return the stderr so far."""
+        return self._stderr.read_text()
 
-    def calls(self) -> str:
-        """The journal of its own account."""
+    def journal_text(self) -> str:
+        """Return the journal of the rehearsal's emulated AWS so far."""
         file = self.folder / "aws/journal.jsonl"
         return file.read_text() if file.exists() else ""
 
-    def port(self) -> int | None:
-        """Of its own account, once that listens."""
+    def account_port(self) -> int | None:
+        """Return the port of the rehearsal's emulated AWS; None before it listens."""
         file = self.folder / "aws/port"
         return int(file.read_text()) if file.exists() else None
 
-    def until(self, what: str, there: Callable[[], bool], seconds: float = END_SECONDS) -> None:
-        """Poll; fails with what was told when the rehearsal ends before."""
+    def wait_until(
+        self, description: str, condition: Callable[[], bool], timeout_seconds: float = EXIT_TIMEOUT_SECONDS
+    ) -> None:
+        """Poll until the condition is true. Fails with the stderr if the rehearsal ends before that."""
 
-        def look() -> bool:
-            ended = self.process.poll()
-            found = there()
-            assert found or ended is None, f"it ended ({ended}) before {what}: {self.told()}"
-            return found
+        def check() -> bool:
+            exit_status = self.process.poll()
+            is_met = condition()
+            message = f"the rehearsal exited ({exit_status}) before {description}: {self.stderr()}"
+            assert is_met or exit_status is None, message
+            return is_met
 
-        eventually(look, what, seconds)
+        eventually(check, description, timeout_seconds)
 
-    def says(self, words: str) -> None:
-        self.until(repr(words), lambda: words in self.told())
+    def wait_for_output(self, text: str) -> None:
+        """Wait until the stderr contains a text."""
+        self.wait_until(repr(text), lambda: text in self.stderr())
 
-    def reaches(self, phase: str, then: Callable[[], None] = lambda: None) -> None:
-        """`then`: what is done at once when it is there."""
+    def wait_for_phase(self, phase: str, action: Callable[[], None] = lambda: None) -> None:
+        """Wait for a phase of PHASES. `action` is called as soon as it starts."""
 
-        def there() -> bool:
-            if found := PHASES[phase](self):
-                then()
-            return found
+        def is_reached() -> bool:
+            if reached := PHASES[phase](self):
+                action()
+            return reached
 
-        self.until(f"the phase {phase}", there)
-        self.family = {*psutil.Process(self.process.pid).children(recursive=True), *marked(self.folder)}
+        self.wait_until(f"the phase {phase}", is_reached)
+        self.family = {*psutil.Process(self.process.pid).children(recursive=True), *find_processes(self.folder)}
 
-    def hold(self, phase: str) -> None:
-        """Stop it the moment that a phase is seen: what a test then looks up stays so until `go_on`."""
-        self.reaches(phase, lambda: self.process.send_signal(signal.SIGSTOP))
+    def pause_at_phase(self, phase: str) -> None:
+        """Stop the rehearsal's process (SIGSTOP) as soon as a phase starts, until `resume`."""
+        self.wait_for_phase(phase, lambda: self.process.send_signal(signal.SIGSTOP))
         eventually(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED, "its stop", 10.0)
 
-    def go_on(self) -> None:
-        """After `hold`; a signal sent meanwhile is the first that it meets."""
+    def resume(self) -> None:
+        """Continue after `pause_at_phase`. The process then handles the signals that were sent meanwhile."""
         self.process.send_signal(signal.SIGCONT)
 
-    def send(self, number: int) -> None:
-        """SIGINT as a terminal does, to the whole group; any other to the process alone."""
+    def send_signal(self, number: int) -> None:
+        """Send SIGINT to the process group, as a terminal does; send other signals to the process only."""
         if number == signal.SIGINT:
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
 
-    def ends(self) -> Ended:
-        status = self.process.wait(END_SECONDS)
-        out = self._out.read_text()
-        return Ended(status, self.told(), json.loads(out) if out.strip() else {})
+    def wait_for_exit(self) -> CompletedRehearsal:
+        """Wait until the rehearsal exits. Returns its result."""
+        exit_status = self.process.wait(EXIT_TIMEOUT_SECONDS)
+        stdout = self._stdout.read_text()
+        return CompletedRehearsal(exit_status, self.stderr(), json.loads(stdout) if stdout.strip() else {})
 
     def close(self) -> None:
-        """Whatever a test left of it."""
+        """Kill the rehearsal and everything that remains of it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
-        sweep(self.folder)
+        remove_leftovers(self.folder)
 
 
-def started(above: int, *words: str) -> list[psutil.Process]:
-    """Those below process `above` that were started with these words, one after the other.
+def find_descendants(ancestor: int, *arguments: str) -> list[psutil.Process]:
+    """Return the descendants of a process that were started with these consecutive arguments.
 
-    Not their own children: one that is forked and has not yet become its program has its parent's words.
+    The children of such a process are not searched: a child between fork and exec has the arguments of its parent.
     """
-    found: list[psutil.Process] = []
+    matches: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
-        for one in psutil.Process(above).children():
+        for child in psutil.Process(ancestor).children():
             with suppress(psutil.NoSuchProcess):
-                line = one.cmdline()
-                fits = any((*line[at : at + len(words)],) == words for at in range(len(line)))
-                found += [one] if fits else started(one.pid, *words)
-    return found
+                command = child.cmdline()
+                is_match = any(
+                    (*command[start : start + len(arguments)],) == arguments for start in range(len(command))
+                )
+                matches += [child] if is_match else find_descendants(child.pid, *arguments)
+    return matches
 
 
-PHASES: dict[str, Callable[[Running], bool]] = {
-    "start": lambda one: "pydantic_core" in Path(f"/proc/{one.process.pid}/maps").read_text(),
-    "account": lambda one: one.port() is None and bool(started(one.process.pid, "rehearsal.aws")),
-    "preview": lambda one: "GetCallerIdentity" in one.calls(),
-    "resources": lambda one: "CreateVpc" in one.calls(),
-    "bring-up": lambda one: "configuring itself" in one.told(),
-    "launch": lambda one: "1 of 1 launched" in one.told(),
-    "training": lambda one: "started: 1 processes" in one.told(),
-    "checkpoint": lambda one: "UploadPart" in one.calls(),
-    "destroy": lambda one: "Delete" in one.calls(),
+PHASES: dict[str, Callable[[RehearsalProcess], bool]] = {
+    "start": lambda rehearsal: "pydantic_core" in Path(f"/proc/{rehearsal.process.pid}/maps").read_text(),
+    "account": lambda rehearsal: (
+        rehearsal.account_port() is None and bool(find_descendants(rehearsal.process.pid, "rehearsal.aws"))
+    ),
+    "preview": lambda rehearsal: "GetCallerIdentity" in rehearsal.journal_text(),
+    "resources": lambda rehearsal: "CreateVpc" in rehearsal.journal_text(),
+    "startup": lambda rehearsal: "node playbook started" in rehearsal.stderr(),
+    "launch": lambda rehearsal: "1 of 1 launched" in rehearsal.stderr(),
+    "training": lambda rehearsal: "started: 1 processes" in rehearsal.stderr(),
+    "checkpoint": lambda rehearsal: "UploadPart" in rehearsal.journal_text(),
+    "destroy": lambda rehearsal: "Delete" in rehearsal.journal_text(),
 }
-JOB_OF = {"checkpoint": "writing", "destroy": "refused"}
+PHASE_JOBS = {"checkpoint": "writing", "destroy": "refused"}  # phase -> job that reaches it
 
 
-def nothing_left(running: Running) -> None:
-    """No process, listener, lock, mount or temporary folder of a rehearsal that has ended stays."""
-    folder = running.folder
-    assert marked(folder) == []
-    assert [one for one in running.family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
-    about = [
-        one.info["pid"]
-        for one in psutil.process_iter(["pid", "cmdline"])
-        if any(f"{folder}/" in word for word in one.info["cmdline"] or ())
+def assert_no_leftovers(rehearsal: RehearsalProcess) -> None:
+    """Assert that no process, listener, lock, mount or temporary file of a rehearsal remains after its exit."""
+    folder = rehearsal.folder
+    assert find_processes(folder) == []
+    running = [process for process in rehearsal.family if process.is_running()]
+    assert [process for process in running if process.status() != psutil.STATUS_ZOMBIE] == []
+    using_folder = [
+        process.info["pid"]
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if any(f"{folder}/" in argument for argument in process.info["cmdline"] or ())
     ]
-    assert about == []
-    port = running.port()
+    assert using_folder == []
+    port = rehearsal.account_port()
     if port is not None:
         with socket.socket() as probe:
-            assert probe.connect_ex(("127.0.0.1", port)) != 0, f"something listens on port {port}"
-    assert listeners(running) == []
-    assert lock_is_free(folder)
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, f"a process listens on port {port}"
+    assert listeners(rehearsal) == []
+    assert is_lock_free(folder)
     assert str(folder) not in Path("/proc/mounts").read_text()
-    assert list(running.temporary.iterdir()) == []
+    assert list(rehearsal.temporary.iterdir()) == []
 
 
-def listeners(running: Running) -> list[str]:
-    """Listening sockets of processes that work in the rehearsal's tree, all but this one's and a kept account's."""
-    found = []
-    for one in psutil.process_iter():
+def listeners(rehearsal: RehearsalProcess) -> list[str]:
+    """Return the listening sockets of processes in the rehearsal's tree whose arguments contain its stack."""
+    sockets = []
+    for process in psutil.process_iter():
         try:
-            words, place = one.cmdline(), one.cwd()
-            if not place.startswith(str(running.tree)) or running.stack not in " ".join(words):
+            arguments, folder = process.cmdline(), process.cwd()
+            if not folder.startswith(str(rehearsal.tree)) or rehearsal.stack not in " ".join(arguments):
                 continue
-            found += [f"{one.pid} {part.laddr}" for part in one.net_connections() if part.status == psutil.CONN_LISTEN]
+            connections = process.net_connections()
+            sockets += [f"{process.pid} {item.laddr}" for item in connections if item.status == psutil.CONN_LISTEN]
         except psutil.Error:
             continue
-    return found
+    return sockets
 
 
-def lock_is_free(folder: Path) -> bool:
-    if not (folder / "lock").exists():  # it ended before it took it
+def is_lock_free(folder: Path) -> bool:
+    """Return whether no process holds the lock of a rehearsal folder."""
+    if not (folder / "lock").exists():  # the rehearsal exited before it created the lock
         return True
     with (folder / "lock").open("a") as file:
         try:
@@ -247,21 +262,21 @@ def lock_is_free(folder: Path) -> bool:
     return True
 
 
-Begin = Callable[..., Running]
-Kind = TypeVar("Kind", bound=Running)
+StartRehearsal = Callable[..., RehearsalProcess]
+Kind = TypeVar("Kind", bound=RehearsalProcess)
 
 
 @contextmanager
-def beginning(tree: Path, kind: type[Kind]) -> Iterator[Callable[..., Kind]]:
-    """Starts rehearsals, and ends what a test leaves of them."""
-    made: list[Kind] = []
+def rehearsal_starter(tree: Path, kind: type[Kind]) -> Iterator[Callable[..., Kind]]:
+    """Yield a function that starts rehearsals. On exit, kill the rehearsals that still run."""
+    started: list[Kind] = []
 
-    def begin(stack: str, job: str = "endless", **more: Any) -> Kind:
-        made.append(kind(tree, stack, job, **more))
-        return made[-1]
+    def start_rehearsal(stack: str, job: str = "endless", **arguments: Any) -> Kind:
+        started.append(kind(tree, stack, job, **arguments))
+        return started[-1]
 
     try:
-        yield begin
+        yield start_rehearsal
     finally:
-        for one in made:
-            one.close()
+        for rehearsal in started:
+            rehearsal.close()

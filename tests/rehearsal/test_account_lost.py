@@ -1,4 +1,4 @@
-"""An account that dies or answers no more in the middle of a rehearsal: it ends with a report all the same."""
+"""A rehearsal whose emulated AWS exits or denies a call still ends with a report."""
 
 import signal
 from collections.abc import Iterator
@@ -6,36 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.rehearsal.running import Begin, Running, beginning, nothing_left
+from tests.rehearsal.running import RehearsalProcess, StartRehearsal, assert_no_leftovers, rehearsal_starter
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def begin(quick_tree: Path) -> Iterator[Begin]:
-    with beginning(quick_tree, Running) as begin:
-        yield begin
+def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
+    with rehearsal_starter(tree_without_checks, RehearsalProcess) as start_rehearsal:
+        yield start_rehearsal
 
 
-def test_an_account_that_dies_is_the_one_error(begin: Begin) -> None:
-    running = begin("bereft")
-    running.reaches("training")
-    (aws,) = [one for one in running.family if "rehearsal.aws" in one.cmdline()]
+def test_exit_of_the_emulated_aws_is_the_only_error(start_rehearsal: StartRehearsal) -> None:
+    running = start_rehearsal("account-exited")
+    running.wait_for_phase("training")
+    (aws,) = [process for process in running.family if "rehearsal.aws" in process.cmdline()]
     aws.send_signal(signal.SIGKILL)
-    ended = running.ends()
-    assert ended.status == 1, ended.told
-    assert "Traceback" not in ended.told
+    ended = running.wait_for_exit()
+    assert ended.exit_status == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
     (error,) = ended.report["errors"]
-    assert error.startswith(f"the emulated AWS at http://127.0.0.1:{running.port()} died")
-    assert f"its log is {running.folder}/aws/aws.log" in error
-    nothing_left(running)
+    assert error.startswith(f"the emulated AWS at http://127.0.0.1:{running.account_port()} exited")
+    assert f"{running.folder}/aws/aws.log" in error
+    assert_no_leftovers(running)
 
 
-def test_objects_that_may_not_be_listed_cost_no_report(begin: Begin) -> None:
-    running = begin("unlisted", account={"REHEARSAL_DENY": "s3:ListObjectsV2"})
-    ended = running.ends()
-    assert ended.status == 1, ended.told
-    assert "Traceback" not in ended.told
+def test_denied_list_objects_call_produces_a_report(start_rehearsal: StartRehearsal) -> None:
+    running = start_rehearsal("unlisted", account={"REHEARSAL_DENY": "s3:ListObjectsV2"})
+    ended = running.wait_for_exit()
+    assert ended.exit_status == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
     report = ended.report
     assert "ListObjectsV2" in report["errors"][0]
     assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
     assert report["leaked"] == []
-    nothing_left(running)
+    assert_no_leftovers(running)

@@ -1,55 +1,57 @@
-"""A tree in which what the figures rest on is broken: the rehearsal sees each and fails."""
+"""A repository with broken code: the rehearsal reports each wrong value and fails."""
 
 import os
 import shutil
 
 import pytest
 
-from tests.rehearsal.conftest import LEFT_OUT, ROOT, rehearsed, write_stack
+from tests.rehearsal.conftest import COPY_IGNORE, ROOT, run_rehearsal, write_stack
 
-# File, what stands there, what is put in its place.
+pytestmark = pytest.mark.slow
+
+# File, original code, broken code.
 BREAKS = [
-    # a loss in results.json that is not the last one
+    # a wrong last loss in results.json
     ("trainer/telemetry/results.py", "last_loss=progress.last_loss", "last_loss=progress.last_loss + 1"),
-    # a checkpoint in the list that is none
+    # a listed checkpoint that does not exist
     ("trainyard/operations/runs.py", "for name in names)", 'for name in [*names, "step-99999999"])'),
-    # a resource that destroy passes over
+    # a resource that destroy does not delete
     ("rehearsal/adapter/network.py", "release_address(AllocationId=call.id)", "describe_addresses()"),
 ]
 
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a rehearsal of that tree says, in a network of its own that reaches nothing but its loopback."""
+    """The errors of a rehearsal of that repository, in a network namespace with a loopback interface only."""
     tree = tmp_path_factory.mktemp("broken") / "trainyard"
-    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-    for name, before, after in BREAKS:
+    shutil.copytree(ROOT, tree, ignore=COPY_IGNORE)
+    for name, original, broken in BREAKS:
         text = (tree / name).read_text()
-        assert text.count(before) == 1, f"{name} has changed: what shall be broken there?"
-        (tree / name).write_text(text.replace(before, after))
+        assert text.count(original) == 1, f"{name} has changed: update BREAKS"
+        (tree / name).write_text(text.replace(original, broken))
     train = {"steps": 1, "batch_size": 4}
     job = {"merge": True, "processes_per_node": 1, "train": train}
     write_stack(tree, "broken", nodes=1, job=job)
-    ended = rehearsed(tree, "--stack", "broken", before=loopback_only(), seconds=300)
-    assert ended.status == 1, ended.told
+    ended = run_rehearsal(tree, "--stack", "broken", prefix=loopback_only_command(), timeout_seconds=300)
+    assert ended.exit_status == 1, ended.stderr
     assert not ended.report["ok"]
     return "\n".join(ended.report["errors"])
 
 
-def loopback_only() -> list[str]:
-    """Words before a command that leave it the loopback alone. As root only: others run it as it is."""
+def loopback_only_command() -> list[str]:
+    """Return a command prefix for a network namespace with a loopback interface only; an empty list without root."""
     if os.geteuid() != 0:
         return []
     return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
-def test_results_that_lie_are_seen(errors: str) -> None:
-    assert "results.json has first loss, last loss, steps" in errors
+def test_wrong_results_are_reported(errors: str) -> None:
+    assert "first loss, last loss and steps are" in errors
 
 
-def test_a_checkpoint_that_does_not_load_is_seen(errors: str) -> None:
+def test_checkpoint_that_does_not_load_is_reported(errors: str) -> None:
     assert "step-99999999/ does not load" in errors
 
 
-def test_what_stays_in_the_account_is_seen(errors: str) -> None:
+def test_leaked_resource_is_reported(errors: str) -> None:
     assert "leaked: ec2 elastic-ip eipalloc-" in errors

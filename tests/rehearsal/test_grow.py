@@ -1,4 +1,4 @@
-"""More nodes for a run that goes on, as `pulumi up` gives them: the manifest changes, then the launch is updated."""
+"""Growing a run, as `pulumi up` does it: the manifest changes, then `trainyard launch --update` adds nodes."""
 
 import json
 import re
@@ -16,19 +16,21 @@ from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment
-from tests.rehearsal.running import Running, beginning, nothing_left
+from tests.rehearsal.running import RehearsalProcess, assert_no_leftovers, rehearsal_starter
 from trainyard.models.layout import MANIFEST
 
-# A job that tells how many it is and what it goes on from, and saves that when it is asked to.
+# A job that prints its world size and its start count, and saves its count when a checkpoint is requested.
 COUNTING = """\
 import os, pathlib, time
 import boto3
+
+pytestmark = pytest.mark.slow
 bucket, _, prefix = os.environ["CHECKPOINT_URI"].removeprefix("s3://").partition("/")
 s3 = boto3.client("s3")
 saved = s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-count = max((int(one["Key"].rpartition("-")[2]) for one in saved), default=0)
+count = max((int(item["Key"].rpartition("-")[2]) for item in saved), default=0)
 request = pathlib.Path(os.environ["CHECKPOINT_REQUEST"])
-print("one of", os.environ["WORLD_SIZE"], "from", count, flush=True)
+print("world size", os.environ["WORLD_SIZE"], "from", count, flush=True)
 while True:
     count += 1
     if request.exists():
@@ -38,18 +40,19 @@ while True:
 """
 
 
-class Growing(Running):
-    """A rehearsal whose job has started on one node, and its operator."""
+class GrowingRehearsal(RehearsalProcess):
+    """A rehearsal whose job starts on one node, with the operator's actions to grow it."""
 
     def aws(self) -> EmulatedAws:
-        return EmulatedAws.attach(f"http://127.0.0.1:{self.port()}")
+        """Return a client of the rehearsal's account."""
+        return EmulatedAws.attach(f"http://127.0.0.1:{self.account_port()}")
 
-    def want(self, nodes: int) -> None:
-        """What the program changes in the account when `nodes` has grown."""
+    def set_node_count(self, nodes: int) -> None:
+        """Change the account as the Pulumi program does when `nodes` has increased."""
         aws = self.aws()
         keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else", "region_name": aws.region}
         s3 = boto3.client("s3", endpoint_url=aws.endpoint, **keys)
-        (bucket,) = [one["Name"] for one in s3.list_buckets()["Buckets"] if "staging" in one["Name"]]
+        (bucket,) = [item["Name"] for item in s3.list_buckets()["Buckets"] if "staging" in item["Name"]]
         manifest: dict[str, Any] = json.loads(s3.get_object(Bucket=bucket, Key=MANIFEST)["Body"].read())
         manifest["groups"][0]["nodes"] = nodes
         s3.put_object(Bucket=bucket, Key=MANIFEST, Body=json.dumps(manifest).encode())
@@ -57,9 +60,10 @@ class Growing(Running):
             AutoScalingGroupName=manifest["groups"][0]["autoscaling_group"], MaxSize=nodes
         )
 
-    def operate(self, command: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    def run_cli(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run a `trainyard` command in the rehearsal's account."""
         return subprocess.run(
-            [sys.executable, "-m", "trainyard", command, "--stack", self.stack, *words],
+            [sys.executable, "-m", "trainyard", command, "--stack", self.stack, *arguments],
             cwd=self.tree,
             env=clean_environment() | self.aws().environment(),
             capture_output=True,
@@ -68,47 +72,49 @@ class Growing(Running):
             check=False,
         )
 
-    def job_told(self) -> list[str]:
-        return re.findall(r"one of \d from \d+", self.operate("logs", "--source", "stdout").stdout)
+    def job_output(self) -> list[str]:
+        """Return the lines of the job's stdout: world size and start count."""
+        return re.findall(r"world size \d from \d+", self.run_cli("logs", "--source", "stdout").stdout)
 
     def workers(self) -> list[str]:
-        """Those that run."""
-        return [one.id for one in self.aws().instances() if one.autoscaling_group and one.state == "running"]
+        """Return the ids of the running workers."""
+        return [item.id for item in self.aws().instances() if item.autoscaling_group and item.state == "running"]
 
 
 @pytest.fixture(scope="module")
-def growing(quick_tree: Path) -> Iterator[Growing]:
-    with beginning(quick_tree, Growing) as begin:
-        running = begin("growing", "counting", script=COUNTING)
-        running.reaches("training")
+def growing(tree_without_checks: Path) -> Iterator[GrowingRehearsal]:
+    """A rehearsal whose job runs on one node; it is interrupted after the tests."""
+    with rehearsal_starter(tree_without_checks, GrowingRehearsal) as start:
+        running = start("growing", "counting", script=COUNTING)
+        running.wait_for_phase("training")
         yield running
-        running.send(signal.SIGINT)
-        running.ends()
-        nothing_left(running)
+        running.send_signal(signal.SIGINT)
+        running.wait_for_exit()
+        assert_no_leftovers(running)
 
 
-def test_a_growth_that_fails_leaves_the_run_alone(growing: Growing) -> None:
-    (old,) = growing.workers()
-    growing.want(2)
+def test_failed_growth_does_not_affect_the_run(growing: GrowingRehearsal) -> None:
+    (original,) = growing.workers()
+    growing.set_node_count(2)
     growing.aws().inject(Capacity(limit=1, instance_type="c7i.xlarge"))
-    failed = growing.operate("launch", "--update")
+    failed = growing.run_cli("launch", "--update")
     growing.aws().clear_faults()
     assert failed.returncode == 1
-    assert "0 of 1 nodes could be launched, so none stays: InsufficientInstanceCapacity" in failed.stderr
-    assert "goes on with its 1 nodes" in failed.stderr
-    assert growing.workers() == [old]
-    eventually(lambda: bool(growing.job_told()), "the rank's own words")  # logs come every two seconds
-    assert growing.job_told() == ["one of 1 from 0"]
+    assert "0 of 1 requested nodes, so all are terminated: InsufficientInstanceCapacity" in failed.stderr
+    assert "continues with its 1 nodes" in failed.stderr
+    assert growing.workers() == [original]
+    eventually(lambda: bool(growing.job_output()), "the output of the rank")  # logs are uploaded every two seconds
+    assert growing.job_output() == ["world size 1 from 0"]
 
 
-def test_a_growth_that_succeeds_goes_on_from_a_checkpoint(growing: Growing) -> None:
-    (old,) = growing.workers()
-    growing.want(2)
-    grown = growing.operate("launch", "--update")
+def test_successful_growth_continues_from_a_checkpoint(growing: GrowingRehearsal) -> None:
+    (original,) = growing.workers()
+    growing.set_node_count(2)
+    grown = growing.run_cli("launch", "--update")
     assert grown.returncode == 0, grown.stderr
     assert sorted(json.loads(grown.stdout)["nodes"]) == sorted(growing.workers())
-    assert old in growing.workers()
-    eventually(lambda: len(growing.job_told()) >= 3, "the ranks' own words")
-    first, *then = sorted(growing.job_told())  # logs come by instance, whose ids are random
-    assert first == "one of 1 from 0"
-    assert all(re.fullmatch(r"one of 2 from [1-9]\d*", words) for words in then)
+    assert original in growing.workers()
+    eventually(lambda: len(growing.job_output()) >= 3, "the output of the ranks")
+    first, *later = sorted(growing.job_output())  # logs are sorted by instance id, which is random
+    assert first == "world size 1 from 0"
+    assert all(re.fullmatch(r"world size 2 from [1-9]\d*", line) for line in later)

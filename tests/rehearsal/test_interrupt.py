@@ -1,4 +1,4 @@
-"""A rehearsal that is stopped in any of its phases: what was made goes, the report says so, nothing stays."""
+"""A rehearsal that is interrupted in any phase destroys its resources, reports it, and leaves nothing behind."""
 
 import signal
 from collections.abc import Iterator
@@ -7,98 +7,112 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.rehearsal.conftest import rehearsed
-from tests.rehearsal.running import INTERRUPTED, JOB_OF, Begin, Ended, Running, beginning, nothing_left
+from tests.rehearsal.conftest import run_rehearsal
+from tests.rehearsal.running import (
+    INTERRUPTED,
+    PHASE_JOBS,
+    CompletedRehearsal,
+    RehearsalProcess,
+    StartRehearsal,
+    assert_no_leftovers,
+    rehearsal_starter,
+)
 
-PREVIEWED = "AWS resources to make"  # said before the first of them is begun
+pytestmark = pytest.mark.slow
+
+PREVIEWED = "AWS resources to create"  # printed before the first resource is created
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.fixture
-def begin(quick_tree: Path) -> Iterator[Begin]:
-    with beginning(quick_tree, Running) as begin:
-        yield begin
+def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
+    with rehearsal_starter(tree_without_checks, RehearsalProcess) as start_rehearsal:
+        yield start_rehearsal
 
 
-def check_taken_down(running: Running, errors: tuple[str, ...] = ()) -> Ended:
-    ended = running.ends()
-    assert ended.status == 1, ended.told
-    assert "Traceback" not in ended.told
+def assert_destroyed(running: RehearsalProcess, errors: tuple[str, ...] = ()) -> CompletedRehearsal:
+    """Assert that the rehearsal reports the interrupt and has destroyed its resources. Returns its result."""
+    ended = running.wait_for_exit()
+    assert ended.exit_status == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
     report = ended.report
-    assert [error.splitlines()[0] for error in report["errors"]] == [INTERRUPTED, *errors], ended.told
-    # All of one bucket stays and counts once a resource.
+    assert [error.splitlines()[0] for error in report["errors"]] == [INTERRUPTED, *errors], ended.stderr
+    # The retained bucket and its settings are separate Pulumi resources.
     assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
-    nothing_left(running)
+    assert_no_leftovers(running)
     return ended
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_before_anything_is_made_it_just_ends(begin: Begin, number: int) -> None:
-    running = begin("early")
-    running.reaches("start")
-    running.send(number)
-    ended = running.ends()
-    assert (ended.status, ended.told) == (1, "rehearsal: interrupted: nothing was made\n")
+def test_interrupt_before_the_first_resource_exits_immediately(start_rehearsal: StartRehearsal, number: int) -> None:
+    running = start_rehearsal("early")
+    running.wait_for_phase("start")
+    running.send_signal(number)
+    ended = running.wait_for_exit()
+    assert (ended.exit_status, ended.stderr) == (1, "rehearsal: interrupted: no resources were created\n")
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("phase", ["account", "preview", "resources", "bring-up"])
-def test_what_was_made_goes(begin: Begin, phase: str, number: int) -> None:
-    running = begin("interrupted")
-    running.hold(phase)
-    only_planned = PREVIEWED not in running.told()
-    running.send(number)
-    running.go_on()
-    ended = check_taken_down(running)
+@pytest.mark.parametrize("phase", ["account", "preview", "resources", "startup"])
+def test_interrupt_destroys_created_resources(start_rehearsal: StartRehearsal, phase: str, number: int) -> None:
+    running = start_rehearsal("interrupted")
+    running.pause_at_phase(phase)
+    only_planned = PREVIEWED not in running.stderr()
+    running.send_signal(number)
+    running.resume()
+    ended = assert_destroyed(running)
     assert ended.report["leaked"] == []
-    made = ended.report["resources_created"]
-    assert made == 0 if only_planned else made > 0 or phase in {"account", "preview"}  # held too late on a busy machine
+    created = ended.report["resources_created"]
+    # On a busy machine the process may be paused after the phase.
+    assert created == 0 if only_planned else created > 0 or phase in {"account", "preview"}
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_destroy_that_is_cut_is_repeated(begin: Begin, number: int) -> None:
-    running = begin("cut", "refused")
-    running.hold("destroy")
-    in_time = "DeleteVpc" not in running.calls()  # one of the last; a busy machine may be past it
-    running.send(number)
-    running.go_on()
-    data = running.told().rpartition("s3://")[2].split()[0]
-    why = f"trainyard: job.resume = 'no-such-run': that run left no checkpoint in s3://{data}"
-    ended = check_taken_down(running, (why,))
-    assert f"{INTERRUPTED}, destroy is repeated" in ended.told or not in_time
+def test_interrupted_destroy_is_repeated(start_rehearsal: StartRehearsal, number: int) -> None:
+    running = start_rehearsal("interrupted-destroy", "refused")
+    running.pause_at_phase("destroy")
+    # The VPC is deleted late. On a busy machine it may already be deleted.
+    in_time = "DeleteVpc" not in running.journal_text()
+    running.send_signal(number)
+    running.resume()
+    data = running.stderr().rpartition("s3://")[2].split()[0].rstrip(".")
+    message = f"job.resume = 'no-such-run': that run has no checkpoint in s3://{data}"
+    reason = f"trainyard: {message}. Name another run, or remove job.resume"
+    ended = assert_destroyed(running, (reason,))
+    assert f"{INTERRUPTED}; destroy runs again" in ended.stderr or not in_time
     assert ended.report["resources_deleted"] > 30
     assert ended.report["leaked"] == []
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_nodes_go_in_whatever_they_do(begin: Begin, number: int) -> None:
-    """Side by side: one whose node comes up, one whose job runs, one whose job writes a checkpoint."""
+def test_interrupt_terminates_nodes_in_any_phase(start_rehearsal: StartRehearsal, number: int) -> None:
+    """Three rehearsals at once: a node starts, a job runs, a job writes a checkpoint."""
     phases = ["launch", "training", "checkpoint"]
-    running = {phase: begin(phase, JOB_OF.get(phase, "endless")) for phase in phases}
+    running = {phase: start_rehearsal(phase, PHASE_JOBS.get(phase, "endless")) for phase in phases}
     for phase in phases:
-        running[phase].reaches(phase)
+        running[phase].wait_for_phase(phase)
         assert len(list(running[phase].folder.glob("nodes/*"))) > 0
-        running[phase].send(number)
+        running[phase].send_signal(number)
     for phase in phases:
-        check_taken_down(running[phase])
+        assert_destroyed(running[phase])
 
 
-def test_what_a_hand_made_meanwhile_is_seen(begin: Begin) -> None:
-    running = begin("by-hand")
-    running.reaches("resources")
+def test_volume_created_manually_is_reported_as_leaked(start_rehearsal: StartRehearsal) -> None:
+    running = start_rehearsal("manual-volume")
+    running.wait_for_phase("resources")
     keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
-    endpoint = f"http://127.0.0.1:{running.port()}"
+    endpoint = f"http://127.0.0.1:{running.account_port()}"
     ec2 = boto3.client("ec2", endpoint_url=endpoint, region_name="us-east-1", **keys)
     volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
-    running.send(signal.SIGTERM)
-    ended = check_taken_down(running, (f"leaked: ec2 volume {volume}",))
-    assert [(one["kind"], one["id"]) for one in ended.report["leaked"]] == [("volume", volume)]
+    running.send_signal(signal.SIGTERM)
+    ended = assert_destroyed(running, (f"leaked: ec2 volume {volume}",))
+    assert [(leak["kind"], leak["id"]) for leak in ended.report["leaked"]] == [("volume", volume)]
 
 
-def test_what_aws_refuses_is_told_with_its_resource(tree: Path) -> None:
+def test_denied_api_call_is_reported_with_its_resource(tree: Path) -> None:
     denied = {"REHEARSAL_DENY": "fsx:CreateFileSystem"}
-    ended = rehearsed(tree, "--stack", "a100-cluster", "--nodes", "1", environment=denied, seconds=120)
-    assert ended.status == 1
+    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "1", environment=denied, timeout_seconds=120)
+    assert ended.exit_status == 1
     report = ended.report
     (error,) = report["errors"]
     assert error.startswith("aws:fsx/lustreFileSystem:LustreFileSystem lustre: CreateFileSystem: AccessDenied")

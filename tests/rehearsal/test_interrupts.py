@@ -1,4 +1,4 @@
-"""Where the first signal is a KeyboardInterrupt, where it is only seen, and what a second one does."""
+"""Signal handling: where the first signal raises KeyboardInterrupt, and where the second signal exits."""
 
 import os
 import signal
@@ -10,68 +10,69 @@ from collections.abc import Iterator
 
 import pytest
 
-from rehearsal.interrupts import ONE_SECONDS, Interrupts
+from rehearsal.interrupts import SAME_SIGNAL_SECONDS, Interrupts
 
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    """Installed signal handlers; the original handlers are restored afterwards."""
+    original = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     hook = sys.unraisablehook
     handling = Interrupts()
-    handling.keep("cut")
+    handling.require_cleanup("exit")
     yield handling
-    for number, handler in earlier.items():
+    for number, handler in original.items():
         signal.signal(number, handler)
     sys.unraisablehook = hook
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_raised_where_that_is_allowed(interrupts: Interrupts, number: int) -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts.raised():
+def test_first_signal_raises_in_a_raising_block(interrupts: Interrupts, number: int) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.raising_interrupts():
         os.kill(os.getpid(), number)
-    assert interrupts.seen
+    assert interrupts.received
 
 
-def test_elsewhere_it_waits_for_the_next_place_that_allows_it_and_is_raised_once(interrupts: Interrupts) -> None:
+def test_first_signal_elsewhere_raises_once_at_the_next_raising_block(interrupts: Interrupts) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-    assert interrupts.seen
-    with pytest.raises(KeyboardInterrupt), interrupts.raised():
-        pytest.fail("the place was entered")
-    with interrupts.raised():
+    assert interrupts.received
+    with pytest.raises(KeyboardInterrupt), interrupts.raising_interrupts():
+        pytest.fail("the block was entered")
+    with interrupts.raising_interrupts():
         pass
 
 
-def test_one_that_python_ignores_is_raised_again(interrupts: Interrupts) -> None:
-    """As in a weak reference's callback, where no exception goes any further."""
+def test_interrupt_that_python_ignores_is_raised_again(interrupts: Interrupts) -> None:
+    """Python ignores exceptions in the callback of a weak reference."""
 
-    class Thing:
+    class Referenced:
         pass
 
-    def clear_away() -> None:
-        thing = Thing()
-        _watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
-        del thing
-        time.sleep(10)  # it is cut short
-        pytest.fail("it was lost")
+    def delete_object() -> None:
+        target = Referenced()
+        _reference = weakref.ref(target, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del target
+        time.sleep(10)  # the signal interrupts it
+        pytest.fail("the interrupt was lost")
 
-    with pytest.raises(KeyboardInterrupt), interrupts.raised():
-        clear_away()
+    with pytest.raises(KeyboardInterrupt), interrupts.raising_interrupts():
+        delete_object()
 
 
-def test_the_same_signal_to_process_and_group_is_one(interrupts: Interrupts) -> None:
+def test_signal_to_process_and_group_counts_once(interrupts: Interrupts) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert interrupts.seen
+    assert interrupts.received
 
 
 SECOND = f"""
 import os, signal, time
 from rehearsal.interrupts import Interrupts
 interrupts = Interrupts()
-interrupts.keep("the next one sweeps up")
+interrupts.require_cleanup("the exit message")
 os.kill(os.getpid(), signal.SIGTERM)
 try:
-    time.sleep({ONE_SECONDS + 0.1})
+    time.sleep({SAME_SIGNAL_SECONDS + 0.1})
     os.kill(os.getpid(), signal.SIGINT)
 finally:
     print("not reached")
@@ -86,8 +87,8 @@ print("not reached")
 
 
 @pytest.mark.parametrize(
-    ("program", "words"), [(SECOND, "the next one sweeps up"), (EARLY, "interrupted: nothing was made")]
+    ("program", "message"), [(SECOND, "the exit message"), (EARLY, "interrupted: no resources were created")]
 )
-def test_a_second_signal_or_one_before_anything_is_made_ends_at_once(program: str, words: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"rehearsal: {words}\n")
+def test_second_signal_or_signal_before_the_first_resource_exits_immediately(program: str, message: str) -> None:
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (process.returncode, process.stdout, process.stderr) == (1, "", f"rehearsal: {message}\n")

@@ -1,4 +1,4 @@
-"""A rehearsal that is killed in any of its phases hinders no other, and the next one of its stack sweeps it up."""
+"""A killed rehearsal does not affect others, and the next rehearsal of its stack removes its leftovers."""
 
 import signal
 from collections.abc import Iterator
@@ -8,89 +8,103 @@ import psutil
 import pytest
 
 from tests.polling import eventually
-from tests.rehearsal.running import INTERRUPTED, JOB_OF, Begin, Running, beginning, nothing_left
+from tests.rehearsal.running import (
+    INTERRUPTED,
+    PHASE_JOBS,
+    RehearsalProcess,
+    StartRehearsal,
+    assert_no_leftovers,
+    rehearsal_starter,
+)
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def begin(quick_tree: Path) -> Iterator[Begin]:
-    with beginning(quick_tree, Running) as begin:
-        yield begin
+def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
+    with rehearsal_starter(tree_without_checks, RehearsalProcess) as start_rehearsal:
+        yield start_rehearsal
 
 
-def living(running: Running) -> list[psutil.Process]:
-    return [one for one in running.family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+def running_processes(rehearsal: RehearsalProcess) -> list[psutil.Process]:
+    """Return the processes of a rehearsal that still run."""
+    running = [process for process in rehearsal.family if process.is_running()]
+    return [process for process in running if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def kill(running: Running) -> None:
-    running.send(signal.SIGKILL)
+def kill(running: RehearsalProcess) -> None:
+    """Kill the main process of a rehearsal."""
+    running.send_signal(signal.SIGKILL)
     assert running.process.wait(10) == -signal.SIGKILL
 
 
-def check_swept(killed: Running, after: Running) -> None:
-    """The next one says whom it swept up after, and nothing of that one lives."""
-    after.says(f"processes that an earlier rehearsal (process {killed.process.pid}, which was cut) left")
-    eventually(lambda: not living(killed), "the end of what was swept up", 5.0)
+def assert_leftovers_removed(killed: RehearsalProcess, following: RehearsalProcess) -> None:
+    """Assert that the next rehearsal reports the killed process, and that its processes have ended."""
+    following.wait_for_output(f"processes of an earlier rehearsal (process {killed.process.pid}, killed)")
+    eventually(lambda: not running_processes(killed), "the end of the leftover processes", 5.0)
 
 
-def test_each_next_one_sweeps_up_what_a_kill_left(begin: Begin) -> None:
-    killed = begin("killed")
-    killed.reaches("start")
+def test_next_rehearsal_removes_leftovers_of_a_killed_rehearsal(start_rehearsal: StartRehearsal) -> None:
+    killed = start_rehearsal("killed")
+    killed.wait_for_phase("start")
     kill(killed)
-    nothing_left(killed)  # it had not even the lock
-    killed = begin("killed")
-    killed.reaches("account")
+    assert_no_leftovers(killed)  # it was killed before it had the lock
+    killed = start_rehearsal("killed")
+    killed.wait_for_phase("account")
     kill(killed)
-    for phase in ("preview", "resources", "destroy", "bring-up"):
-        after = begin("killed", JOB_OF.get(phase, "endless"))
-        check_swept(killed, after)
-        after.reaches(phase)
-        kill(after)
-        killed = after
-    other = begin("unhindered")
-    other.reaches("resources")
-    assert "earlier rehearsal" not in other.told()
-    other.send(signal.SIGINT)
-    assert other.ends().report["errors"] == [INTERRUPTED]
-    nothing_left(other)
-    end_with_a_sweep(begin, killed)
+    for phase in ("preview", "resources", "destroy", "startup"):
+        following = start_rehearsal("killed", PHASE_JOBS.get(phase, "endless"))
+        assert_leftovers_removed(killed, following)
+        following.wait_for_phase(phase)
+        kill(following)
+        killed = following
+    other = start_rehearsal("unaffected")
+    other.wait_for_phase("resources")
+    assert "earlier rehearsal" not in other.stderr()
+    other.send_signal(signal.SIGINT)
+    assert other.wait_for_exit().report["errors"] == [INTERRUPTED]
+    assert_no_leftovers(other)
+    remove_leftovers_and_interrupt(start_rehearsal, killed)
 
 
-def end_with_a_sweep(begin: Begin, killed: Running) -> None:
-    after = begin(killed.stack)
-    check_swept(killed, after)
-    after.reaches("account")
-    after.send(signal.SIGTERM)
-    assert after.ends().report["errors"] == [INTERRUPTED]
-    nothing_left(after)
+def remove_leftovers_and_interrupt(start_rehearsal: StartRehearsal, killed: RehearsalProcess) -> None:
+    """Start another rehearsal of the stack, which removes the leftovers, and interrupt it."""
+    following = start_rehearsal(killed.stack)
+    assert_leftovers_removed(killed, following)
+    following.wait_for_phase("account")
+    following.send_signal(signal.SIGTERM)
+    assert following.wait_for_exit().report["errors"] == [INTERRUPTED]
+    assert_no_leftovers(following)
 
 
-def test_nodes_of_a_killed_one_are_swept_up_whatever_they_do(begin: Begin) -> None:
+def test_nodes_of_a_killed_rehearsal_are_removed_in_any_phase(start_rehearsal: StartRehearsal) -> None:
     phases = ["launch", "training", "checkpoint"]
-    running = {phase: begin(f"killed-{phase}", JOB_OF.get(phase, "endless")) for phase in phases}
+    running = {phase: start_rehearsal(f"killed-{phase}", PHASE_JOBS.get(phase, "endless")) for phase in phases}
     for phase in phases:
-        running[phase].reaches(phase)
+        running[phase].wait_for_phase(phase)
         kill(running[phase])
-    for one in running.values():
-        end_with_a_sweep(begin, one)
+    for killed in running.values():
+        remove_leftovers_and_interrupt(start_rehearsal, killed)
 
 
-def test_a_second_signal_ends_it_at_once_and_the_next_one_sweeps_up(begin: Begin) -> None:
-    running = begin("impatient", "refused")
-    running.reaches("destroy")
-    (aws,) = [one for one in running.family if "rehearsal.aws" in one.cmdline()]
-    aws.suspend()  # destroy waits for its answers
-    running.send(signal.SIGTERM)
+def test_second_signal_exits_immediately_and_the_next_rehearsal_removes_leftovers(
+    start_rehearsal: StartRehearsal,
+) -> None:
+    running = start_rehearsal("two-signals", "refused")
+    running.wait_for_phase("destroy")
+    (aws,) = [process for process in running.family if "rehearsal.aws" in process.cmdline()]
+    aws.suspend()  # so that destroy waits for responses
+    running.send_signal(signal.SIGTERM)
 
-    def signalled_again() -> bool:
+    def exits_after_another_signal() -> bool:
         if running.process.poll() is None:
-            running.send(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
         return running.process.poll() is not None
 
-    eventually(signalled_again, "the end at a second signal", 10.0)
-    ended = running.ends()
-    assert (ended.status, ended.report) == (1, {})
-    words = f"rehearsal: interrupted again, cut: the next rehearsal of {running.stack} sweeps up what is left"
-    assert ended.told.splitlines()[-1] == words
-    assert "Traceback" not in ended.told
-    assert aws in living(running)
-    end_with_a_sweep(begin, running)
+    eventually(exits_after_another_signal, "the exit after a second signal", 10.0)
+    ended = running.wait_for_exit()
+    assert (ended.exit_status, ended.report) == (1, {})
+    assert ended.stderr.splitlines()[-1].startswith("rehearsal: interrupted twice, exits without destroy")
+    assert "Traceback" not in ended.stderr
+    assert aws in running_processes(running)
+    remove_leftovers_and_interrupt(start_rehearsal, running)

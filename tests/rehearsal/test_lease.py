@@ -1,4 +1,4 @@
-"""The bill stops whoever dies: AWS itself ends the workers when the lease is over, on a clock that is jumped."""
+"""AWS terminates the workers when the lease ends, whichever component fails. The tests advance the account's clock."""
 
 import json
 import os
@@ -13,167 +13,191 @@ import boto3
 import psutil
 import pytest
 
-from rehearsal.hypervisor.processes import kill, marked
+from rehearsal.hypervisor.processes import find_processes, kill
 from tests.polling import eventually
-from tests.rehearsal.conftest import kept_account
-from tests.rehearsal.running import Running, beginning, nothing_left, started
+from tests.rehearsal.conftest import start_account
+from tests.rehearsal.running import RehearsalProcess, assert_no_leftovers, find_descendants, rehearsal_starter
+
+pytestmark = pytest.mark.slow
 
 LEASE_SECONDS, HEARTBEAT_SECONDS = 20 * 60, 120
 CONTROLLER = "trainyard-controller.service"
 
 
-class Leased(Running):
-    """A rehearsal of a job that does not end by itself, in an account whose clock is jumped."""
+class LeasedRehearsal(RehearsalProcess):
+    """A rehearsal of an endless job in an account whose clock the tests advance."""
 
     def page(self, name: str, content: Any = None) -> Any:
+        """Request a control page of the emulated AWS: GET, or POST with content."""
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self.account['AWS_ENDPOINT_URL']}/_rehearsal/{name}", data=data)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
 
     def instances(self, head: bool) -> dict[str, str]:
-        """Instance -> state, of the head or of the workers."""
-        mine = [one for one in self.page("instances") if one["tags"].get("trainyard:stack") == self.stack]
-        return {one["id"]: one["state"] for one in mine if (one["autoscaling_group"] is None) == head}
+        """Return instance id -> state, of the head or of the workers."""
+        records = [item for item in self.page("instances") if item["tags"].get("trainyard:stack") == self.stack]
+        return {item["id"]: item["state"] for item in records if (item["autoscaling_group"] is None) == head}
 
-    def worker(self) -> str:
-        """The state of the only one."""
+    def worker_state(self) -> str:
+        """Return the state of the only worker."""
         (state,) = self.instances(head=False).values()
         return state
 
-    def jump(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
+        """Advance the account's clock."""
         self.page("clock", {"advance_seconds": seconds})
 
-    def jump_to_the_end(self) -> None:
-        """Past the lease; then past the heartbeat, since an agent that lives would take its time."""
-        self.jump(LEASE_SECONDS + 1)
-        eventually(lambda: self.worker() != "running" or self.leaving(), "the lease's end of the worker")
-        if self.worker() != "terminated":
-            self.jump(HEARTBEAT_SECONDS + 1)
+    def advance_to_lease_end(self) -> None:
+        """Advance the clock past the lease, then past the heartbeat timeout of the lifecycle hook if it applies."""
+        self.advance_clock(LEASE_SECONDS + 1)
+        eventually(
+            lambda: self.worker_state() != "running" or self.is_terminating(),
+            "the termination of the worker by the lease",
+        )
+        if self.worker_state() != "terminated":
+            self.advance_clock(HEARTBEAT_SECONDS + 1)
 
     def autoscaling(self) -> Any:
+        """Return an Auto Scaling client of the account."""
         keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
         endpoint = self.account["AWS_ENDPOINT_URL"]
         return boto3.client("autoscaling", endpoint_url=endpoint, region_name="us-east-1", **keys)
 
-    def leaving(self) -> bool:
-        found = self.autoscaling().describe_auto_scaling_instances()["AutoScalingInstances"]
-        return all(one["LifecycleState"].startswith("Terminating") for one in found)
+    def is_terminating(self) -> bool:
+        """Return whether Auto Scaling is terminating all members."""
+        members = self.autoscaling().describe_auto_scaling_instances()["AutoScalingInstances"]
+        return all(member["LifecycleState"].startswith("Terminating") for member in members)
 
-    def lease(self) -> float:
-        """When it ends, Unix time."""
+    def lease_end(self) -> float:
+        """Return the Unix time at which the lease ends."""
         (action,) = self.autoscaling().describe_scheduled_actions()["ScheduledUpdateGroupActions"]
         end: float = action["StartTime"].timestamp()
         return end
 
-    def ended_by_aws(self) -> None:
-        eventually(lambda: self.worker() == "terminated", "the end of the worker")
+    def wait_for_termination(self) -> None:
+        """Wait until AWS has terminated the worker."""
+        eventually(lambda: self.worker_state() == "terminated", "the termination of the worker")
 
-    def root(self) -> Path:
-        """The head's."""
+    def head_root(self) -> Path:
+        """Return the root folder of the head."""
         (head,) = self.instances(head=True)
         return self.folder / "nodes" / head
 
-    def launch(self) -> psutil.Process:
-        """`trainyard launch`, which runs."""
-        (found,) = started(self.process.pid, "-m", "trainyard", "launch")
-        return found
+    def launch_process(self) -> psutil.Process:
+        """Return the running process `trainyard launch`."""
+        (process,) = find_descendants(self.process.pid, "-m", "trainyard", "launch")
+        return process
 
-    def running(self, word: str) -> list[psutil.Process]:
-        """The nodes' processes with this word on their command line."""
-        return [one for one in marked(self.folder) if _has(one, word)]
+    def node_processes(self, text: str) -> list[psutil.Process]:
+        """Return the nodes' processes whose command line contains a text."""
+        return [process for process in find_processes(self.folder) if _has_argument(process, text)]
 
-    def freeze(self) -> None:
-        """As if the machine that holds `pulumi up` went to sleep: nobody there takes anything down, or takes notice."""
+    def suspend(self) -> None:
+        """Suspend the rehearsal, as if the computer that runs `pulumi up` went to sleep."""
         self.process.send_signal(signal.SIGSTOP)
 
-    def takes_down_when_awake(self) -> None:
+    def assert_destroys_after_resume(self) -> None:
+        """Resume the rehearsal and assert that it destroys everything."""
         self.process.send_signal(signal.SIGCONT)
-        assert self.ends().status == 1
-        nothing_left(self)
+        assert self.wait_for_exit().exit_status == 1
+        assert_no_leftovers(self)
 
 
-def _has(process: psutil.Process, word: str) -> bool:
+def _has_argument(process: psutil.Process, text: str) -> bool:
     try:
-        return any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+        return any(text in argument for argument in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
 @pytest.fixture
-def start(quick_tree: Path) -> Iterator[Callable[[str], Leased]]:
-    """In an account of the test's own: its clock is jumped."""
-    with kept_account(quick_tree) as account, beginning(quick_tree, Leased) as begin:
-        yield lambda stack: begin(stack, account=account)
+def start(tree_without_checks: Path) -> Iterator[Callable[[str], LeasedRehearsal]]:
+    """A function that starts a rehearsal of a stack in a separate account, whose clock the test advances."""
+    with (
+        start_account(tree_without_checks) as account,
+        rehearsal_starter(tree_without_checks, LeasedRehearsal) as start_rehearsal,
+    ):
+        yield lambda stack: start_rehearsal(stack, account=account)
 
 
-def test_a_dead_head_does_not_keep_its_workers(start: Callable[[str], Leased]) -> None:
-    running = start("headless")
-    running.reaches("training")
-    kill(marked(running.folder, running.root()))
-    assert running.worker() == "running"
-    running.jump(LEASE_SECONDS + 1)
-    running.ended_by_aws()
+def test_lease_terminates_workers_after_the_head_fails(start: Callable[[str], LeasedRehearsal]) -> None:
+    running = start("failed-head")
+    running.wait_for_phase("training")
+    kill(find_processes(running.folder, running.head_root()))
+    assert running.worker_state() == "running"
+    running.advance_clock(LEASE_SECONDS + 1)
+    running.wait_for_termination()
 
 
-def test_an_up_killed_after_the_launch_does_not_keep_its_workers(start: Callable[[str], Leased]) -> None:
+def test_lease_terminates_workers_after_up_is_killed_during_the_launch(start: Callable[[str], LeasedRehearsal]) -> None:
     running = start("killed")
-    running.reaches("launch")
+    running.wait_for_phase("launch")
     running.process.kill()
     running.process.wait()
-    assert running.worker() == "running"
-    running.jump(LEASE_SECONDS - 60)
-    assert running.worker() == "running"
-    running.jump(61)
-    running.jump(HEARTBEAT_SECONDS + 1)  # no agent lives that could complete the action
-    running.ended_by_aws()
+    assert running.worker_state() == "running"
+    running.advance_clock(LEASE_SECONDS - 60)
+    assert running.worker_state() == "running"
+    running.advance_clock(61)
+    running.advance_clock(HEARTBEAT_SECONDS + 1)  # no agent runs that could complete the lifecycle action
+    running.wait_for_termination()
 
 
-def test_a_launch_killed_before_the_job_has_started_does_not_keep_its_workers(start: Callable[[str], Leased]) -> None:
-    running = start("launchless")
-    running.reaches("launch")
-    running.freeze()
-    running.launch().kill()
-    assert (running.worker(), running.running("train.py")) == ("running", [])
-    running.jump_to_the_end()
-    running.ended_by_aws()
-    running.takes_down_when_awake()
-
-
-def test_a_dead_controller_comes_back_and_renews_the_lease_and_without_it_the_workers_end(
-    start: Callable[[str], Leased],
+def test_lease_terminates_workers_after_the_launch_is_killed_before_the_job_starts(
+    start: Callable[[str], LeasedRehearsal],
 ) -> None:
-    running = start("uncontrolled")
-    running.reaches("training")
-    (first,) = running.running("trainyard.node.controller")
-    lease = running.lease()
+    running = start("killed-launch")
+    running.wait_for_phase("launch")
+    running.suspend()
+    running.launch_process().kill()
+    assert (running.worker_state(), running.node_processes("train.py")) == ("running", [])
+    running.advance_to_lease_end()
+    running.wait_for_termination()
+    running.assert_destroys_after_resume()
+
+
+def test_restarted_controller_renews_the_lease_and_a_stopped_controller_does_not(
+    start: Callable[[str], LeasedRehearsal],
+) -> None:
+    running = start("controller")
+    running.wait_for_phase("training")
+    (first,) = running.node_processes("trainyard.node.controller")
+    lease_end = running.lease_end()
     first.kill()
-    eventually(lambda: running.lease() > lease, "a lease that the next controller renewed")
-    (second,) = running.running("trainyard.node.controller")
+    eventually(lambda: running.lease_end() > lease_end, "a lease renewal by the restarted controller")
+    (second,) = running.node_processes("trainyard.node.controller")
     assert second != first
 
-    root = running.root()
+    root = running.head_root()
     unit = root / "etc/systemd/system" / CONTROLLER
     unit.write_text(unit.read_text().replace("Restart=always", "Restart=no"))
     systemctl = [str(root / "usr/bin/systemctl"), "daemon-reload"]
     subprocess.run(systemctl, env=os.environ | {"TRAINYARD_ROOT": str(root)}, check=True, timeout=30)
     second.kill()
-    eventually(lambda: not running.running("trainyard.node.controller"), "the end of the controller")
-    assert running.worker() == "running"
-    running.jump_to_the_end()
-    running.ended_by_aws()
-    assert running.running("trainyard.node.controller") == []
+    eventually(lambda: not running.node_processes("trainyard.node.controller"), "the exit of the controller")
+    assert running.worker_state() == "running"
+    running.advance_to_lease_end()
+    running.wait_for_termination()
+    assert running.node_processes("trainyard.node.controller") == []
 
 
-def test_launch_controller_and_head_killed_at_once_do_not_keep_workers(start: Callable[[str], Leased]) -> None:
-    running = start("alone")
-    running.reaches("launch")
-    launch = running.launch()
-    launch.suspend()  # else it has done its work once the job runs
-    running.until("the job", lambda: bool(running.running("train.py")))
-    running.freeze()
-    kill([launch, *running.running("trainyard.node.controller"), *marked(running.folder, running.root())])
-    assert (running.worker(), len(running.running("train.py")) > 0) == ("running", True)
-    running.jump_to_the_end()
-    running.ended_by_aws()
-    running.takes_down_when_awake()
+def test_lease_terminates_workers_after_launch_controller_and_head_are_killed(
+    start: Callable[[str], LeasedRehearsal],
+) -> None:
+    running = start("all-killed")
+    running.wait_for_phase("launch")
+    launch = running.launch_process()
+    launch.suspend()  # otherwise it ends when the job runs
+    running.wait_until("the start of the job", lambda: bool(running.node_processes("train.py")))
+    running.suspend()
+    kill(
+        [
+            launch,
+            *running.node_processes("trainyard.node.controller"),
+            *find_processes(running.folder, running.head_root()),
+        ]
+    )
+    assert (running.worker_state(), len(running.node_processes("train.py")) > 0) == ("running", True)
+    running.advance_to_lease_end()
+    running.wait_for_termination()
+    running.assert_destroys_after_resume()

@@ -1,4 +1,4 @@
-"""Locks tell who holds them, and who was cut while he did."""
+"""The stack lock yields the process id of a holder that was killed."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ import pytest
 from rehearsal.locks import stack_lock
 
 
-def test_who_was_cut_is_told_to_the_next(tmp_path: Path) -> None:
+def test_lock_yields_the_process_id_of_a_killed_holder(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("12")
-    with stack_lock(tmp_path, "local") as cut:
-        assert cut == "12"
-    with stack_lock(tmp_path, "local") as cut:
-        assert cut == ""
+    with stack_lock(tmp_path, "local") as killed_holder:
+        assert killed_holder == "12"
+    with stack_lock(tmp_path, "local") as killed_holder:
+        assert killed_holder == ""
 
 
-def test_who_ends_by_an_error_was_not_cut(tmp_path: Path) -> None:
+def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="any"), stack_lock(tmp_path, "local"):
         raise ValueError("any")
-    with stack_lock(tmp_path, "local") as cut:
-        assert cut == ""
+    with stack_lock(tmp_path, "local") as killed_holder:
+        assert killed_holder == ""

@@ -1,4 +1,4 @@
-"""The machine is looked at before anything is made."""
+"""Checks of this machine before a rehearsal."""
 
 import sys
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from rehearsal.preflight import check_machine
-from trainyard.base import InputError
 from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError
 
 SETTINGS = StackSettings.model_validate(
     {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
 )
 
 
-def test_a_system_other_than_linux_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operating_system_other_than_linux_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(InputError, match=r"the system = 'darwin': .* as Linux has them\. Rehearse in a Linux machine"):
+    with pytest.raises(InputError, match=r"operating system = 'darwin': the rehearsal needs Linux"):
         check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS, "process")
 
 
-def test_this_machine_will_do_and_is_not_touched(tmp_path: Path) -> None:
+def test_check_passes_and_creates_no_files(tmp_path: Path) -> None:
     check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS, "process")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""How tests find a rehearsal's processes: a fork of one, which has its words until it becomes its program, is none."""
+"""Finding the processes of a rehearsal: a child between fork and exec does not count."""
 
 import subprocess
 import sys
@@ -6,14 +6,16 @@ import sys
 import psutil
 
 from tests.polling import eventually
-from tests.rehearsal.running import started
+from tests.rehearsal.running import find_descendants
 
 FORKS = "import os, sys\nos.fork()\nsys.stdin.read()"
 
 
-def test_a_fork_of_a_process_is_not_taken_for_another() -> None:
-    words = [sys.executable, "-c", FORKS, "rehearsal", "run"]
-    with subprocess.Popen(["sh", "-c", '"$@"; exit', "sh", *words], stdin=subprocess.PIPE) as shell:
+def test_forked_child_does_not_count_as_another_process() -> None:
+    command = [sys.executable, "-c", FORKS, "rehearsal", "run"]
+    with subprocess.Popen(["sh", "-c", '"$@"; exit', "sh", *command], stdin=subprocess.PIPE) as shell:
         family = psutil.Process(shell.pid)
         eventually(lambda: len(family.children(recursive=True)) == 2, "the process and its fork")
-        assert [one.pid for one in started(shell.pid, "rehearsal", "run")] == [one.pid for one in family.children()]
+        assert [item.pid for item in find_descendants(shell.pid, "rehearsal", "run")] == [
+            item.pid for item in family.children()
+        ]

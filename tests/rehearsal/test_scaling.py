@@ -1,4 +1,4 @@
-"""What a rehearsal changes of a stack, it says; what it need not change, it leaves."""
+"""Scaling changes only the necessary settings of a stack and lists each change."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -6,29 +6,31 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from rehearsal.scaling import NOT_HERE, scale, why_left_out
-from trainyard.base import CONFIG_KEY
-from trainyard.config.loader import read_settings
+from rehearsal.scaling import UNAVAILABLE_ROLES, scale, skip_reason
+from trainyard.config import CONFIG_KEY
+from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
+from trainyard.config.shared_settings import SystemRole
 from trainyard.config.training.models import DecoderConfig
-from trainyard.models.manifest import SystemRole
 from trainyard.models.report import BackendName
 
 ROOT = Path(__file__).parents[2]
 
 
-def settings_of(stack: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / f"stacks/Pulumi.{stack}.yaml").read_text())["config"][CONFIG_KEY]
-    return found
+def read_stack_settings(stack: str) -> dict[str, Any]:
+    """Return the raw settings of a stack file."""
+    settings: dict[str, Any] = yaml.safe_load((ROOT / f"stacks/Pulumi.{stack}.yaml").read_text())["config"][CONFIG_KEY]
+    return settings
 
 
 def scaled(stack: str, nodes: int | None = None) -> tuple[StackSettings, list[str]]:
-    settings, changes = scale(settings_of(stack), nodes)
-    return read_settings(settings, ROOT, "x"), [change.what for change in changes]
+    """Return the scaled settings of a stack, and the originals of the changes."""
+    settings, changes = scale(read_stack_settings(stack), nodes)
+    return load_settings(settings, ROOT, "x"), [change.original for change in changes]
 
 
-def test_a_gpu_stack_keeps_its_topology() -> None:
-    before, (after, _) = read_settings(settings_of("a100-cluster"), ROOT, "x"), scaled("a100-cluster", 3)
+def test_gpu_stack_keeps_its_topology() -> None:
+    before, (after, _) = load_settings(read_stack_settings("a100-cluster"), ROOT, "x"), scaled("a100-cluster", 3)
     assert (after.instance_type, after.efa, after.placement_group, after.fsx, after.network) == (
         before.instance_type,
         before.efa,
@@ -38,18 +40,18 @@ def test_a_gpu_stack_keeps_its_topology() -> None:
     )
 
 
-def test_a_gpu_stack_computes_less_and_says_so() -> None:
+def test_gpu_stack_gets_a_small_model_and_reports_it() -> None:
     after, changes = scaled("a100-cluster", 3)
-    assert (after.nodes, after.processes_per_node, after.node.accelerators) == (3, 2, False)
+    assert (after.nodes, after.processes_per_node, after.node.use_gpus) == (3, 2, False)
     assert after.job.train is not None
     assert isinstance(after.job.train.model, DecoderConfig)
     assert after.job.train.model.dim == 64
-    model = "the stack's model, optimizer, batch, steps and intervals"
-    assert {"4 nodes", "8 A100 a node, NCCL", "8 processes a node", model} <= set(changes)
+    model = "model, optimizer, batch size, steps and intervals of the stack"
+    assert {"4 nodes", "8 A100 per node, NCCL", "8 processes per node", model} <= set(changes)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "given", "expected"),
+    ("nodes", "parallel", "expected"),
     [
         (4, {"data": "fsdp"}, {"data": "fsdp"}),
         (4, {"data": "hsdp"}, {"data": "hsdp", "shard": 2}),
@@ -59,76 +61,76 @@ def test_a_gpu_stack_computes_less_and_says_so() -> None:
         (3, {"data": "hsdp", "pipeline": 2, "schedule": "gpipe"}, {"data": "hsdp", "pipeline": 2, "shard": 1}),
     ],
 )
-def test_a_gpu_stack_is_spread_in_the_same_ways_over_fewer_processes(
-    nodes: int, given: dict[str, Any], expected: dict[str, Any]
+def test_gpu_stack_keeps_its_parallelism_with_smaller_degrees(
+    nodes: int, parallel: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    raw = settings_of("a100-cluster")
-    raw["job"]["train"] |= {"parallel": given, "batch_size": 768}
+    raw = read_stack_settings("a100-cluster")
+    raw["job"]["train"] |= {"parallel": parallel, "batch_size": 768}
     settings, changes = scale(raw, nodes)
-    train = read_settings(settings, ROOT, "x").job.train
+    train = load_settings(settings, ROOT, "x").job.train
     assert train is not None
-    kept = {key: value for key, value in given.items() if key in ("schedule", "reshard_after_forward")}
-    assert train.parallel.model_dump(exclude_defaults=True) == expected | kept
-    told = [change for change in changes if change.what.startswith(given.get("data", "ddp"))]
-    assert bool(told) == bool(given.keys() & {"tensor"} or given.get("pipeline", 0) > 2)
+    unchanged = {key: value for key, value in parallel.items() if key in ("schedule", "reshard_after_forward")}
+    assert train.parallel.model_dump(exclude_defaults=True) == expected | unchanged
+    changes_of_parallelism = [change for change in changes if change.original.startswith(parallel.get("data", "ddp"))]
+    assert bool(changes_of_parallelism) == bool(parallel.keys() & {"tensor"} or parallel.get("pipeline", 0) > 2)
 
 
-def test_a_gpu_stack_with_a_dataset_of_its_own_takes_the_corpus_and_says_so() -> None:
-    raw = settings_of("a100-cluster")
+def test_gpu_stack_with_another_dataset_uses_the_builtin_corpus() -> None:
+    raw = read_stack_settings("a100-cluster")
     raw["job"] |= {"builtin_corpus": False, "dataset": "photos"}
     raw["job"]["train"]["model"] = {"kind": "images"}
     settings, changes = scale(raw, None)
-    assert read_settings(settings, ROOT, "x").job.builtin_corpus
-    assert "the dataset photos" in [change.what for change in changes]
+    assert load_settings(settings, ROOT, "x").job.builtin_corpus
+    assert "the dataset photos" in [change.original for change in changes]
 
 
-def test_a_gpu_stack_that_is_verified_says_what_of_that_is_not_here() -> None:
+def test_health_check_of_a_gpu_stack_reports_missing_hardware() -> None:
     _, changes = scaled("a100-cluster")
-    assert "GPUs, EFA and the catalog's floors in the nodes' verification" in changes
+    assert "GPUs, EFA and the catalog's minimum measurements in the health check" in changes
 
 
-def test_a_cpu_stack_keeps_its_job() -> None:
-    before, (after, changes) = read_settings(settings_of("local"), ROOT, "x"), scaled("local")
+def test_cpu_stack_keeps_its_job() -> None:
+    before, (after, changes) = load_settings(read_stack_settings("local"), ROOT, "x"), scaled("local")
     assert after.job == before.job
     assert not any("model" in change or "nodes" in change for change in changes)
 
 
-def test_a_batch_follows_the_nodes() -> None:
+def test_batch_size_is_adjusted_to_the_number_of_nodes() -> None:
     after, changes = scaled("local", 3)
     assert after.job.train is not None
     assert after.job.train.batch_size == 48
-    assert "a batch of 32 samples" in changes
+    assert "batch size 32" in changes
 
 
-@pytest.mark.parametrize("stack", ["local", "a100-cluster", "own-job"])
-def test_scaling_does_not_touch_what_it_was_given(stack: str) -> None:
-    raw = settings_of(stack)
+@pytest.mark.parametrize("stack", ["local", "a100-cluster", "custom-job"])
+def test_scaling_does_not_modify_its_input(stack: str) -> None:
+    raw = read_stack_settings(stack)
     scale(raw, 5)
-    assert raw == settings_of(stack)
+    assert raw == read_stack_settings(stack)
 
 
-def test_a_batch_that_the_gpus_of_other_nodes_do_not_share_is_told() -> None:
-    """The preset takes its place here; on AWS the stack file must change."""
+def test_batch_size_of_a_gpu_stack_is_adjusted_too() -> None:
+    """The small model replaces it in the rehearsal; on AWS the stack file must change."""
     _, changes = scaled("a100-cluster", 3)
-    assert "a batch of 512 samples" in changes
+    assert "batch size 512" in changes
 
 
 @pytest.mark.parametrize("backend", ["process", "nspawn"])
-def test_a_job_of_a_container_runs_without_one_and_that_is_told(backend: BackendName) -> None:
-    raw = settings_of("own-job")
+def test_container_job_runs_without_its_container(backend: BackendName) -> None:
+    raw = read_stack_settings("custom-job")
     raw["job"]["container"] = "nvcr.io/nvidia/pytorch:26.10-py3"
-    read_settings(raw, ROOT, "x")
+    load_settings(raw, ROOT, "x")
     settings, changes = scale(raw, None, backend)
-    assert read_settings(settings, ROOT, "x").job.container is None
-    [told] = [change for change in changes if "nvcr.io" in change.what]
-    assert told.why == "nodes here reach no registry, nor packages of Docker"
+    assert load_settings(settings, ROOT, "x").job.container is None
+    [container_change] = [change for change in changes if "nvcr.io" in change.original]
+    assert container_change.reason.startswith("nodes cannot reach a container registry")
 
 
-def test_a_booted_node_leaves_out_what_its_hardware_is_not_here_for_and_what_the_stack_leaves_out() -> None:
-    raw = settings_of("a100-cluster")
-    raw["node"] = {**raw.get("node", {}), "leave_out": ["container"]}
+def test_booted_node_skips_unavailable_roles_and_the_skipped_roles_of_the_stack() -> None:
+    raw = read_stack_settings("a100-cluster")
+    raw["node"] = {**raw.get("node", {}), "skip_roles": ["container"]}
     settings, _ = scale(raw, None, "nspawn")
-    assert set(read_settings(settings, ROOT, "x").node.leave_out) == {*NOT_HERE, "container"}
-    assert NOT_HERE.keys() <= set(get_args(SystemRole))
-    assert why_left_out("efa", "nspawn") == "no EFA device is here"
-    assert why_left_out("container", "nspawn") is None  # it is not left out because of this machine
+    assert set(load_settings(settings, ROOT, "x").node.skip_roles) == {*UNAVAILABLE_ROLES, "container"}
+    assert UNAVAILABLE_ROLES.keys() <= set(get_args(SystemRole))
+    assert skip_reason("efa", "nspawn") == "this machine has no EFA device"
+    assert skip_reason("container", "nspawn") is None  # the stack skips it, not the rehearsal

@@ -1,4 +1,4 @@
-"""Two rehearsals at once, by a user without rights, in a clone of his own: they do not meet, and chance has no part."""
+"""Two rehearsals at once, by an unprivileged user in a separate clone: they are independent and deterministic."""
 
 import json
 import os
@@ -15,40 +15,42 @@ from typing import IO, Any
 import pytest
 
 from infra.packaging.bundle import pack_bundle
-from rehearsal.hypervisor.processes import marked
+from rehearsal.hypervisor.processes import find_processes
 from tests.polling import eventually
-from tests.rehearsal.conftest import LEFT_OUT, ROOT, RUN_SECONDS, Ended, clean_environment
-from tests.rehearsal.running import started
+from tests.rehearsal.conftest import COPY_IGNORE, ROOT, RUN_TIMEOUT_SECONDS, CompletedRehearsal, clean_environment
+from tests.rehearsal.running import find_descendants
 from tests.rehearsal.test_stages import metric_lines
 
-NOBODY = 65534
-# Mounts of the test's own, in a namespace of its own, where a folder above the virtual environment is closed to others:
-# an empty one over the outermost such folder, with the environment at its old path in it.
+pytestmark = pytest.mark.slow
+
+UNPRIVILEGED_UID = 65534
+# Mounts in a private mount namespace, if another user cannot access a folder above the virtual environment: an empty
+# file system over the outermost such folder, with the environment mounted at its original path.
 REACHABLE = """
 mkdir "$3" && mount --bind "$1" "$3" && mount -t tmpfs -o mode=755 none "$2" && mkdir -p "$1" && mount --bind "$3" "$1"
 shift 3 && exec "$@"
 """
 
 
-def closed_folder(path: Path) -> Path | None:
-    """The outermost folder above `path` that others can't pass."""
-    above = reversed(path.parents)
-    return next((folder for folder in above if not folder.stat().st_mode & stat.S_IXOTH), None)
+def inaccessible_folder(path: Path) -> Path | None:
+    """Return the outermost folder above `path` that other users cannot enter; None if there is none."""
+    return next((folder for folder in reversed(path.parents) if not folder.stat().st_mode & stat.S_IXOTH), None)
 
 
 @dataclass
 class Clone:
-    """A copy of the tree that belongs to the user, whose home it is."""
+    """A copy of the repository that belongs to an unprivileged user, and is the home folder of this user."""
 
     tree: Path
     user: int | None
     running: list["subprocess.Popen[str]"] = field(default_factory=list)
-    holders: list[int] = field(default_factory=list)
+    lock_holders: list[int] = field(default_factory=list)
 
     def start(self, stack: str, output: IO[str]) -> "subprocess.Popen[str]":
-        words = ["make", "-o", ".venv/.made", "rehearsal", f"STACK={stack}"]
+        """Start `make rehearsal` as the user."""
+        command = ["make", "-o", ".venv/.made", "rehearsal", f"STACK={stack}"]
         process = subprocess.Popen(
-            [*self._as_user(), *words],
+            [*self._user_prefix(), *command],
             cwd=self.tree,
             env=clean_environment() | {"HOME": str(self.tree), "TMPDIR": str(self.tree.parent / "tmp")},
             stdout=output,
@@ -58,42 +60,44 @@ class Clone:
         self.running.append(process)
         return process
 
-    def _as_user(self) -> list[str]:
+    def _user_prefix(self) -> list[str]:
         if self.user is None:
             return []
-        words = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", "--no-new-privs"]
+        prefix = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", "--no-new-privs"]
         venv = Path(sys.prefix)
-        closed = closed_folder(venv)
+        closed = inaccessible_folder(venv)
         if closed is None:
-            return words
-        held = self.tree.parent / "venv"
-        return ["unshare", "--mount", "sh", "-c", REACHABLE, "sh", str(venv), str(closed), str(held), *words]
+            return prefix
+        mount = self.tree.parent / "venv"
+        return ["unshare", "--mount", "sh", "-c", REACHABLE, "sh", str(venv), str(closed), str(mount), *prefix]
 
     def folder(self, stack: str) -> Path:
+        """Return the folder of a rehearsal."""
         return self.tree / "build/rehearsal" / stack
 
     def report(self, stack: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder(stack) / "report.json").read_text())
-        return found
+        """Return the report of a rehearsal."""
+        report: dict[str, Any] = json.loads((self.folder(stack) / "report.json").read_text())
+        return report
 
 
 @pytest.fixture(scope="module")
 def clone() -> Iterator[Clone]:
-    """Where the user can reach it; files with other times, modes and owner than ours."""
+    """A clone that the user can access. Its files have other times, modes and owners than this repository."""
     home = Path(tempfile.mkdtemp(prefix="trainyard-"))
     home.chmod(0o755)
     tree = home / "clone"
-    shutil.copytree(ROOT, tree, ignore=LEFT_OUT, copy_function=shutil.copyfile)
+    shutil.copytree(ROOT, tree, ignore=COPY_IGNORE, copy_function=shutil.copyfile)
     (tree / "trainyard/launcher").chmod(0o755)
     (tree / ".venv").symlink_to(sys.prefix)
     (home / "tmp").mkdir()
-    user = NOBODY if os.geteuid() == 0 else None
+    user = UNPRIVILEGED_UID if os.geteuid() == 0 else None
     if user is not None:
         for path in (home, *home.rglob("*")):
             os.chown(path, user, user, follow_symlinks=False)
-    made = Clone(tree, user)
-    yield made
-    for process in made.running:
+    clone = Clone(tree, user)
+    yield clone
+    for process in clone.running:
         if process.poll() is None:
             process.terminate()
             process.wait(60)
@@ -101,62 +105,70 @@ def clone() -> Iterator[Clone]:
 
 
 @pytest.fixture(scope="module")
-def pair(clone: Clone) -> dict[str, Ended]:
-    """Both rehearsals, started together, and a third of a stack that is held by one of them."""
-    outputs = {stack: clone.tree.parent / f"{stack}.out" for stack in ("local", "own-job", "third")}
-    with outputs["local"].open("w") as one, outputs["own-job"].open("w") as other, outputs["third"].open("w") as third:
-        processes = {"local": clone.start("local", one), "own-job": clone.start("own-job", other)}
+def pair(clone: Clone) -> dict[str, CompletedRehearsal]:
+    """Two rehearsals that run at the same time, and a third of a stack whose lock is held."""
+    outputs = {stack: clone.tree.parent / f"{stack}.out" for stack in ("local", "custom-job", "third")}
+    with (
+        outputs["local"].open("w") as first,
+        outputs["custom-job"].open("w") as second,
+        outputs["third"].open("w") as third,
+    ):
+        processes = {"local": clone.start("local", first), "custom-job": clone.start("custom-job", second)}
         lock = clone.folder("local") / "lock"
-        eventually(lambda: lock.exists() and lock.read_text() != "", "the lock of the first")
-        clone.holders = [one.pid for one in started(processes["local"].pid, "-m", "rehearsal", "run")]
+        eventually(lambda: lock.exists() and lock.read_text() != "", "the lock of the first rehearsal")
+        clone.lock_holders = [
+            process.pid for process in find_descendants(processes["local"].pid, "-m", "rehearsal", "run")
+        ]
         processes["third"] = clone.start("local", third)
         for process in reversed(processes.values()):
-            process.wait(RUN_SECONDS)
+            process.wait(RUN_TIMEOUT_SECONDS)
     return {
-        stack: Ended(
+        stack: CompletedRehearsal(
             process.returncode, outputs[stack].read_text(), 0.0, {} if stack == "third" else clone.report(stack)
         )
         for stack, process in processes.items()
     }
 
 
-def test_both_end_well(pair: dict[str, Ended]) -> None:
-    for stack in ("local", "own-job"):
-        assert pair[stack].status == 0, pair[stack].told
+def test_both_rehearsals_succeed(pair: dict[str, CompletedRehearsal]) -> None:
+    for stack in ("local", "custom-job"):
+        assert pair[stack].exit_status == 0, pair[stack].stderr
         assert pair[stack].report["ok"]
         assert pair[stack].report["leaked"] == []
 
 
-def test_they_ran_without_rights(clone: Clone, pair: dict[str, Ended]) -> None:
+def test_reports_belong_to_the_unprivileged_user(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:
     if os.geteuid() != 0:
-        return  # whoever runs the tests has none to begin with
-    assert (clone.folder("local") / "report.json").stat().st_uid == NOBODY
+        return  # the tests already run as an unprivileged user
+    assert (clone.folder("local") / "report.json").stat().st_uid == UNPRIVILEGED_UID
 
 
-def test_nothing_of_either_is_left(clone: Clone, pair: dict[str, Ended]) -> None:
-    assert [marked(clone.folder(stack)) for stack in ("local", "own-job")] == [[], []]
+def test_no_processes_remain(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:
+    assert [find_processes(clone.folder(stack)) for stack in ("local", "custom-job")] == [[], []]
 
 
-def test_the_third_says_who_holds_the_lock(clone: Clone, pair: dict[str, Ended]) -> None:
-    """And ends with status 2, as make tells: its own status is 2 whatever failed."""
-    (holder,) = clone.holders
-    told = pair["third"].told
-    assert "--stack = 'local': another rehearsal of it runs" in told
-    assert f": process {holder}" in told
-    assert "rehearsal] Error 2\n" in told
+def test_third_rehearsal_reports_the_lock_holder(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:
+    """Its exit status is 2 according to make; make itself exits with 2 for any failure."""
+    (holder,) = clone.lock_holders
+    output = pair["third"].stderr
+    assert "--stack = 'local': another rehearsal of this stack runs" in output
+    assert f"(process {holder})" in output
+    assert "rehearsal] Error 2\n" in output
 
 
-def test_the_losses_are_equal_to_the_last_bit(local: Ended, s3: Any, clone: Clone, pair: dict[str, Ended]) -> None:
-    """Another user, clone, account, path and load; the same seed."""
+def test_losses_are_bit_identical(
+    local: CompletedRehearsal, s3: Any, clone: Clone, pair: dict[str, CompletedRehearsal]
+) -> None:
+    """User, clone, account, path and load differ; the seed is the same."""
 
     def losses(lines: list[dict[str, Any]]) -> list[tuple[int, int, str, str]]:
-        return [(one["step"], one["consumed"], one["loss"].hex(), one["gradient_norm"].hex()) for one in lines]
+        return [(line["step"], line["consumed"], line["loss"].hex(), line["gradient_norm"].hex()) for line in lines]
 
     file = clone.folder("local") / "results/metrics.jsonl"
-    found = losses([json.loads(line) for line in file.read_text().splitlines()])
-    assert len(found) == local.report["steps"] == 60
-    assert found == losses(metric_lines(s3, local.report))
+    unprivileged = losses([json.loads(line) for line in file.read_text().splitlines()])
+    assert len(unprivileged) == local.report["steps"] == 30
+    assert unprivileged == losses(metric_lines(s3, local.report))
 
 
-def test_the_bundle_is_the_same_in_another_clone(clone: Clone) -> None:
+def test_bundle_is_identical_in_another_clone(clone: Clone) -> None:
     assert pack_bundle(clone.tree).sha256 == pack_bundle(ROOT).sha256

@@ -1,12 +1,12 @@
-"""What a report says of the emulated AWS, from the faults that were on."""
+"""Differences of the emulated AWS in the report, depending on the injected faults."""
 
-from rehearsal.teardown import AT_ONCE, emulated
-
-
-def test_aws_answers_at_once_where_nothing_delays_it() -> None:
-    assert [one.by for one in emulated(["deny,operation=ec2:CreateVpc"])][1] == AT_ONCE
+from rehearsal.teardown import NO_DELAYS, emulation_differences
 
 
-def test_what_was_injected_was_rehearsed() -> None:
-    spec = "throttle,operation=ec2:CreateVpc,times=2"
-    assert emulated([spec])[1].by == f"{AT_ONCE}, but for what was injected: {spec}"
+def test_report_has_no_delays_without_delaying_faults() -> None:
+    assert [part.replacement for part in emulation_differences(["deny,operation=ec2:CreateVpc"])][1] == NO_DELAYS
+
+
+def test_report_lists_injected_faults_as_exceptions() -> None:
+    fault = "throttle,operation=ec2:CreateVpc,times=2"
+    assert emulation_differences([fault])[1].replacement == f"{NO_DELAYS}, except for the injected faults: {fault}"

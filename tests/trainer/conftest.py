@@ -1,8 +1,9 @@
-"""A tiny dataset and configuration, an S3 that lives as long as the tests, and the trainer as a program."""
+"""Fixtures of the trainer's tests: a tiny dataset and configuration, an S3 server, and the trainer as a program."""
 
 import argparse
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -24,20 +25,21 @@ TINY: dict[str, Any] = {
     "batch_size": 12,
     "micro_batch_size": 2,
     "precision": "fp32",
-    "checkpoint": {"every": 10},
-    "evaluation": {"every": 10},
+    "checkpoint": {"interval_steps": 10},
+    "evaluation": {"interval_steps": 10},
     "timeout_seconds": 60,
     "threads": 1,
 }
 
 
 def tiny(**changes: Any) -> TrainerConfig:
+    """Return the tiny configuration with changes."""
     return TrainerConfig.model_validate(TINY | changes)
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real text in two shards to train on and one held out."""
+    """Real text in two training shards and one validation shard."""
     folder = tmp_path_factory.mktemp("dataset")
     text = Path(argparse.__file__).read_bytes()
     pieces = {"a.bin": text[:30_000], "b.bin": text[30_000:50_000], "held-out.bin": text[50_000:60_000]}
@@ -68,9 +70,9 @@ def moto_server() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def s3_environment(moto_server: Any) -> dict[str, str]:
-    """What a process needs to find the S3 of the tests, where the bucket `runs` is."""
+    """Environment variables for the S3 server of the tests, which has the bucket `runs`."""
     host, port = moto_server.get_host_and_port()
-    found = {
+    variables = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_REGION": "eu-central-1",
         "AWS_ACCESS_KEY_ID": "key",
@@ -78,19 +80,19 @@ def s3_environment(moto_server: Any) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in found.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         import boto3
 
         boto3.client("s3", region_name="eu-central-1").create_bucket(
             Bucket="runs", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
         )
-    return found
+    return variables
 
 
 @pytest.fixture
 def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of the tests' S3, which this process's environment names too."""
+    """A client of the tests' S3 server, which is also configured in this process's environment."""
     import boto3
 
     for name, value in s3_environment.items():
@@ -99,7 +101,7 @@ def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Job:
-    """One run's folder, and the trainer started on it as a user starts it."""
+    """A run's folder, and the trainer started as a user starts it."""
 
     def __init__(self, folder: Path, dataset: Path, cache: Path, extra: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -143,29 +145,35 @@ class Job:
         return [json.loads(line) for line in (self.folder / "metrics/metrics.jsonl").read_text().splitlines()]
 
     def results(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "results/results.json").read_text())
-        return found
+        results: dict[str, Any] = json.loads((self.folder / "results/results.json").read_text())
+        return results
 
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -> Callable[..., Job]:
-    """Makes a job with a folder of its own; `extra` are further variables of its environment."""
+    """Factory of jobs, each with a separate folder; `extra`: additional environment variables."""
 
-    def make(name: str, extra: dict[str, str] | None = None) -> Job:
+    def create(name: str, extra: dict[str, str] | None = None) -> Job:
         return Job(tmp_path_factory.mktemp(name), dataset, cache, extra)
 
-    return make
+    return create
+
+
+@pytest.fixture(autouse=True)
+def _capture_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Capture log records from INFO on."""
+    caplog.set_level(logging.INFO, "trainer")
 
 
 @pytest.fixture
 def alone(tmp_path: Path, dataset: Path, cache: Path) -> Environment:
-    """The environment of a job that runs in this very process."""
+    """The environment of a job that runs in this process."""
     return Environment(
         data_uri=str(dataset),
         checkpoint_uri=str(tmp_path / "checkpoints"),
         results_uri=str(tmp_path / "results"),
         resume_uri=None,
-        run="alone",
+        run="standalone",
         attempt=1,
         metrics_dir=tmp_path / "metrics",
         checkpoint_request=tmp_path / "checkpoint-request",

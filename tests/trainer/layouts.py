@@ -1,6 +1,6 @@
-"""`torchrun -m tests.trainer.layouts FILE`: several runs of the trainer, one after the other, by the same processes.
+"""Several runs of the trainer in the same processes: `torchrun -m tests.trainer.layouts FILE`.
 
-FILE is JSON: the folder of each run to its configuration. New processes for each would take ten times as long.
+FILE is a JSON object: folder of a run -> its configuration. Separate processes would take ten times as long.
 """
 
 import json
@@ -17,13 +17,13 @@ from trainyard.config.training import TrainerConfig
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for folder, given in json.loads(Path(sys.argv[1]).read_text()).items():
-        places = {
+    for folder, config in json.loads(Path(sys.argv[1]).read_text()).items():
+        variables = {
             "CHECKPOINT_URI": f"{folder}/checkpoints",
             "RESULTS_URI": f"{folder}/results",
             "METRICS_DIR": f"{folder}/metrics",
         }
-        train(TrainerConfig.model_validate(given), Environment.read(os.environ | places))
+        train(TrainerConfig.model_validate(config), Environment.read(os.environ | variables))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""The loop, run in this process on one rank."""
+"""The training loop on one rank in this process."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.conftest import tiny
-from trainer.checkpoints.reader import load_whole
-from trainer.evaluation import held_out_loss
+from trainer.checkpoints.reader import read_state_dict
+from trainer.evaluation import compute_validation_loss
 from trainer.loop import train
 from trainer.models.decoder import Decoder
 from trainer.settings import Environment
 from trainer.telemetry.metrics import Metrics
-from trainyard.base import InputError
+from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 from trainyard.models.metrics import Results
 
@@ -29,16 +29,16 @@ def losses(environment: Environment) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def process_as_before() -> Any:
-    """What a job sets for all of its process: threads, and determinism."""
+def restored_process_state() -> Any:
+    """Restore the number of threads and determinism, which a job sets for the process."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
-    assert not torch.distributed.is_initialized()  # whatever a job ended by, its group has ended with it
+    assert not torch.distributed.is_initialized()  # also after an exception
 
 
-def test_accumulation_changes_nothing(alone: Environment, tmp_path: Path) -> None:
+def test_gradient_accumulation_does_not_change_losses(alone: Environment, tmp_path: Path) -> None:
     train(tiny(micro_batch_size=12, steps=6), alone)
     other = replace(alone, metrics_dir=tmp_path / "other", checkpoint_uri=str(tmp_path / "other"))
     train(tiny(micro_batch_size=1, steps=6), other)
@@ -47,96 +47,97 @@ def test_accumulation_changes_nothing(alone: Environment, tmp_path: Path) -> Non
 
 def test_bf16_trains_on_fp32_weights(alone: Environment) -> None:
     train(tiny(precision="bf16"), alone)
-    found = losses(alone)
-    assert found[-1] < 0.9 * found[0]
-    kept = load_whole(f"{alone.checkpoint_uri}/step-00000020/")
-    assert {value.dtype for name, value in kept.items() if name.startswith("model.")} == {torch.float32}
+    values = losses(alone)
+    assert values[-1] < 0.9 * values[0]
+    saved = read_state_dict(f"{alone.checkpoint_uri}/step-00000020/")
+    assert {value.dtype for name, value in saved.items() if name.startswith("model.")} == {torch.float32}
 
 
-def test_another_runs_checkpoint_is_continued(alone: Environment, tmp_path: Path) -> None:
+def test_resume_from_another_run(alone: Environment, tmp_path: Path) -> None:
     train(tiny(steps=4), alone)
-    heir = replace(
+    resumed = replace(
         alone,
-        checkpoint_uri=str(tmp_path / "heir/checkpoints"),
-        results_uri=str(tmp_path / "heir/results"),
-        metrics_dir=tmp_path / "heir/metrics",
+        checkpoint_uri=str(tmp_path / "resumed/checkpoints"),
+        results_uri=str(tmp_path / "resumed/results"),
+        metrics_dir=tmp_path / "resumed/metrics",
         resume_uri=alone.checkpoint_uri,
     )
-    train(tiny(steps=6), heir)
-    results = json.loads((tmp_path / "heir/results/results.json").read_text())
+    train(tiny(steps=6), resumed)
+    results = json.loads((tmp_path / "resumed/results/results.json").read_text())
     assert results["first_loss"] == losses(alone)[0]
-    assert results["checkpoints"] == [f"{heir.checkpoint_uri}/step-00000006/"]
-    assert len(losses(heir)) == 2
+    assert results["checkpoints"] == [f"{resumed.checkpoint_uri}/step-00000006/"]
+    assert len(losses(resumed)) == 2
 
 
-def test_a_finished_run_can_not_be_continued_to_the_same_step(alone: Environment, tmp_path: Path) -> None:
+def test_resume_from_a_run_with_all_steps_is_rejected(alone: Environment, tmp_path: Path) -> None:
     train(tiny(steps=4), alone)
-    heir = replace(alone, checkpoint_uri=str(tmp_path / "heir"), resume_uri=alone.checkpoint_uri)
-    with pytest.raises(InputError, match="has done 4 steps, and this job ends after 4"):
-        train(tiny(steps=4), heir)
+    resumed = replace(alone, checkpoint_uri=str(tmp_path / "resumed"), resume_uri=alone.checkpoint_uri)
+    with pytest.raises(InputError, match="has completed 4 steps, and this job has 4"):
+        train(tiny(steps=4), resumed)
 
 
-def test_an_own_folder_is_not_one_whose_name_begins_alike(alone: Environment) -> None:
+def test_run_with_the_same_name_prefix_is_another_run(alone: Environment) -> None:
     old = replace(alone, checkpoint_uri=f"{alone.checkpoint_uri}-old")
     train(tiny(steps=4), old)
-    with pytest.raises(InputError, match="has done 4 steps, and this job ends after 4"):
+    with pytest.raises(InputError, match="has completed 4 steps, and this job has 4"):
         train(tiny(steps=4), replace(alone, resume_uri=old.checkpoint_uri))
 
 
-def test_a_run_goes_on_with_its_own_samples_or_not_at_all(alone: Environment) -> None:
+def test_resume_with_another_sample_order_is_rejected(alone: Environment) -> None:
     train(tiny(steps=4), alone)
     changed = {"seed": 5, "batch_size": 10, "data": {"streams": 8, "shuffle_block": 100}}
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         train(tiny(steps=6, **changed), alone)
-    assert [problem.key for problem in told.value.problems] == [
+    assert [problem.key for problem in caught.value.problems] == [
         *("config.seed", "config.data.streams", "config.data.shuffle_block", "config.batch_size")
     ]
-    assert "config.seed = 5: orders the samples anew: " in str(told.value)
-    assert "step-00000004/ was made with 1234. Give what it was made with" in str(told.value)
-    assert "no batch of so many begins where " in str(told.value)
+    assert "config.seed = 5: changes the order of samples: " in str(caught.value)
+    assert "step-00000004/ has 1234. Restore the value of that checkpoint" in str(caught.value)
+    assert "config.batch_size = 10: does not divide the 48 samples after which " in str(caught.value)
     train(tiny(steps=6, batch_size=24), alone)  # 48 samples are two batches
 
 
-def test_another_dataset_ends_a_run_of_its_own(alone: Environment, dataset: Path, tmp_path: Path) -> None:
-    """Content counts, not the place."""
+def test_resume_with_another_dataset_is_rejected(alone: Environment, dataset: Path, tmp_path: Path) -> None:
+    """Datasets are compared by content, not by location."""
     train(tiny(steps=2), alone)
     other = shutil.copytree(dataset, tmp_path / "other")
     train(tiny(steps=3), replace(alone, data_uri=str(other)))
     index = json.loads((other / INDEX).read_text())
     index["train"].reverse()
     (other / INDEX).write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"DATA_URI = 'sha256:.*': orders the samples anew"):
+    with pytest.raises(InputError, match=r"DATA_URI = 'sha256:.*': changes the order of samples"):
         train(tiny(steps=4), replace(alone, data_uri=str(other)))
 
 
-def test_another_runs_weights_may_learn_from_other_samples(
-    alone: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_resume_from_another_run_with_another_sample_order(
+    alone: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their count begins anew, and is the run's own from then on."""
+    """The number of consumed samples restarts at 0."""
     train(tiny(steps=4), alone)
-    heir = replace(alone, checkpoint_uri=str(tmp_path / "heir"), resume_uri=alone.checkpoint_uri)
-    train(tiny(steps=6, seed=5), heir)
-    told = "was made with another config.seed: this run counts its samples from 0"
-    assert capsys.readouterr().out.count(told) == 1
-    train(tiny(steps=7, seed=5), heir)
-    assert told not in capsys.readouterr().out
+    resumed = replace(alone, checkpoint_uri=str(tmp_path / "resumed"), resume_uri=alone.checkpoint_uri)
+    train(tiny(steps=6, seed=5), resumed)
+    message = "was made with another config.seed: this run counts its samples from 0"
+    assert caplog.text.count(message) == 1
+    caplog.clear()
+    train(tiny(steps=7, seed=5), resumed)
+    assert message not in caplog.text
     lines = [json.loads(line) for line in (alone.metrics_dir / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["consumed"]) for line in lines[4:]] == [(5, 12), (6, 24), (7, 36)]
 
 
-def test_nothing_to_continue_is_an_error(alone: Environment, tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_is_rejected(alone: Environment, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"RESUME_URI = .* holds no complete checkpoint"):
         train(tiny(), replace(alone, resume_uri=str(tmp_path / "empty")))
 
 
-def test_a_run_of_its_own_does_not_look_at_another(alone: Environment, tmp_path: Path) -> None:
-    """Its own checkpoint comes first, also where RESUME_URI is still in the environment."""
+def test_checkpoint_of_this_run_has_priority_over_resume_uri(alone: Environment, tmp_path: Path) -> None:
+    """Also if RESUME_URI is set."""
     train(tiny(steps=4), alone)
     train(tiny(steps=6), replace(alone, resume_uri=str(tmp_path / "empty")))
     assert len(losses(alone)) == 6
 
 
-def test_a_loss_that_is_not_finite_stops_the_job(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_loss_stops_the_job(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Decoder.forward
 
     def diverging(self: Decoder, tokens: torch.Tensor, successors: torch.Tensor) -> torch.Tensor:
@@ -149,20 +150,20 @@ def test_a_loss_that_is_not_finite_stops_the_job(alone: Environment, monkeypatch
         train(tiny(), alone)
 
 
-def test_a_bucket_that_is_not_there_is_told_before_the_group(alone: Environment, s3: Any) -> None:
+def test_missing_bucket_is_reported_before_the_process_group(alone: Environment, s3: Any) -> None:
     nowhere = "s3://nowhere/x/"
     for name, environment in {
         "DATA_URI": replace(alone, data_uri=nowhere),
         "CHECKPOINT_URI": replace(alone, checkpoint_uri=nowhere),
         "RESULTS_URI": replace(alone, results_uri=nowhere),
     }.items():
-        with pytest.raises(InputError, match=f"{name} = .*there is no such bucket"):
+        with pytest.raises(InputError, match=f"{name} = .*the bucket does not exist"):
             train(tiny(), environment)
     assert not torch.distributed.is_initialized()
 
 
-def test_a_finished_run_leaves_its_weights(alone: Environment) -> None:
-    train(tiny(steps=10, checkpoint={"every": 10, "export": ["safetensors", "int8"]}), alone)
+def test_finished_run_exports_its_weights(alone: Environment) -> None:
+    train(tiny(steps=10, checkpoint={"interval_steps": 10, "export": ["safetensors", "int8"]}), alone)
     results = Results.model_validate_json((Path(alone.results_uri) / "results.json").read_text())
     full, small = results.exports["safetensors"], results.exports["int8"]
     assert full.validation_loss == pytest.approx(results.validation_loss, abs=1e-6)
@@ -170,55 +171,53 @@ def test_a_finished_run_leaves_its_weights(alone: Environment) -> None:
     assert small.bytes < 0.7 * full.bytes
     assert small.validation_loss == pytest.approx(full.validation_loss, abs=0.05)
     assert small.validation_loss != full.validation_loss
-    kept = load_whole(f"{alone.checkpoint_uri}/step-00000010/")
+    saved = read_state_dict(f"{alone.checkpoint_uri}/step-00000010/")
     for name, tensor in load_file(Path(alone.results_uri) / "export/model.safetensors").items():
-        assert torch.equal(tensor, kept[f"model.{name}"]), name
+        assert torch.equal(tensor, saved[f"model.{name}"]), name
 
 
-def test_eight_bits_that_fail_are_told_and_the_run_ends_well(
-    alone: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_failed_int8_export_is_logged_and_the_run_succeeds(
+    alone: Environment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def too_large(*given: Any, **more: Any) -> Any:
+    def too_large(*args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
 
-    monkeypatch.setattr("trainer.export.finished.export_int8", too_large)
-    train(tiny(steps=2, checkpoint={"every": 2, "export": ["safetensors", "int8"]}), alone)
+    monkeypatch.setattr("trainer.export.final_export.export_int8", too_large)
+    train(tiny(steps=2, checkpoint={"interval_steps": 2, "export": ["safetensors", "int8"]}), alone)
     results = Results.model_validate_json((Path(alone.results_uri) / "results.json").read_text())
     assert list(results.exports) == ["safetensors"]
     assert results.exports["safetensors"].validation_loss == results.validation_loss
-    said = capsys.readouterr().out
-    assert (
-        "warning: not exported in 8 bits: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n" in said
-    )
-    assert "done: loss" in said
+    message = "int8 weights not exported: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n"
+    assert message in caplog.text
+    assert "done: loss" in caplog.text
 
 
-def test_results_are_there_before_the_export(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*given: Any, **more: Any) -> Any:
+def test_results_are_written_before_the_export(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: Any, **kwargs: Any) -> Any:
         raise OSError("s3://runs/: unreachable")
 
-    monkeypatch.setattr("trainer.export.finished.export_model", away)
+    monkeypatch.setattr("trainer.export.final_export.export_model", unreachable)
     with pytest.raises(OSError, match="unreachable"):
-        train(tiny(steps=2, checkpoint={"every": 2, "export": ["safetensors"]}), alone)
+        train(tiny(steps=2, checkpoint={"interval_steps": 2, "export": ["safetensors"]}), alone)
     assert Results.model_validate_json((Path(alone.results_uri) / "results.json").read_text()).steps == 2
 
 
-def test_a_step_is_from_step_to_step_without_held_out_losses(
+def test_step_seconds_include_metrics_and_exclude_validation(
     alone: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told of the step before takes its time, too."""
-    tell, evaluate = Metrics.step, held_out_loss
+    """Writing the metrics of the previous step counts."""
+    record_step, evaluate = Metrics.record_step, compute_validation_loss
 
-    def slowly(*given: Any, **more: Any) -> Any:
+    def slow_record_step(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.1)
-        return tell(*given, **more)
+        return record_step(*args, **kwargs)
 
-    def slower(*given: Any, **more: Any) -> Any:
+    def slow_evaluate(*args: Any, **kwargs: Any) -> Any:
         time.sleep(1)
-        return evaluate(*given, **more)
+        return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr(Metrics, "step", slowly)
-    monkeypatch.setattr("trainer.loop.held_out_loss", slower)
-    train(tiny(steps=3, evaluation={"every": 2}), alone)
+    monkeypatch.setattr(Metrics, "record_step", slow_record_step)
+    monkeypatch.setattr("trainer.loop.compute_validation_loss", slow_evaluate)
+    train(tiny(steps=3, evaluation={"interval_steps": 2}), alone)
     lines = [json.loads(line) for line in (alone.metrics_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(0.1 < line["step_seconds"] < 1 for line in lines[1:])

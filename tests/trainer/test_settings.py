@@ -1,4 +1,4 @@
-"""What torchrun and the node's agent put into the environment. What they may get wrong: test_bad_input.py."""
+"""Environment variables of torchrun and the node's agent. Invalid values: test_bad_input.py."""
 
 from pathlib import Path
 
@@ -7,16 +7,26 @@ from trainer.settings import Environment
 PLACES = {"DATA_URI": "/d", "CHECKPOINT_URI": "/c", "RESULTS_URI": "/r"}
 
 
-def test_torchruns_variables_are_read() -> None:
-    found = Environment.read(PLACES | {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
-    assert (found.rank, found.local_rank, found.world_size, found.local_world_size) == (3, 1, 4, 2)
+def test_torchrun_variables_are_read() -> None:
+    environment = Environment.read(
+        PLACES | {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    )
+    assert (environment.rank, environment.local_rank, environment.world_size, environment.local_world_size) == (
+        3,
+        1,
+        4,
+        2,
+    )
 
 
-def test_requests_lie_beside_the_metrics_where_no_place_is_given() -> None:
-    found = Environment.read(PLACES | {"METRICS_DIR": "/m", "CHECKPOINT_REQUEST": "/asked"})
-    assert (found.checkpoint_request, found.profile_request) == (Path("/asked"), Path("/m/profile-request"))
+def test_request_files_are_in_the_metrics_folder_by_default() -> None:
+    environment = Environment.read(PLACES | {"METRICS_DIR": "/m", "CHECKPOINT_REQUEST": "/requested"})
+    assert (environment.checkpoint_request, environment.profile_request) == (
+        Path("/requested"),
+        Path("/m/profile-request"),
+    )
 
 
-def test_a_job_without_a_cluster_is_alone() -> None:
-    assert Environment.read(PLACES).alone
-    assert not Environment.read(PLACES | {"TRAINYARD_RUN": "20260131-183012-base-4f1a"}).alone
+def test_job_without_run_id_is_standalone() -> None:
+    assert Environment.read(PLACES).is_standalone
+    assert not Environment.read(PLACES | {"TRAINYARD_RUN": "20260131-183012-base-4f1a"}).is_standalone

@@ -1,4 +1,4 @@
-"""Generate the reference of stack settings: `python -m tools.docs.stack_reference > docs/settings.md`."""
+"""Generate the reference of stack settings: `python -m tools.docs.stack_reference > docs/stack-reference.md`."""
 
 import sys
 from types import NoneType, UnionType
@@ -8,24 +8,25 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trainyard.base import CONFIG_KEY
+from trainyard.config import CONFIG_KEY
 from trainyard.config.settings import StackSettings
 
-_INTRO = f"""# Settings of a stack
+_INTRO = f"""# Stack reference
 
-All of them stand under `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Keys that are not listed here are refused.
-This page is made from `trainyard/config/settings/`: `python -m tools.docs.stack_reference > docs/settings.md`.
+Every key of `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Unknown keys are refused.
+`python -m tools.docs.stack_reference > docs/stack-reference.md` generates this page from `trainyard/config/settings/`.
 """
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a field may hold."""
+    """Return the models of a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def type_text(annotation: Any) -> str:
+    """Return the type of a field as text."""
     if annotation is NoneType:
         return "none"
     origin, args = get_origin(annotation), get_args(annotation)
@@ -39,12 +40,13 @@ def type_text(annotation: Any) -> str:
         return f"list of {type_text(args[0])}"
     if origin is dict:
         return f"map of {type_text(args[0])} to {type_text(args[1])}"
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "IPv4Network": "IPv4 range"}
+    names = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "IPv4Network": "IPv4 CIDR block"}
     names["JsonValue"] = "any value"
     return "object" if models_in(annotation) else names.get(annotation.__name__, annotation.__name__)
 
 
 def default_text(field: FieldInfo) -> str:
+    """Return the default of a field as text."""
     if field.is_required():
         return "required"
     if field.default is PydanticUndefined:
@@ -57,27 +59,28 @@ def default_text(field: FieldInfo) -> str:
 
 
 def rows(model: type[BaseModel], prefix: str = "", kind: str = "") -> list[str]:
-    """One table row a key, the keys of an object below its own row. Where objects of several kinds may stand, each
-    key bears its `kind`."""
-    found = []
+    """Return one table row for each key, nested keys included. Keys of a union's model are followed by its `kind`."""
+    result = []
     for name, field in model.model_fields.items():
-        key, of = f"{prefix}{name}", f", {kind}" if kind else ""
-        found.append(f"| `{key}`{of} | {type_text(field.annotation)} | {default_text(field)} | {field.description} |")
-        several = models_in(field.annotation)
-        for below in several:
-            found += rows(below, f"{key}.", kind_of(below) if len(several) > 1 else kind)
-    return found
+        key, suffix = f"{prefix}{name}", f", {kind}" if kind else ""
+        result.append(
+            f"| `{key}`{suffix} | {type_text(field.annotation)} | {default_text(field)} | {field.description} |"
+        )
+        models = models_in(field.annotation)
+        for child in models:
+            result += rows(child, f"{key}.", kind_of(child) if len(models) > 1 else kind)
+    return result
 
 
 def kind_of(model: type[BaseModel]) -> str:
-    """What its key `kind` must say."""
-    (said,) = get_args(model.model_fields["kind"].annotation)
-    return str(said)
+    """Return the value of `kind` that selects the model in a union."""
+    (kind,) = get_args(model.model_fields["kind"].annotation)
+    return str(kind)
 
 
 def reference() -> str:
-    """The whole page, as Markdown."""
-    head = ["| key | type | default | what it is |", "| --- | --- | --- | --- |"]
+    """Return the page as Markdown."""
+    head = ["| key | type | default | description |", "| --- | --- | --- | --- |"]
     return "\n".join([_INTRO, *head, *rows(StackSettings)]) + "\n"
 
 

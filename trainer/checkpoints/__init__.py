@@ -1,6 +1,6 @@
-"""Checkpoints of a run: saved beside training, kept by a rule, found and loaded again on any number of ranks."""
+"""Checkpoints of a training run: asynchronous save, retention, and resume on any number of ranks."""
 
-from trainer.checkpoints.run import Checkpoints
+from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.state import Progress, State
 
 __all__ = ["Checkpoints", "Progress", "State"]

@@ -1,5 +1,6 @@
-"""What went wrong with a storage, and whether to try again: the same decision on every rank."""
+"""Failures of checkpoint storage: their kinds, retries, and agreement on them across all ranks."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,131 +10,139 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
-# Seconds between the tries of one save or load: an outage of two minutes is ridden out. The same on every rank, so that
-# all ranks try again together.
-PAUSES = (1, 2, 4, 8, 15, 30, 30, 30)
+# Seconds between the attempts of one save or load, two minutes in total: a run survives an outage of that length.
+# The values are the same on every rank, so that all ranks retry at the same time.
+RETRY_PAUSES_SECONDS = (1, 2, 4, 8, 15, 30, 30, 30)
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
-class Damaged(Exception):
-    """A checkpoint that bears the commit mark and can't be what was saved."""
+class DamagedCheckpointError(Exception):
+    """A checkpoint has its commit mark, but its content differs from the saved content."""
 
 
-class Kind(Enum):
-    """Why something failed, as far as the next thing to do depends on it."""
+class FailureKind(Enum):
+    """Why an operation failed, as far as the next action depends on it."""
 
-    PASSING = "the storage was not reached: it may soon be"
-    ARCHIVED = "S3 has moved an object to where nothing is read"
-    DAMAGED = "what was read is not what was written"
-    MISTAKE = "the user's, to be told as it is"
-    OTHER = "will be the same the next time"
+    TRANSIENT = "the storage did not answer; a retry may succeed"
+    ARCHIVED = "S3 has moved an object to an archive storage class"
+    DAMAGED = "the content that was read is not the content that was written"
+    USER_ERROR = "the user must change the input"
+    PERMANENT = "a retry would fail in the same way"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Of one rank, in a form that travels: exceptions often can't be pickled."""
+    """The failure of one rank. It can be pickled; many exceptions can't."""
 
-    kind: Kind
-    words: str
-    problems: tuple[Problem, ...] = ()  # of a mistake
+    kind: FailureKind
+    message: str
+    problems: tuple[Problem, ...] = ()  # of a USER_ERROR
 
     @classmethod
-    def of(cls, error: BaseException) -> "Failure":
-        words = str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
-        return cls(_kind(error), words, tuple(error.problems) if isinstance(error, InputError) else ())
+    def from_exception(cls, error: BaseException) -> "Failure":
+        """Create it from an exception of one rank."""
+        message = str(error) if isinstance(error, DamagedCheckpointError) else f"{type(error).__name__}: {error}"
+        return cls(_kind_of(error), message, tuple(error.problems) if isinstance(error, InputError) else ())
 
 
-def insist(attempt: Callable[[], T], doing: str, uri: str, pauses: Iterable[int] | None = None) -> T:
-    """Do it, and again after each pause while the storage is what fails.
+def retry(attempt: Callable[[], T], operation: str, uri: str, pauses_seconds: Iterable[int] | None = None) -> T:
+    """Call `attempt`, and call it again after each pause while the storage fails temporarily.
 
-    On several ranks `attempt` fails on all of them alike, with a CheckpointException or Failures that names each rank's
-    failure, or on none. Raises Damaged, InputError for what S3 holds and can't be read or what the user can mend, and
-    OSError in the first failure's words for all else.
+    On several ranks `attempt` fails on all ranks, with a CheckpointException or CollectiveError that has each rank's
+    failure, or on none. `operation` and `uri` go into messages. Raises DamagedCheckpointError for damaged content,
+    InputError for archived objects and user errors, and OSError for everything else.
     """
-    for pause in (*(PAUSES if pauses is None else pauses), None):
+    for pause in (*(RETRY_PAUSES_SECONDS if pauses_seconds is None else pauses_seconds), None):
         try:
             return attempt()
-        except Failures as failed:
-            failures, cause = failed.failures, failed.__cause__
-        except CheckpointException as failed:
-            failures = [Failure.of(error) for error, _ in failed.failures.values()]
-            cause = next(error for error, _ in failed.failures.values())
+        except CollectiveError as error:
+            failures, cause = error.failures, error.__cause__
+        except CheckpointException as error:
+            failures = [Failure.from_exception(failure) for failure, _ in error.failures.values()]
+            cause = next(failure for failure, _ in error.failures.values())
         except Exception as error:
-            failures, cause = [Failure.of(error)], error
+            failures, cause = [Failure.from_exception(error)], error
         decisive = _decisive(failures)
-        if decisive.kind is Kind.MISTAKE:
+        if decisive.kind is FailureKind.USER_ERROR:
             raise InputError(decisive.problems) from None
-        if decisive.kind is Kind.ARCHIVED:
+        if decisive.kind is FailureKind.ARCHIVED:
             raise _archived(uri) from cause
-        if decisive.kind is Kind.DAMAGED:
-            raise Damaged(decisive.words) from cause
-        words = f"{doing} {uri}: {decisive.words}"
-        if pause is None or decisive.kind is Kind.OTHER:
-            raise OSError(words) from cause
+        if decisive.kind is FailureKind.DAMAGED:
+            raise DamagedCheckpointError(decisive.message) from cause
+        message = f"{operation} {uri}: {decisive.message}"
+        if pause is None or decisive.kind is FailureKind.PERMANENT:
+            raise OSError(message) from cause
         if not dist.is_initialized() or dist.get_rank() == 0:
-            print(f"{words}; again in {pause} s", flush=True)
+            log.warning("%s; retrying in %d s", message, pause)
         time.sleep(pause)
     raise AssertionError("unreachable")
 
 
-class Failures(Exception):
-    """Of all ranks of a group, the same on each."""
+class CollectiveError(Exception):
+    """Some ranks of a group have failed. Every rank raises it with the same failures."""
 
     def __init__(self, failures: list[Failure]) -> None:
-        super().__init__("; ".join(failure.words for failure in failures))
+        super().__init__("; ".join(failure.message for failure in failures))
         self.failures = failures
 
 
-def together(attempt: Callable[[], T], group: dist.ProcessGroup) -> T:
-    """Do it on every rank. Where one fails, all raise the same Failures."""
-    mine: Failure | None = None
+def on_all_ranks(attempt: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Call `attempt` on every rank of the group. If it fails on any rank, all ranks raise the same CollectiveError."""
+    failure: Failure | None = None
     cause: Exception | None = None
     try:
         result = attempt()
     except Exception as error:
-        mine, cause = Failure.of(error), error
-    found: list[Failure | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    failures = [failure for failure in found if failure]
+        failure, cause = Failure.from_exception(error), error
+    by_rank: list[Failure | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(by_rank, failure, group=group)
+    failures = [failure for failure in by_rank if failure]
     if failures:
-        raise Failures(failures) from cause
+        raise CollectiveError(failures) from cause
     return result
 
 
 def _decisive(failures: list[Failure]) -> Failure:
-    """The one that says what to do: what waiting does not mend comes before what it does."""
-    order = (Kind.MISTAKE, Kind.ARCHIVED, Kind.OTHER, Kind.DAMAGED, Kind.PASSING)
+    """Return the failure that decides the next action. Failures that a retry can't repair have precedence."""
+    order = (
+        FailureKind.USER_ERROR,
+        FailureKind.ARCHIVED,
+        FailureKind.PERMANENT,
+        FailureKind.DAMAGED,
+        FailureKind.TRANSIENT,
+    )
     return min(failures, key=lambda failure: order.index(failure.kind))
 
 
-def _kind(error: BaseException) -> Kind:
+def _kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, InputError):
-        return Kind.MISTAKE
-    if isinstance(error, Damaged):
-        return Kind.DAMAGED
-    words = str(error).lower()
-    if type(error).__name__ == "S3Exception":  # the connector's only class; importing it costs those who use a folder
-        # InvalidObjectState, which the connector tells by S3's own words only
-        if "not valid for the object's storage class" in words:
-            return Kind.ARCHIVED
-        refused = any(word in words for word in ("not found", "denied", "forbidden", "does not exist"))
-        return Kind.OTHER if refused else Kind.PASSING
-    code = getattr(error, "code", None)  # of trainer.storage.S3Refused
+        return FailureKind.USER_ERROR
+    if isinstance(error, DamagedCheckpointError):
+        return FailureKind.DAMAGED
+    message = str(error).lower()
+    if type(error).__name__ == "S3Exception":  # the connector's only class; a run without S3 does not import it
+        # The connector reports InvalidObjectState only by the text of S3's message.
+        if "not valid for the object's storage class" in message:
+            return FailureKind.ARCHIVED
+        refused = any(phrase in message for phrase in ("not found", "denied", "forbidden", "does not exist"))
+        return FailureKind.PERMANENT if refused else FailureKind.TRANSIENT
+    code = getattr(error, "code", None)  # of trainer.storage.S3Error
     if code == "InvalidObjectState":
-        return Kind.ARCHIVED
+        return FailureKind.ARCHIVED
     if isinstance(code, str):
-        return Kind.PASSING if code in _PASSING_CODES else Kind.OTHER
-    passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
-    return Kind.PASSING if passing else Kind.OTHER
+        return FailureKind.TRANSIENT if code in _TRANSIENT_CODES else FailureKind.PERMANENT
+    transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+    return FailureKind.TRANSIENT if transient else FailureKind.PERMANENT
 
 
-_PASSING_CODES = ("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "500", "502", "503", "504")
+_TRANSIENT_CODES = ("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "500", "502", "503", "504")
 
 
 def _archived(uri: str) -> InputError:
-    why = "S3 has moved it to an archive class such as Deep Archive, from where nothing is read"
-    fix = "Ask for it back (aws s3api restore-object; 12 to 48 hours) and start again, or resume from another run"
-    return InputError([Problem(key="checkpoint", value=uri, why=why, fix=fix)])
+    reason = "S3 has moved it to an archive class such as Deep Archive, from where nothing is read"
+    fix = "Restore it (aws s3api restore-object; 12 to 48 hours) and start again, or resume from another run"
+    return InputError([Problem(key="checkpoint", value=uri, reason=reason, fix=fix)])

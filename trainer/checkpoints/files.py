@@ -1,7 +1,7 @@
-"""A checkpoint's files in a folder or in S3, as `torch.distributed.checkpoint` writes and plans to read them.
+"""Files of a checkpoint in a folder or in S3, as `torch.distributed.checkpoint` writes and reads them.
 
-`.metadata` is written last and whole, so it is the commit mark: a checkpoint without it does not count. It says which
-object holds which tensor, from which byte to which: an entry.
+`.metadata` is the commit mark: it is written last, so that a checkpoint without it is incomplete. It maps each tensor
+to an entry: a file and a byte range.
 """
 
 import io
@@ -15,50 +15,55 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from trainer.checkpoints.entries import Reading
-from trainer.checkpoints.failures import Damaged
+from trainer.checkpoints.entries import CheckpointRead
+from trainer.checkpoints.failures import DamagedCheckpointError
 from trainer.storage import Storage, open_storage
 from trainyard.models.layout import COMMIT_MARK
 
 
-def writer(uri: str, *, staged: bool) -> FileSystemWriter:
-    """For one try of a save. `staged`: the tensors are copies in the host's memory already."""
-    ahead = 0 if staged else 10_000_000  # bytes on their way from a GPU; 0 also keeps a thread off its main stream
+def create_storage_writer(uri: str, *, staged: bool) -> FileSystemWriter:
+    """Create a writer for one attempt of a save. `staged`: the tensors are already copies in host memory."""
+    # Bytes that are copied ahead from a GPU. 0 also keeps the saving thread off the GPU's main stream.
+    copy_buffer_bytes = 0 if staged else 10_000_000
     if "://" not in uri:
-        return FileSystemWriter(uri, per_thread_copy_ahead=ahead, overwrite=True)
+        return FileSystemWriter(uri, per_thread_copy_ahead=copy_buffer_bytes, overwrite=True)
     from trainer.checkpoints.s3 import s3_writer
 
-    return s3_writer(uri, ahead)
+    return s3_writer(uri, copy_buffer_bytes)
 
 
 def read_metadata(uri: str) -> Metadata:
-    """What a complete checkpoint says it holds. Raises Damaged where it can't be read as that."""
+    """Read the metadata of a complete checkpoint and check that all its files exist.
+
+    Raises FileNotFoundError if it is incomplete, DamagedCheckpointError if the metadata can't be read or files are
+    missing or too short.
+    """
     storage = open_storage(uri, "URI")
     content = storage.read(COMMIT_MARK)
     if content is None:
-        raise FileNotFoundError(f"{storage.uri}{COMMIT_MARK} is not there: the checkpoint is not complete")
+        raise FileNotFoundError(f"{storage.uri}{COMMIT_MARK} does not exist: the checkpoint is not complete")
     try:
-        metadata = pickle.loads(content)  # noqa: S301  the library's own format, from the run's own storage
+        metadata = pickle.loads(content)  # noqa: S301  the format of torch, from the run's own storage
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise TypeError("it holds something else")
+            raise TypeError("it is no checkpoint metadata")
     except Exception as error:
-        raise Damaged(f"{COMMIT_MARK} can't be read ({type(error).__name__}: {error})") from error
-    _require_objects(storage, metadata)
+        raise DamagedCheckpointError(f"{COMMIT_MARK} can't be read ({type(error).__name__}: {error})") from error
+    _require_files(storage, metadata)
     return metadata
 
 
-def reading(content: dict[str, Any], uri: str, metadata: Metadata) -> Reading:
-    """What this process wants of a checkpoint, to go into the tensors of `content`, in place, and its other values.
+def plan_read(content: dict[str, Any], uri: str, metadata: Metadata) -> CheckpointRead:
+    """Plan the read of a checkpoint into `content`, in place: its tensors and its other values.
 
-    Only what `content` names, and of sharded tensors only this rank's part.
+    The plan has only the names that `content` has, and of sharded tensors only this rank's shard.
     """
-    source, planner = _source(uri), _Planner()
+    source, planner = _storage_reader(uri), _Planner()
     planner.set_up_planner(content, metadata)
     source.set_up_storage_reader(metadata, is_coordinator=True)
-    return Reading(source, planner.finish_plan(planner.create_local_plan()), planner)
+    return CheckpointRead(source, planner.finish_plan(planner.create_local_plan()), planner)
 
 
-def _source(uri: str) -> FileSystemReader:
+def _storage_reader(uri: str) -> FileSystemReader:
     if "://" not in uri:
         return FileSystemReader(uri)
     from trainer.checkpoints.s3 import s3_reader
@@ -66,21 +71,22 @@ def _source(uri: str) -> FileSystemReader:
     return s3_reader(uri)
 
 
-def _require_objects(storage: Storage, metadata: Metadata) -> None:
-    """Raises Damaged where an object is missing or ends too early."""
-    ends: dict[str, int] = {}
+def _require_files(storage: Storage, metadata: Metadata) -> None:
+    """Raise DamagedCheckpointError if a file is missing or too short."""
+    required_sizes: dict[str, int] = {}
     for entry in metadata.storage_data.values():
-        ends[entry.relative_path] = max(ends.get(entry.relative_path, 0), entry.offset + entry.length)
+        end = entry.offset + entry.length
+        required_sizes[entry.relative_path] = max(required_sizes.get(entry.relative_path, 0), end)
     sizes = storage.sizes("")
-    for name, end in ends.items():
+    for name, required in required_sizes.items():
         if name not in sizes:
-            raise Damaged(f"{name} is not there")
-        if sizes[name] < end:
-            raise Damaged(f"{name} has {sizes[name]} bytes of {end}")
+            raise DamagedCheckpointError(f"{name} does not exist")
+        if sizes[name] < required:
+            raise DamagedCheckpointError(f"{name} has {sizes[name]} of {required} bytes")
 
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Numbers and words only: what was put in a checkpoint runs no code here."""
-        place = self.mappings[read_item.dest_index.fqn]
-        set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
+        """Load with `weights_only`, unlike the base class, so that a checkpoint can't execute code."""
+        path = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))

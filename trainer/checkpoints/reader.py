@@ -1,5 +1,6 @@
-"""Loading: the newest checkpoint that can be read, on any number of ranks, what several want read once."""
+"""Loads the newest readable checkpoint on any number of ranks. Each entry is read once for all ranks that need it."""
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -8,61 +9,75 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from trainer.checkpoints import keeping
-from trainer.checkpoints.entries import Reading
-from trainer.checkpoints.failures import Damaged, insist, together
-from trainer.checkpoints.files import read_metadata, reading
-from trainer.checkpoints.sharing import read_together
-from trainer.checkpoints.state import State, generators, local, require_same_sizes, restore_generators, tensors_of
+from trainer.checkpoints.entries import CheckpointRead
+from trainer.checkpoints.failures import DamagedCheckpointError, on_all_ranks, retry
+from trainer.checkpoints.files import plan_read, read_metadata
+from trainer.checkpoints.retention import folder_name, is_complete, list_steps
+from trainer.checkpoints.shared_reads import read_shared
+from trainer.checkpoints.state import (
+    State,
+    local_tensor,
+    named_tensors,
+    require_same_sizes,
+    restore_rng_state,
+    rng_state,
+)
 from trainer.storage import Storage
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
-def load_newest(storage: Storage, state: State, group: dist.ProcessGroup, *, own: bool = True) -> str | None:
-    """Fill `state` from the newest complete checkpoint that is whole, by all ranks of the group together.
+def load_newest(storage: Storage, state: State, group: dist.ProcessGroup, *, same_run: bool = True) -> str | None:
+    """Load the newest complete and undamaged checkpoint into `state`. All ranks of the group call it together.
 
-    Returns its URI, None where there is no complete one. Each damaged one is passed over with one line of warning.
-    Raises InputError where all are damaged, where it was made with another model or, if it is the run's `own`, another
-    order of samples, or has been archived; OSError where the storage can't be read. Of another run whose samples come
-    otherwise all is taken but their count, which begins at 0.
+    Returns its URI, or None if no complete checkpoint exists. Damaged checkpoints are skipped, each with one warning.
+    `same_run`: the checkpoints are of this run; a checkpoint of another run may have another order of samples, and then
+    the count of samples starts at 0. Raises InputError if all checkpoints are damaged, if the newest one has another
+    model, if it has another order of samples and is of this run, or if it is archived; OSError if the storage can't be
+    read.
     """
     damaged: list[str] = []
     candidates = _newest_first(storage) if dist.get_rank(group) == 0 else iter(())
     while True:
-        uri = insist(lambda: _shared(lambda: next(candidates, None), group), "looking for checkpoints", storage.uri)
+        uri = retry(lambda: _from_first_rank(lambda: next(candidates, None), group), "listing", storage.uri)
         if uri is None:
             break
         try:
-            load(uri, state, group, own=own)
-        except Damaged as error:
+            load(uri, state, group, same_run=same_run)
+        except DamagedCheckpointError as error:
             damaged.append(uri)
             if dist.get_rank() == 0:
-                print(f"warning: checkpoint {uri} is damaged and passed over: {error}", flush=True)
+                log.warning("skipping checkpoint %s, which is damaged: %s", uri, error)
         else:
             return uri
     if damaged:
-        why = f"all its complete checkpoints are damaged ({', '.join(damaged)})"
-        fix = "Delete them, or name another place, to begin anew; or resume from another run"
-        raise InputError([Problem(key=storage.name, value=storage.uri, why=why, fix=fix)])
+        reason = f"all its complete checkpoints are damaged ({', '.join(damaged)})"
+        fix = "Delete them or set another URI to start from step 0; or resume from another run"
+        raise InputError([Problem(key=storage.name, value=storage.uri, reason=reason, fix=fix)])
     return None
 
 
-def load(uri: str, state: State, group: dist.ProcessGroup, *, own: bool = True) -> None:
-    """Fill `state` in place from one complete checkpoint. Raises as `load_newest`, and Damaged."""
-    metadata, words = insist(lambda: _shared(lambda: _beginning(uri, state, own=own), group), "reading", uri)
-    insist(lambda: _load_tensors(uri, metadata, state, group), "loading", uri)
-    state.restore(words)
+def load(uri: str, state: State, group: dist.ProcessGroup, *, same_run: bool = True) -> None:
+    """Load one complete checkpoint into `state`, in place.
+
+    Raises the errors of `load_newest`, and DamagedCheckpointError.
+    """
+    metadata, values = retry(
+        lambda: _from_first_rank(lambda: _read_values(uri, state, same_run=same_run), group), "reading", uri
+    )
+    retry(lambda: _load_tensors(uri, metadata, state, group), "loading", uri)
+    state.restore_values(values)
 
 
-def load_whole(uri: str, names: set[str] | None = None) -> dict[str, Any]:
-    """Entries of a checkpoint, all or those of these full names, on the CPU of a process without a group.
+def read_state_dict(uri: str, names: set[str] | None = None) -> dict[str, Any]:
+    """Read a checkpoint into CPU memory, in a process without a process group. Keys are full names.
 
-    Raises OSError, also for a damaged one.
+    `names`: the names to read; None: all. Raises OSError, also for a damaged checkpoint.
     """
     try:
-        metadata = insist(lambda: read_metadata(uri), "reading", uri, pauses=())
+        metadata = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=())
         content: dict[str, Any] = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             if isinstance(entry, TensorStorageMetadata)
@@ -70,78 +85,78 @@ def load_whole(uri: str, names: set[str] | None = None) -> dict[str, Any]:
             for name, entry in metadata.state_dict_metadata.items()
             if names is None or name in names
         }
-        insist(lambda: reading(content, uri, metadata).read(), "loading", uri, pauses=())
-    except Damaged as error:
+        retry(lambda: plan_read(content, uri, metadata).read(), "loading", uri, pauses_seconds=())
+    except DamagedCheckpointError as error:
         raise OSError(f"{uri} is damaged: {error}") from error
     return content
 
 
 def _newest_first(storage: Storage) -> Iterator[str]:
-    for step in reversed(keeping.steps(storage)):
-        if keeping.is_complete(storage, step):
-            yield f"{storage.uri}{keeping.name_of(step)}/"
+    for step in reversed(list_steps(storage)):
+        if is_complete(storage, step):
+            yield f"{storage.uri}{folder_name(step)}/"
 
 
-def _shared(asked: Callable[[], T], group: dist.ProcessGroup) -> T:
-    """What the first rank of the group found out, on all ranks; or its failure."""
-    first = dist.get_rank(group) == 0
-    found: list[Any] = [together(asked, group) if first else together(lambda: None, group)]
-    dist.broadcast_object_list(found, group_src=0, group=group)
-    return cast(T, found[0])
+def _from_first_rank(function: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Call `function` on the first rank of the group and return its result, or raise its failure, on all ranks."""
+    is_first = dist.get_rank(group) == 0
+    result: list[Any] = [on_all_ranks(function, group) if is_first else on_all_ranks(lambda: None, group)]
+    dist.broadcast_object_list(result, group_src=0, group=group)
+    return cast(T, result[0])
 
 
-def _beginning(uri: str, state: State, *, own: bool) -> tuple[Metadata, dict[str, Any]]:
-    """Where everything stands, and what is no tensor: enough to know whether the rest is worth reading."""
+def _read_values(uri: str, state: State, *, same_run: bool) -> tuple[Metadata, dict[str, Any]]:
+    """Read the metadata and all values that are no tensors, and check that this run can use the checkpoint."""
     metadata = read_metadata(uri)
-    words = state.words()
-    known = metadata.state_dict_metadata
-    words["progress"] = {key: value for key, value in words["progress"].items() if f"progress.{key}" in known}
-    if not {"shape", "progress.step"} <= known.keys():
-        raise Damaged("it is not a checkpoint of this trainer")
-    for key in {"scaler", "order"} - known.keys():
-        del words[key]
-    reading(words, uri, metadata).read()
-    state.require_same(words, uri)
-    if disorder := state.disorder(words, uri):
-        if own:
-            raise InputError(disorder)
-        keys = " and ".join(problem.key for problem in disorder)
-        print(f"{uri} was made with another {keys}: this run counts its samples from 0", flush=True)
-        words["progress"]["consumed"] = 0
-    return metadata, words
+    values = state.values()
+    names = metadata.state_dict_metadata
+    values["progress"] = {key: value for key, value in values["progress"].items() if f"progress.{key}" in names}
+    if not {"shape", "progress.step"} <= names.keys():
+        raise DamagedCheckpointError("it is not a checkpoint of this trainer")
+    for key in {"scaler", "order"} - names.keys():
+        del values[key]
+    plan_read(values, uri, metadata).read()
+    state.require_same_model(values, uri)
+    if problems := state.order_problems(values, uri):
+        if same_run:
+            raise InputError(problems)
+        keys = " and ".join(problem.key for problem in problems)
+        log.warning("%s was made with another %s: this run counts its samples from 0", uri, keys)
+        values["progress"]["consumed"] = 0
+    return metadata, values
 
 
 def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.ProcessGroup) -> None:
-    """One rank of each group of replicas takes part in reading, then the others get it from that one."""
+    """Read on one rank of each group of replicas, then broadcast to the other replicas."""
     replicas = state.replicas
     members = dist.get_process_group_ranks(replicas) if replicas else [dist.get_rank()]
     content = state.tensors()
-    # With more ranks than the checkpoint had, the new ones keep the generators they were seeded with.
-    own = generators()
+    # A rank that the checkpoint does not have keeps the generator state that it was seeded with.
+    current = rng_state()
     content["generators"] = {
         str(rank): {
             key: torch.empty_like(value)
-            for key, value in own.items()
+            for key, value in current.items()
             if f"generators.{rank}.{key}" in metadata.state_dict_metadata
         }
         for rank in members
     }
 
-    def begun() -> Reading:
+    def plan() -> CheckpointRead:
         require_same_sizes(content["model"], metadata, uri)
-        return reading(content if members[0] == dist.get_rank() else {}, uri, metadata)
+        return plan_read(content if members[0] == dist.get_rank() else {}, uri, metadata)
 
-    wanted = together(begun, group)
-    together(lambda: read_together(wanted, metadata, group), group)
+    read = on_all_ranks(plan, group)
+    on_all_ranks(lambda: read_shared(read, metadata, group), group)
     if replicas:
-        in_order = sorted(tensors_of(content), key=lambda each: each[0])  # the same on all ranks that hold the same
-        _spread([local(tensor) for _, tensor in in_order], members[0], replicas)
-    restore_generators(content["generators"][str(dist.get_rank())])
+        ordered = sorted(named_tensors(content), key=lambda item: item[0])  # the same order on all replicas
+        _broadcast([local_tensor(tensor) for _, tensor in ordered], members[0], replicas)
+    restore_rng_state(content["generators"][str(dist.get_rank())])
 
 
-def _spread(tensors: list[Tensor], source: int, replicas: dist.ProcessGroup) -> None:
+def _broadcast(tensors: list[Tensor], source: int, replicas: dist.ProcessGroup) -> None:
     with torch.no_grad():
-        sent = [dist.broadcast(tensor, source, group=replicas, async_op=True) for tensor in tensors if tensor.numel()]
-    for work in sent:
+        works = [dist.broadcast(tensor, source, group=replicas, async_op=True) for tensor in tensors if tensor.numel()]
+    for work in works:
         if work is not None:
             work.wait()

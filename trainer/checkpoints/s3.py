@@ -1,4 +1,7 @@
-"""The connector's writer and reader. Importing it costs those who use a folder."""
+"""Creates the checkpoint writer and reader of Amazon's S3 connector for PyTorch.
+
+The import is slow, so that a run with checkpoints in a folder does not import this module.
+"""
 
 import os
 from functools import cache
@@ -12,48 +15,56 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from trainer.storage import region
 
-_GAP = 2**20  # bytes: a request takes as long as so many
+_MAX_GAP_BYTES = 2**20  # a request takes as long as the transfer of this many bytes
 
 
-def s3_writer(uri: str, ahead: int) -> FileSystemWriter:
-    """`ahead`: bytes on their way from a GPU."""
-    # One thread: the library loses the failure of any further one. The client has threads of its own.
-    found: FileSystemWriter = S3StorageWriter(
-        _region(), uri, s3client_config=_settings(), thread_count=1, per_thread_copy_ahead=ahead, overwrite=True
+def s3_writer(uri: str, copy_buffer_bytes: int) -> FileSystemWriter:
+    """Create a writer to S3. `copy_buffer_bytes`: bytes that are copied ahead from a GPU."""
+    # One thread, because the library loses the failures of further threads. The S3 client has its own threads.
+    writer: FileSystemWriter = S3StorageWriter(
+        _region(),
+        uri,
+        s3client_config=_client_config(),
+        thread_count=1,
+        per_thread_copy_ahead=copy_buffer_bytes,
+        overwrite=True,
     )
-    found.fs = _files()
-    return found
+    writer.fs = _file_system()
+    return writer
 
 
 def s3_reader(uri: str) -> FileSystemReader:
-    """From S3, straight into memory."""
-    # What lies between two entries comes with them where it is less than this: other ranks read it already.
-    constructor = S3ReaderConstructor.dcp_optimized(max_gap_size=_GAP)
-    made = S3StorageReader(_region(), uri, s3client_config=_settings(), reader_constructor=constructor)
-    made.fs = _files(constructor)
-    found: FileSystemReader = made
-    return found
+    """Create a reader from S3 into memory, without files on disk."""
+    # A gap between two entries up to this size is read with them: the entries in the gap are read by other ranks.
+    constructor = S3ReaderConstructor.dcp_optimized(max_gap_size=_MAX_GAP_BYTES)
+    s3_storage_reader = S3StorageReader(
+        _region(), uri, s3client_config=_client_config(), reader_constructor=constructor
+    )
+    s3_storage_reader.fs = _file_system(constructor)
+    reader: FileSystemReader = s3_storage_reader
+    return reader
 
 
-def _files(reader: Any = None) -> Any:
-    """On the process's one client: a new one costs 0.1 s, threads and connections."""
+def _file_system(reader: Any = None) -> Any:
+    """Use one client per process: each client costs 0.1 s, threads and connections."""
     client = _client(_region(), os.environ.get("AWS_ENDPOINT_URL"))
     return S3FileSystem(_region(), s3_client=client, reader_constructor=reader)
 
 
 @cache
 def _client(region: str, endpoint: str | None) -> Any:
-    """It makes itself anew in a process that was forked."""
-    return S3Client(region, endpoint=endpoint, s3client_config=_settings())
+    """Create the client. It recreates its connections in a forked process."""
+    return S3Client(region, endpoint=endpoint, s3client_config=_client_config())
 
 
 def _region() -> str:
-    found = region()
-    assert found, "open_storage has asked for it"
-    return found
+    name = region()
+    assert name, "open_storage has checked it"
+    return name
 
 
-def _settings() -> Any:
-    own_endpoint = bool(os.environ.get("AWS_ENDPOINT_URL"))  # which has no bucket names in its DNS
-    # Few tries of its own, whose pauses grow to a minute: the whole is tried again here.
-    return S3ClientConfig(force_path_style=own_endpoint, max_attempts=4)
+def _client_config() -> Any:
+    # The DNS of a custom endpoint has no bucket names.
+    has_custom_endpoint = bool(os.environ.get("AWS_ENDPOINT_URL"))
+    # Few attempts by the client, because its pauses grow to a minute: the whole operation is retried by the caller.
+    return S3ClientConfig(force_path_style=has_custom_endpoint, max_attempts=4)

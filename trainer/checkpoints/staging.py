@@ -1,7 +1,7 @@
-"""Copies of a state's tensors in the host's memory, which is kept from save to save.
+"""Copies the tensors of a state into host memory, which is reused from save to save.
 
-All are copied by one call that leaves Python's lock to training. torch's own `DefaultStager` copies storages, which on
-a CPU holds that lock for as long as the copy takes, and walks the state beside training, in turns with it at the lock.
+One call copies all tensors and releases Python's lock (GIL). torch's `DefaultStager` copies storages one by one, which
+on a CPU holds that lock during the copy, and traverses the state during training, so that both compete for the lock.
 """
 
 import weakref
@@ -13,79 +13,83 @@ import torch
 from torch import Tensor
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 
-from trainer.checkpoints.state import local, tensors_of
+from trainer.checkpoints.state import local_tensor, named_tensors
 
-_PINNED_FROM = 64 * 2**10  # bytes; less is copied sooner than its pages are pinned
+_MIN_PINNED_BYTES = 64 * 2**10  # to pin less takes longer than to copy it
 
 
 class Stager:
-    """For one state after another, each staged when the last one's copies are no longer read."""
+    """Copies one state after another. The copies of the previous state must be no longer in use."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[str, ...], Tensor] = {}
-        accelerated = torch.accelerator.is_available()
-        self._stream = torch.Stream() if accelerated else None  # of its own, beside training's
-        self._pins = torch.cuda.is_available()  # a GPU's copies then take the bus's speed, and don't wait
+        has_accelerator = torch.accelerator.is_available()
+        self._stream = torch.Stream() if has_accelerator else None  # a separate stream, parallel to training
+        self._pins_memory = torch.cuda.is_available()  # copies to pinned memory run at bus speed and asynchronously
 
     def stage(self, content: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-        """What copies the tensors of nested dicts, and gives the same dicts with the copies in their place.
+        """Return a function that copies the tensors of nested dicts and returns the same dicts with the copies.
 
-        To be called in any thread, once; until it returns, no tensor may change. What this thread has already told the
-        accelerator to do comes before the copies. Memory that has two names is copied once.
+        Any thread may call that function, once; no tensor may change until it returns. The copies start after all work
+        that this thread has queued on the accelerator. Memory with two names is copied once.
         """
-        kept, self._copies = self._copies, {}
+        reusable, self._copies = self._copies, {}
         by_memory: dict[tuple[object, ...], Tensor] = {}
-        by_names: dict[tuple[str, ...], Tensor] = {}
+        by_path: dict[tuple[str, ...], Tensor] = {}
         sources: list[Tensor] = []
         targets: list[Tensor] = []
-        fresh: list[Tensor] = []
-        for names, live in tensors_of(content):
-            own = local(live)
-            memory = (own.data_ptr(), own.dtype, own.stride(), live.size())
+        allocated: list[Tensor] = []
+        for path, live in named_tensors(content):
+            source = local_tensor(live)
+            memory = (source.data_ptr(), source.dtype, source.stride(), live.size())
             copy = by_memory.get(memory)
             if copy is None:
-                copy = kept.get(names)
-                if copy is None or not _alike(copy, live):
+                copy = reusable.get(path)
+                if copy is None or not _same_layout(copy, live):
                     copy = torch.empty_like(live, device="cpu")
-                    fresh.append(local(copy))
-                self._copies[names] = by_memory[memory] = copy
-                sources.append(own)
-                targets.append(local(copy))
-            by_names[names] = copy
-        staged = _with(by_names, content)
+                    allocated.append(local_tensor(copy))
+                self._copies[path] = by_memory[memory] = copy
+                sources.append(source)
+                targets.append(local_tensor(copy))
+            by_path[path] = copy
+        staged = _replace_tensors(by_path, content)
         if self._stream:
             self._stream.wait_stream(torch.accelerator.current_stream())
 
-        def fill() -> dict[str, Any]:
-            if self._pins:
-                for each in fresh:
-                    _pin(each)
+        def copy_all() -> dict[str, Any]:
+            if self._pins_memory:
+                for tensor in allocated:
+                    _pin(tensor)
             with torch.no_grad(), self._stream or nullcontext():
                 torch._foreach_copy_(targets, sources, non_blocking=self._stream is not None)
             if self._stream:
                 self._stream.synchronize()
             return staged
 
-        return fill
+        return copy_all
 
 
-def _with(tensors: dict[tuple[str, ...], Tensor], content: dict[str, Any], *place: str) -> dict[str, Any]:
-    """The same nested dicts with these tensors in their places."""
+def _replace_tensors(tensors: dict[tuple[str, ...], Tensor], content: dict[str, Any], *path: str) -> dict[str, Any]:
+    """Return the same nested dicts with `tensors` at their paths."""
     return {
-        name: _with(tensors, value, *place, name) if isinstance(value, dict) else tensors.get((*place, name), value)
+        name: _replace_tensors(tensors, value, *path, name)
+        if isinstance(value, dict)
+        else tensors.get((*path, name), value)
         for name, value in content.items()
     }
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether one's memory takes the other's values, part for part."""
-    mine, theirs = local(one), local(other)
-    return one.size() == other.size() and mine.size() == theirs.size() and mine.dtype == theirs.dtype
+def _same_layout(copy: Tensor, live: Tensor) -> bool:
+    """Return whether both have the same global size, local size and dtype."""
+    local_copy, local_live = local_tensor(copy), local_tensor(live)
+    return (
+        copy.size() == live.size() and local_copy.size() == local_live.size() and local_copy.dtype == local_live.dtype
+    )
 
 
 def _pin(tensor: Tensor) -> None:
-    """In place: an allocator of pinned memory would round each size up to a power of two."""
+    """Pin the existing memory: an allocator of pinned memory would round each size up to a power of two."""
     storage = tensor.untyped_storage()
-    if storage.nbytes() >= _PINNED_FROM:
+    if storage.nbytes() >= _MIN_PINNED_BYTES:
         pin_memory(storage.data_ptr(), storage.nbytes())
-        weakref.finalize(storage, unpin_memory, storage.data_ptr()).atexit = False  # CUDA may be gone by then
+        weakref.finalize(storage, unpin_memory, storage.data_ptr()).atexit = False  # CUDA may be shut down at exit

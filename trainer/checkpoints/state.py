@@ -1,4 +1,4 @@
-"""What a checkpoint holds."""
+"""Content of a checkpoint: model, optimizer state, progress, and random generator states."""
 
 import json
 import warnings
@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 
 @dataclass
 class Progress:
-    """How far the run is, over all its attempts."""
+    """Progress of the run over all its attempts."""
 
     step: int = 0
     consumed: int = 0  # samples
@@ -26,7 +26,7 @@ class Progress:
     last_loss: float = float("nan")
 
     def advance(self, samples: int, loss: float) -> None:
-        """One step more."""
+        """Count one more step, with this number of samples and this loss."""
         self.step += 1
         self.consumed += samples
         self.last_loss = loss
@@ -36,44 +36,53 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All that makes step k+1 what it is. A load fills it in place; `scaler` is a dict that a load fills.
+    """Everything that determines the next step. A load fills it in place, `scaler` included.
 
-    `model` is the bare one, not its parallel wrapper; in a pipeline it is this rank's stage, and no two stages share a
-    name. `replicas` is the group of ranks that hold the same tensors as this one: all of them in DDP, one of each
-    shard group in HSDP, None where no other rank does. Its backend must carry every device that the tensors are on.
+    `model` is the plain module without its parallel wrapper. With pipeline parallelism it is this rank's stage, and
+    parameter names differ between stages. `replicas` is the group of ranks that hold the same tensors as this rank: all
+    ranks in DDP, one rank of each shard group in HSDP, None if no other rank holds them. Its backend must support every
+    device that holds the tensors.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     progress: Progress
-    shape: Mapping[str, Any]  # the model's configuration, as JSON has it
-    order: Mapping[str, Any] = field(default_factory=dict)  # by key, what the order of samples depends on, likewise
+    shape: Mapping[str, Any]  # the model's configuration, as JSON values
+    order: Mapping[str, Any] = field(default_factory=dict)  # the settings that determine the order of samples, by key
     batch_size: int = 1
     scaler: dict[str, Any] = field(default_factory=dict)
     replicas: dist.ProcessGroup | None = None
 
     def tensors(self) -> dict[str, Any]:
-        """The live tensors by name. Of the optimizer only its tensors: rates, decay and betas are the configuration's,
-        also after a resume."""
-        with warnings.catch_warnings(action="ignore"):  # the library's, of its own deprecations
+        """Return the live tensors by name.
+
+        Of the optimizer it returns only the tensors: learning rate, weight decay and betas are those of the
+        configuration, also after a resume.
+        """
+        with warnings.catch_warnings(action="ignore"):  # of torch, about its own deprecated functions
             return {
                 "model": get_model_state_dict(self.model),
                 "optimizer": get_optimizer_state_dict(self.model, self.optimizer)["state"],
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """The same for a save beside training. Buffers are copies: a forward pass changes them, such as batch
-        normalisation's statistics, and it may come before the save has copied the rest. All else an update changes."""
-        found = self.tensors()
-        buffers = {local(each).untyped_storage().data_ptr() for each in self.model.buffers()}
-        for name, each in found["model"].items():
-            if local(each).untyped_storage().data_ptr() in buffers:
-                found["model"][name] = each.clone()
-        return found
+        """Return the tensors for an asynchronous save, with copies of the buffers.
 
-    def words(self) -> dict[str, Any]:
-        """What is no tensor, the same on every rank: small values, nested dicts as JSON, so that their keys may differ
-        from one checkpoint to the next."""
+        A forward pass changes buffers, such as the statistics of batch normalization, and may run before the save has
+        copied the rest. Only an optimizer step changes the other tensors.
+        """
+        tensors = self.tensors()
+        buffers = {local_tensor(buffer).untyped_storage().data_ptr() for buffer in self.model.buffers()}
+        for name, tensor in tensors["model"].items():
+            if local_tensor(tensor).untyped_storage().data_ptr() in buffers:
+                tensors["model"][name] = tensor.clone()
+        return tensors
+
+    def values(self) -> dict[str, Any]:
+        """Return the values that are no tensors. They are the same on every rank.
+
+        Nested dicts are JSON text, so that their keys may differ between checkpoints.
+        """
         return {
             "progress": asdict(self.progress),
             "shape": json.dumps(dict(self.shape), sort_keys=True),
@@ -81,74 +90,79 @@ class State:
             "scaler": json.dumps(self.scaler, sort_keys=True),
         }
 
-    def restore(self, words: Mapping[str, Any]) -> None:
-        """Take over what `words` of another process gave."""
-        for key, value in words["progress"].items():
+    def restore_values(self, values: Mapping[str, Any]) -> None:
+        """Set progress and gradient scaler to the `values` of a checkpoint."""
+        for key, value in values["progress"].items():
             setattr(self.progress, key, value)
         self.scaler.clear()
-        self.scaler.update(json.loads(words["scaler"]))
+        self.scaler.update(json.loads(values["scaler"]))
 
-    def require_same(self, words: Mapping[str, Any], uri: str) -> None:
-        """Raises InputError where the checkpoint was made with another model."""
-        made_with, own = json.loads(words["shape"]), json.loads(self.words()["shape"])
-        if made_with != own:
-            keys = sorted(key for key in made_with.keys() | own.keys() if made_with.get(key) != own.get(key))
-            told = ", ".join(f"{key} {made_with.get(key)!r} where this one has {own.get(key)!r}" for key in keys)
-            raise other_model(uri, f"was made with another model: {told}")
+    def require_same_model(self, values: Mapping[str, Any], uri: str) -> None:
+        """Raise InputError if the checkpoint has another model configuration."""
+        saved, current = json.loads(values["shape"]), json.loads(self.values()["shape"])
+        if saved != current:
+            keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+            changes = ", ".join(f"{key} is {saved.get(key)!r}, in this job {current.get(key)!r}" for key in keys)
+            raise model_mismatch(uri, f"was made with another model: {changes}")
 
-    def disorder(self, words: Mapping[str, Any], uri: str) -> list[Problem]:
-        """Why the samples that the checkpoint has left can't follow here: some would come twice, others never."""
-        fix = "Give what it was made with, or begin anew under another CHECKPOINT_URI"
-        made_with = json.loads(words.get("order", "{}"))
-        found = [
-            Problem(key=key, value=value, why=f"orders the samples anew: {uri} was made with {before!r}", fix=fix)
+    def order_problems(self, values: Mapping[str, Any], uri: str) -> list[Problem]:
+        """Return why the order of samples can't continue from the checkpoint; empty if it can.
+
+        In another order some samples would repeat and others would never be used.
+        """
+        fix = "Restore the value of that checkpoint, or start a new run with another CHECKPOINT_URI"
+        saved = json.loads(values.get("order", "{}"))
+        problems = [
+            Problem(key=key, value=value, reason=f"changes the order of samples: {uri} has {before!r}", fix=fix)
             for key, value in self.order.items()
-            if (before := made_with.get(key, value)) != value
+            if (before := saved.get(key, value)) != value
         ]
-        if (consumed := words["progress"]["consumed"]) % self.batch_size:
-            why = f"no batch of so many begins where {uri} ended: after {consumed} samples"
-            found.append(Problem(key="config.batch_size", value=self.batch_size, why=why, fix=fix))
-        return found
+        if (consumed := values["progress"]["consumed"]) % self.batch_size:
+            reason = f"does not divide the {consumed} samples after which {uri} was saved"
+            problems.append(Problem(key="config.batch_size", value=self.batch_size, reason=reason, fix=fix))
+        return problems
 
 
 def require_same_sizes(tensors: Mapping[str, Tensor], metadata: Metadata, uri: str) -> None:
-    """Raises InputError where a tensor of the model has another size in the checkpoint, or none."""
+    """Raise InputError if a tensor of the model has another size in the checkpoint or is missing there."""
     for name, tensor in tensors.items():
         entry = metadata.state_dict_metadata.get(f"model.{name}")
         size = entry.size if isinstance(entry, TensorStorageMetadata) else None
         if size != tensor.size():
-            raise other_model(uri, f"holds {name} as {size and tuple(size)}, the model has {tuple(tensor.size())}")
+            raise model_mismatch(uri, f"holds {name} as {size and tuple(size)}, the model has {tuple(tensor.size())}")
 
 
-def other_model(uri: str, why: str) -> InputError:
-    fix = "Give the model of that checkpoint, or begin anew under another CHECKPOINT_URI"
-    return InputError([Problem(key="checkpoint", value=uri, why=why, fix=fix)])
+def model_mismatch(uri: str, reason: str) -> InputError:
+    """Create the error for a checkpoint of another model."""
+    fix = "Use the model of that checkpoint, or start a new run with another CHECKPOINT_URI"
+    return InputError([Problem(key="checkpoint", value=uri, reason=reason, fix=fix)])
 
 
-def generators() -> dict[str, Tensor]:
-    """States of this rank's random generators, as bytes."""
-    found = {"cpu": torch.get_rng_state()}
+def rng_state() -> dict[str, Tensor]:
+    """Return the states of this rank's random generators, as bytes, by device type."""
+    states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
-def restore_generators(found: Mapping[str, Tensor]) -> None:
-    if "cpu" in found:
-        torch.set_rng_state(found["cpu"])
-    if "cuda" in found and torch.cuda.is_available():
-        torch.cuda.set_rng_state(found["cuda"])
+def restore_rng_state(states: Mapping[str, Tensor]) -> None:
+    """Set this rank's random generators to the result of `rng_state`."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's own part of a tensor, or all of it where it is not spread."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def tensors_of(content: Mapping[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Each tensor of nested dicts, with the names that lead to it."""
+def named_tensors(content: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield each tensor of nested dicts, with its path of keys."""
     for name, value in content.items():
         if isinstance(value, dict):
-            yield from tensors_of(value, *place, name)
+            yield from named_tensors(value, *path, name)
         elif isinstance(value, Tensor):
-            yield (*place, name), value
+            yield (*path, name), value

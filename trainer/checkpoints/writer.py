@@ -1,8 +1,8 @@
-"""Saving beside training: the state is copied to the host's memory, and one thread writes the copy.
+"""Saves checkpoints asynchronously: the state is copied to host memory, and one thread writes the copy.
 
-The copy is made while the next step computes its gradients, and is complete before the optimizer changes a weight; what
-that step's forward pass changes, the buffers, is copied before it. The writing has a process group of its own, so that
-its collectives never meet those of training.
+The copy is made while the next step computes its gradients, and it is complete before the optimizer changes a weight.
+The buffers, which the forward pass of that step changes, are copied before. The writer has a separate process group, so
+that its collectives don't mix with those of training.
 """
 
 import time
@@ -15,97 +15,106 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer.checkpoints.failures import insist, together
-from trainer.checkpoints.files import writer
+from trainer.checkpoints.failures import on_all_ranks, retry
+from trainer.checkpoints.files import create_storage_writer
 from trainer.checkpoints.staging import Stager
-from trainer.checkpoints.state import State, generators
+from trainer.checkpoints.state import State, rng_state
 
 
 class Writer:
-    """One save at a time, by all ranks of the group together. Whoever makes one closes it."""
+    """Writes one checkpoint at a time, on all ranks of the group. Its creator must close it."""
 
     def __init__(self, group: dist.ProcessGroup, *, asynchronous: bool) -> None:
         self._group = group
         self._stager = Stager() if asynchronous else None
-        self._thread = _thread() if asynchronous else None
+        self._thread = _create_thread() if asynchronous else None
         self._staged: Future[dict[str, Any]] | None = None
-        self._writing: Future[str] | None = None
-        self._written: list[str] = []
-        self._stall = 0.0
+        self._pending: Future[str] | None = None
+        self._complete: list[str] = []
+        self._stall_seconds = 0.0
 
-    def save(self, state: State, uri: str, begin: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Begin to save, once the last save is through. `begin` comes before each try of the writing, `finish` after
-        the commit, both where the writing is done.
+    def save(
+        self, state: State, uri: str, before_attempt: Callable[[], None], after_commit: Callable[[], None]
+    ) -> None:
+        """Start to save, after the previous save is complete. Raises the failure of the previous save.
 
-        Raises what the last save failed with. Without a thread all is done on return.
+        `before_attempt` runs before each attempt to write, `after_commit` after the commit, both in the thread that
+        writes. Without asynchronous saves the checkpoint is complete when this method returns.
         """
-        with self._stalling():
-            self._collect()
-            content = {**state.snapshot(), **state.words(), "generators": {str(dist.get_rank()): generators()}}
+        with self._measure_stall():
+            self._finish_pending()
+            content = {**state.snapshot(), **state.values(), "generators": {str(dist.get_rank()): rng_state()}}
             if self._thread is None:
-                self._written.append(self._write(content, uri, begin, finish))
+                self._complete.append(self._write(content, uri, before_attempt, after_commit))
                 return
             assert self._stager, "closed"
             staged = self._staged = self._thread.submit(self._stager.stage(content))
-            self._writing = self._thread.submit(lambda: self._write(staged.result(), uri, begin, finish))
+            self._pending = self._thread.submit(lambda: self._write(staged.result(), uri, before_attempt, after_commit))
 
-    def before_update(self) -> None:
-        """Call before weights or optimizer change: waits until the copy is complete."""
+    def wait_for_staging(self) -> None:
+        """Wait until the copy is complete. Call it before weights or optimizer state change."""
         if self._staged is not None:
-            with self._stalling():
+            with self._measure_stall():
                 self._staged.result()
             self._staged = None
 
     def poll(self) -> list[str]:
-        """URIs of the saves that are through, each told once. Raises OSError at once where one has failed."""
-        if self._writing is not None and self._writing.done():
-            self._collect()
-        written, self._written = self._written, []
-        return written
+        """Return the URIs of the saves that are complete, each once. Raises OSError if a save failed."""
+        if self._pending is not None and self._pending.done():
+            self._finish_pending()
+        complete, self._complete = self._complete, []
+        return complete
 
     def wait(self) -> list[str]:
-        """As `poll`, when nothing is being written any more."""
-        with self._stalling():
-            self._collect()
+        """Wait for the current save, then return the same as `poll`."""
+        with self._measure_stall():
+            self._finish_pending()
         return self.poll()
 
-    def stalled(self) -> float:
-        """Seconds that training has lost to checkpoints since this was last asked."""
-        stall, self._stall = self._stall, 0.0
+    def pop_stall_seconds(self) -> float:
+        """Return the seconds that training has waited for checkpoints since the last call."""
+        stall, self._stall_seconds = self._stall_seconds, 0.0
         return stall
 
     def close(self) -> None:
-        """Wait for what is being written, whatever becomes of it, and let memory and thread go."""
+        """Wait for the current save, whether it fails or not, and release memory and thread."""
         if self._thread:
             self._thread.shutdown()
-        self._stager = self._staged = self._writing = None
+        self._stager = self._staged = self._pending = None
 
-    def _collect(self) -> None:
-        self.before_update()
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._written.append(writing.result())
+    def _finish_pending(self) -> None:
+        self.wait_for_staging()
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._complete.append(pending.result())
 
-    def _write(self, content: dict[str, Any], uri: str, begin: Callable[[], None], finish: Callable[[], None]) -> str:
+    def _write(
+        self,
+        content: dict[str, Any],
+        uri: str,
+        before_attempt: Callable[[], None],
+        after_commit: Callable[[], None],
+    ) -> str:
         def attempt() -> None:
-            together(begin, self._group)
-            save(content, storage_writer=writer(uri, staged=self._thread is not None), process_group=self._group)
+            on_all_ranks(before_attempt, self._group)
+            storage_writer = create_storage_writer(uri, staged=self._thread is not None)
+            save(content, storage_writer=storage_writer, process_group=self._group)
 
-        insist(attempt, "saving", uri)
-        finish()
+        retry(attempt, "saving", uri)
+        after_commit()
         return uri
 
     @contextmanager
-    def _stalling(self) -> Iterator[None]:
-        began = time.perf_counter()
+    def _measure_stall(self) -> Iterator[None]:
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._stall += time.perf_counter() - began
+            self._stall_seconds += time.perf_counter() - start
 
 
-def _thread() -> ThreadPoolExecutor:
-    """On this thread's device, as each begins on the first one, where it would take memory."""
+def _create_thread() -> ThreadPoolExecutor:
+    """Create the thread on this thread's device: by default it would use the first device and allocate memory there."""
     name, accelerator = "checkpoint", torch.accelerator
     if not accelerator.is_available():
         return ThreadPoolExecutor(1, name)

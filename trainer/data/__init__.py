@@ -1,5 +1,5 @@
-"""Samples to train on: from shards in S3, on FSx or in a folder to a rank's micro-batches."""
+"""Training data: from shards in S3, on FSx or in a folder to the micro-batches of a rank."""
 
-from trainer.data.opening import Data, DataError, open_data
+from trainer.data.datasets import Data, DataError, open_data
 
 __all__ = ["Data", "DataError", "open_data"]

@@ -1,7 +1,7 @@
-"""Shards of a dataset on this node: in a folder they are read where they lie, from S3 they come to a cache on its disk.
+"""Shards of a dataset on this node: read in place if the dataset is in a folder, cached on disk if it is in S3.
 
-Whatever the place, a shard is read only after its content was found to be what the index says. All processes of a node
-share the cache; of several that want a shard one brings it, and the others wait.
+A shard is read only after its content has been verified against the index. All processes of a node share the cache: one
+of them downloads a shard, and the others wait.
 """
 
 import errno
@@ -14,144 +14,157 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from trainer.data.space import NoRoom, Space, locked, open_shared
-from trainer.storage import S3Refused, Storage, open_storage
+from trainer.data.disk_space import CacheFullError, DiskSpace, file_lock, open_shared
+from trainer.storage import S3Error, Storage, open_storage
 from trainyard.models.dataset import Shard
 
-_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds between tries: an outage of a minute is ridden out
-_PATIENCE = 60.0  # seconds for other processes to let go of what they use
-_CHECKED = "checked"  # what is written beside a shard that is read where it lies
-_FINAL = {"403", "404", "AccessDenied", "NoSuchBucket", "NoSuchKey", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+_RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # a job survives an outage of a minute
+_SPACE_TIMEOUT_SECONDS = 60.0  # wait for other processes to release shards
+_VERIFIED = "checked"  # suffix of the sidecar file of a verified shard that is read in place
+_PERMANENT_CODES = {
+    "403",
+    "404",
+    "AccessDenied",
+    "NoSuchBucket",
+    "NoSuchKey",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+}
 
 
 class Cache:
-    """Shards of the dataset at `uri`. It can be sent to another process, which opens a connection of its own."""
+    """Shards of the dataset at `uri`. A pickled copy in another process opens its own connection."""
 
     def __init__(self, uri: str, name: str, folder: Path, limit: float | None = None) -> None:
-        """`folder` holds at most `limit` bytes; None: nine tenths of what is free there. `name` is `uri`'s variable."""
+        """`folder` holds at most `limit` bytes; None: nine tenths of the free space. `name`: variable with the URI."""
         self._uri, self._name = uri, name
-        self.space = Space(folder, limit)
+        self.disk_space = DiskSpace(folder, limit)
 
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in vars(self).items() if key != "storage"}
 
     @cached_property
     def storage(self) -> Storage:
+        """Storage of the dataset, opened at first use in each process."""
         return open_storage(self._uri, self._name)
 
     @property
-    def in_place(self) -> bool:
-        """Whether shards are read where they lie: where the dataset's URI is a folder."""
+    def reads_in_place(self) -> bool:
+        """Whether shards are read in place: whether the dataset's URI is a folder."""
         return "://" not in self._uri
 
-    def open(self, shard: Shard, *, let_go: Callable[[], None] | None = None) -> int:
-        """A descriptor of the shard's file, which stays on disk until that (and every map of it) is closed.
+    def open(self, shard: Shard, *, release: Callable[[], None] | None = None) -> int:
+        """Return a descriptor of the shard's file. The file remains until the descriptor and its maps are closed.
 
-        `let_go` closes what the caller has open and may open again, where there is no room. Without it nobody waits for
-        the shard yet: one try. Raises OSError where it can't be had, NoRoom among them.
+        If the cache is full, `release` is called to close files that the caller can open again. Without `release`, the
+        shard is not urgent: the download is tried once. Raises OSError, such as CacheFullError, if the shard is
+        unavailable.
         """
-        if self.in_place:
+        if self.reads_in_place:
             return self._open_in_place(shard)
         while True:
-            descriptor = open_shared(self.space.folder / shard.sha256)
+            descriptor = open_shared(self.disk_space.folder / shard.sha256)
             if descriptor is not None:
                 if os.fstat(descriptor).st_size == shard.bytes:
-                    self.space.used_now(shard.sha256)
+                    self.disk_space.mark_used(shard.sha256)
                     return descriptor
-                os.close(descriptor)  # cut short by a crash of the machine
-            with locked(self.space.lock(shard.sha256)):
-                if not self._is_there(shard):
-                    self._bring(shard, let_go)
+                os.close(descriptor)  # truncated by a crash of the machine
+            with file_lock(self.disk_space.lock_path(shard.sha256)):
+                if not self._is_cached(shard):
+                    self._fetch(shard, release)
 
-    def ensure(self, shard: Shard) -> None:
-        """Have the shard ready, if it can be had now."""
+    def ensure_cached(self, shard: Shard) -> None:
+        """Download and verify the shard unless it is cached. Raises OSError after one attempt."""
         os.close(self.open(shard))
 
     def touch(self, shard: Shard) -> bool:
-        """Whether the shard is ready; then it was used just now, and others go before it."""
+        """Return whether the shard is ready to be read, and mark it as most recently used."""
         with suppress(OSError):
-            if self.in_place:
-                path = self.path(shard)
-                return _says(self.beside(shard, _CHECKED), _state(path, path.stat()))
-            if self._is_there(shard):
-                self.space.used_now(shard.sha256)
+            if self.reads_in_place:
+                path = self.local_path(shard)
+                return _has_content(self.sidecar_path(shard, _VERIFIED), _file_identity(path, path.stat()))
+            if self._is_cached(shard):
+                self.disk_space.mark_used(shard.sha256)
                 return True
         return False
 
-    def path(self, shard: Shard) -> Path:
-        """Where the shard lies on this node once it is open."""
-        return Path(self._uri) / shard.key if self.in_place else self.space.folder / shard.sha256
+    def local_path(self, shard: Shard) -> Path:
+        """Return the path of an open shard on this node."""
+        return Path(self._uri) / shard.key if self.reads_in_place else self.disk_space.folder / shard.sha256
 
-    def name_of(self, shard: Shard) -> str:
-        """The shard as messages name it."""
+    def shard_uri(self, shard: Shard) -> str:
+        """Return the URI of the shard, for messages."""
         return f"{self._uri.rstrip('/')}/{shard.key}"
 
-    def beside(self, shard: Shard, suffix: str) -> Path:
-        """A file that belongs to the shard and goes with it."""
-        self.space.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.space.folder / f"{shard.sha256}.{suffix}"
+    def sidecar_path(self, shard: Shard, suffix: str) -> Path:
+        """Return the path of a file that belongs to the shard and is evicted with it."""
+        self.disk_space.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.disk_space.folder / f"{shard.sha256}.{suffix}"
 
-    def _is_there(self, shard: Shard) -> bool:
+    def _is_cached(self, shard: Shard) -> bool:
         try:
-            return (self.space.folder / shard.sha256).stat().st_size == shard.bytes
+            return (self.disk_space.folder / shard.sha256).stat().st_size == shard.bytes
         except FileNotFoundError:
             return False
 
     def _open_in_place(self, shard: Shard) -> int:
-        path = self.path(shard)
+        path = self.local_path(shard)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} is not there, and its index names it: upload the dataset again") from None
+            raise FileNotFoundError(
+                f"{path} does not exist, but the index lists it: upload the dataset again"
+            ) from None
         try:
-            state = _state(path, os.fstat(descriptor))
-            seen = self.beside(shard, _CHECKED)
-            if not _says(seen, state):
-                with locked(self.space.lock(shard.sha256)):
-                    if not _says(seen, state):
-                        _check(path, shard, str(path))
-                        seen.write_text(json.dumps(state))
+            identity = _file_identity(path, os.fstat(descriptor))
+            verified = self.sidecar_path(shard, _VERIFIED)
+            if not _has_content(verified, identity):
+                with file_lock(self.disk_space.lock_path(shard.sha256)):
+                    if not _has_content(verified, identity):
+                        _verify(path, shard, str(path))
+                        verified.write_text(json.dumps(identity))
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
-    def _bring(self, shard: Shard, let_go: Callable[[], None] | None) -> None:
-        """Called with the shard's lock."""
-        partial = self.space.partial(shard.sha256)
+    def _fetch(self, shard: Shard, release: Callable[[], None] | None) -> None:
+        """Download and verify the shard. The caller holds the shard's lock."""
+        partial = self.disk_space.partial_path(shard.sha256)
         try:
-            self._take_room(shard, let_go)
-            self._download(shard, partial, () if let_go is None else _PAUSES)
-            _check(partial, shard, self.name_of(shard))
-            partial.rename(self.space.folder / shard.sha256)
+            self._reserve_space(shard, release)
+            self._download(shard, partial, () if release is None else _RETRY_PAUSES_SECONDS)
+            _verify(partial, shard, self.shard_uri(shard))
+            partial.rename(self.disk_space.folder / shard.sha256)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                full = f"{self.space.folder} is full. Lower data.cache_gib, or name a larger folder in TRAINYARD_CACHE"
-                raise OSError(error.errno, full) from error
+                folder = self.disk_space.folder
+                message = f"{folder} is full. Lower data.cache_gib, or set TRAINYARD_CACHE to a larger folder"
+                raise OSError(error.errno, message) from error
             raise
         finally:
-            for file in self.space.folder.glob(f"{partial.name}*"):  # a transfer has files of its own beside it
+            for file in self.disk_space.folder.glob(f"{partial.name}*"):  # also the transfer's temporary files
                 file.unlink(missing_ok=True)
 
-    def _take_room(self, shard: Shard, let_go: Callable[[], None] | None) -> None:
-        deadline = time.monotonic() + _PATIENCE
+    def _reserve_space(self, shard: Shard, release: Callable[[], None] | None) -> None:
+        deadline = time.monotonic() + _SPACE_TIMEOUT_SECONDS
         while True:
             try:
-                return self.space.take(shard.sha256, shard.bytes)
-            except NoRoom:
-                if let_go is None or time.monotonic() >= deadline:
+                return self.disk_space.reserve(shard.sha256, shard.bytes)
+            except CacheFullError:
+                if release is None or time.monotonic() >= deadline:
                     raise
-                let_go()
+                release()
             time.sleep(0.2)
 
-    def _download(self, shard: Shard, target: Path, pauses: tuple[float, ...]) -> None:
-        began = time.monotonic()
-        for pause in (*pauses, None):
+    def _download(self, shard: Shard, target: Path, pauses_seconds: tuple[float, ...]) -> None:
+        start = time.monotonic()
+        for pause in (*pauses_seconds, None):
             try:
                 return self.storage.download(shard.key, target)
-            except S3Refused as error:
-                if error.code in _FINAL:
-                    raise OSError(f"{self.name_of(shard)} is in the index and can't be read: {error}") from error
+            except S3Error as error:
+                if error.code in _PERMANENT_CODES:
+                    raise OSError(f"{self.shard_uri(shard)} is in the index and can't be read: {error}") from error
                 last: OSError = error
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -159,28 +172,28 @@ class Cache:
                 last = error
             if pause is not None:
                 time.sleep(pause)
-        tried = f"after {time.monotonic() - began:.0f} s of tries"
-        raise OSError(f"{self.name_of(shard)} can't be fetched {tried}: {last}") from last
+        seconds = time.monotonic() - start
+        raise OSError(f"{self.shard_uri(shard)} can't be downloaded after {seconds:.0f} s of retries: {last}") from last
 
 
-def _state(path: Path, found: os.stat_result) -> list[object]:
-    """By which a file is known to be the one that was checked."""
-    return [str(path.resolve()), found.st_size, found.st_mtime_ns]
+def _file_identity(path: Path, status: os.stat_result) -> list[object]:
+    """Return path, size and modification time, which identify the file that was verified."""
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
-def _says(file: Path, state: list[object]) -> bool:
+def _has_content(file: Path, expected: list[object]) -> bool:
     try:
-        return bool(json.loads(file.read_text()) == state)
+        return bool(json.loads(file.read_text()) == expected)
     except (OSError, ValueError):
         return False
 
 
-def _check(file: Path, shard: Shard, name: str) -> None:
-    """Raises OSError unless the file is the shard of the index."""
+def _verify(file: Path, shard: Shard, name: str) -> None:
+    """Raise OSError unless size and SHA-256 of the file are those of the index."""
     size = file.stat().st_size
     if size != shard.bytes:
-        raise OSError(f"{name} has {size} bytes, its index says {shard.bytes}: upload the dataset again")
+        raise OSError(f"{name} has {size} bytes, its index has {shard.bytes}: upload the dataset again")
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != shard.sha256:
-        raise OSError(f"{name} has SHA-256 {found}, its index says {shard.sha256}: upload the dataset again")
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if sha256 != shard.sha256:
+        raise OSError(f"{name} has SHA-256 {sha256}, its index has {shard.sha256}: upload the dataset again")

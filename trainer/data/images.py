@@ -1,6 +1,7 @@
-"""Samples of labelled images: decoded by Pillow, augmented and normalised by torchvision, on the CPU.
+"""Samples of labelled images: decoded by Pillow, augmented and normalized by torchvision, on the CPU.
 
-torchvision's own decoders are deprecated since 0.29."""
+torchvision's own decoders are deprecated since 0.29.
+"""
 
 import io
 import math
@@ -15,52 +16,53 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
 from trainer.data.cache import Cache
-from trainer.data.draws import Counts, keyed, uniform
-from trainer.data.shards import Shards
-from trainer.data.tar import Entries, entries
+from trainer.data.counter_rng import IntArray, random_bits, uniform
+from trainer.data.shards import MappedShards
+from trainer.data.tar import Entries, read_entries
 from trainyard.models.dataset import ImageDataset, Shard
 
-# ImageNet's mean and standard deviation of each channel, as torchvision's own weights have them.
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_SCALE, _RATIO, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # torchvision's RandomResizedCrop
-RESIZE = 256 / 224  # of a held-out image's shorter side, before its centre is taken
-AUGMENTING = 17  # what a key is for
-DRAWS = 1 + 4 * _TRIES  # of one image: the flip, then each try of a crop
-_TABLES = 256  # shards whose tables are kept in memory
+# Mean and standard deviation of each channel of ImageNet, as torchvision's pretrained weights use them.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_SCALE, _RATIO, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of torchvision's RandomResizedCrop
+RESIZE = 256 / 224  # shorter side of a held-out image over the side of the center crop
+AUGMENTATION = 17  # purpose of the random bits: other purposes have other numbers
+DRAWS_PER_IMAGE = 1 + 4 * _ATTEMPTS  # the flip, then four values for each attempt of a crop
+_MAX_TABLES = 256  # shards with their table of samples in memory
 
 
 class ImageSamples:
-    """Pixels float32 (samples, 3, size, size), labels int64 (samples,)."""
+    """Pixels as float32 (samples, 3, size, size), labels as int64 (samples,)."""
 
     def __init__(
         self, index: ImageDataset, listed: Sequence[Shard], cache: Cache, size: int, *, augment: bool, seed: int
     ) -> None:
-        """`augment`: a random crop, resized and perhaps flipped, as one trains; else the centre."""
+        """`augment`: random resized crops and flips, for training; otherwise center crops."""
         self.counts = [shard.count for shard in listed]
-        self.together, self.quick = 1, False
-        self.shards = Shards(listed, cache)
+        self.samples_per_read, self.is_cheap = 1, False
+        self.shards = MappedShards(listed, cache)
         self._classes, self.size, self.augment, self.seed = len(index.classes), size, augment, seed
-        self._entries: dict[int, Entries] = {}
+        self._tables: dict[int, Entries] = {}
 
-    def read(self, shards: Counts, indices: Counts, positions: Counts) -> tuple[Tensor, Tensor]:
-        """Raises OSError for an image that can't be decoded."""
-        encoded, labels = self.encoded(shards, indices)
-        draws = uniform(keyed(self.seed, AUGMENTING, positions[:, None], np.arange(DRAWS)))
+    def read(self, shards: IntArray, indices: IntArray, positions: IntArray) -> tuple[Tensor, Tensor]:
+        """Return normalized pixels and labels. Raises OSError for an image that can't be decoded."""
+        encoded, labels = self.read_encoded(shards, indices)
+        draws = uniform(random_bits(self.seed, AUGMENTATION, positions[:, None], np.arange(DRAWS_PER_IMAGE)))
         pixels = torch.empty(len(encoded), 3, self.size, self.size, dtype=torch.uint8)
-        for row, (image, of_it) in enumerate(zip(encoded, draws, strict=True)):
+        for row, (image, image_draws) in enumerate(zip(encoded, draws, strict=True)):
             try:
                 decoded = transforms.pil_to_tensor(Image.open(io.BytesIO(image)).convert("RGB"))
             except (OSError, ValueError, Image.DecompressionBombError) as error:
-                name = self.shards.cache.name_of(self.shards.listed[int(shards[row])])
-                raise OSError(f"{name}: image {indices[row]} can't be decoded: {error}") from error
-            pixels[row] = self._augmented(decoded, of_it) if self.augment else self._centre(decoded)
-        return transforms.normalize(pixels.float().div_(255), MEAN, DEVIATION, inplace=True), torch.from_numpy(labels)
+                uri = self.shards.cache.shard_uri(self.shards.listed[int(shards[row])])
+                raise OSError(f"{uri}: image {indices[row]} can't be decoded: {error}") from error
+            pixels[row] = self._augmented(decoded, image_draws) if self.augment else self._center_crop(decoded)
+        return transforms.normalize(pixels.float().div_(255), MEAN, STD, inplace=True), torch.from_numpy(labels)
 
     def batch(self, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return the tensors of `read` unchanged."""
         return read
 
-    def encoded(self, shards: Counts, indices: Counts) -> tuple[list[memoryview], Counts]:
-        """The images' files as they are, and their labels."""
+    def read_encoded(self, shards: IntArray, indices: IntArray) -> tuple[list[memoryview], IntArray]:
+        """Return the encoded image files and their labels."""
         images, labels = [], np.empty(len(shards), dtype=np.int64)
         for row, (shard, index) in enumerate(zip(shards.tolist(), indices.tolist(), strict=True)):
             content = self.shards[shard]
@@ -70,45 +72,48 @@ class ImageSamples:
         return images, labels
 
     def close(self) -> None:
+        """Close the shards."""
         self.shards.close()
 
     def _table(self, shard: int) -> Entries:
-        found = self._entries.get(shard)
-        if found is None:
-            if len(self._entries) >= _TABLES:
-                self._entries.pop(next(iter(self._entries)))
-            found = self._entries[shard] = entries(self.shards.listed[shard], self.shards.cache, self._classes)
-        return found
+        table = self._tables.get(shard)
+        if table is None:
+            if len(self._tables) >= _MAX_TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            table = self._tables[shard] = read_entries(self.shards.listed[shard], self.shards.cache, self._classes)
+        return table
 
     def _augmented(self, image: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        top, left, height, width = crop(image.shape[-2], image.shape[-1], draws[1:])
+        box = random_resized_crop(image.shape[-2], image.shape[-1], draws[1:])
         size = [self.size, self.size]
-        cropped: Tensor = transforms.resized_crop(image, top, left, height, width, size, antialias=True)
-        return cropped.flip(-1) if flips(draws) else cropped
+        cropped: Tensor = transforms.resized_crop(image, *box, size, antialias=True)
+        return cropped.flip(-1) if is_flipped(draws) else cropped
 
-    def _centre(self, image: Tensor) -> Tensor:
+    def _center_crop(self, image: Tensor) -> Tensor:
         resized = transforms.resize(image, [round(self.size * RESIZE)], antialias=True)
-        centre: Tensor = transforms.center_crop(resized, [self.size, self.size])
-        return centre
+        cropped: Tensor = transforms.center_crop(resized, [self.size, self.size])
+        return cropped
 
 
-def flips(draws: npt.NDArray[np.float64]) -> bool:
-    """Whether the image of these draws (the first of them counts) is turned left to right."""
+def is_flipped(draws: npt.NDArray[np.float64]) -> bool:
+    """Return whether the image with these uniform draws is flipped horizontally: the first draw decides."""
     return bool(draws[0] < 0.5)
 
 
-def crop(height: int, width: int, draws: npt.NDArray[np.float64]) -> tuple[int, int, int, int]:
-    """Top, left, height, width of the part to take, by torchvision's rule for RandomResizedCrop.
+def random_resized_crop(height: int, width: int, draws: npt.NDArray[np.float64]) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the crop, by the rule of torchvision's RandomResizedCrop.
 
-    Its own class draws from torch's global generator, which is the model's: a thread may not.
+    torchvision's class draws from torch's global generator. The model uses that generator, and a thread must not.
     """
     low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
-    for scale, ratio, down, right in draws.reshape(_TRIES, 4).tolist():
+    for scale, ratio, vertical, horizontal in draws.reshape(_ATTEMPTS, 4).tolist():
         area = height * width * (_SCALE[0] + scale * (_SCALE[1] - _SCALE[0]))
         aspect = math.exp(low + ratio * (high - low))
-        across, up = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < across <= width and 0 < up <= height:
-            return int(down * (height - up + 1)), int(right * (width - across + 1)), up, across
-    aspect = min(max(width / height, _RATIO[0]), _RATIO[1])  # far from square: as much of the centre as may be
-    across, up = min(width, round(height * aspect)), min(height, round(width / aspect))
-    return (height - up) // 2, (width - across) // 2, up, across
+        crop_width, crop_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(vertical * (height - crop_height + 1))
+            return top, int(horizontal * (width - crop_width + 1)), crop_height, crop_width
+    # Fallback for images far from square: the largest center crop with an allowed aspect ratio.
+    aspect = min(max(width / height, _RATIO[0]), _RATIO[1])
+    crop_width, crop_height = min(width, round(height * aspect)), min(height, round(width / aspect))
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width

@@ -1,10 +1,10 @@
-"""Micro-batches of one rank, made ready ahead of the training by a thread or by processes.
+"""Micro-batches of one rank, prepared in advance by a thread or by worker processes.
 
     data = open_data(config, environment, rank=0, ranks=1)
-    for micro_batch in data.train(consumed): ...
+    for micro_batch in data.train_batches(consumed): ...
 
-`consumed`, the number of samples trained on by all ranks, is all of the position. It may be gone on from with other
-ranks and other workers: the samples of a step are the same.
+`consumed`, the number of samples that all ranks have been trained on, is the complete position. Training may resume
+from it with other numbers of ranks and workers: the samples of a step are the same.
 """
 
 import multiprocessing
@@ -25,69 +25,73 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from trainer.data.draws import Counts
-from trainer.data.order import Order, of_rank
-from trainer.data.thread import made_ahead
-from trainer.requests import ENDING
+from trainer.data.counter_rng import IntArray
+from trainer.data.order import SampleOrder, positions_of_rank
+from trainer.data.thread import prefetch_in_thread
+from trainer.job_requests import TERMINATION_SIGNALS
 
 Batch = tuple[Tensor, ...]
-Read = tuple[Any, ...]  # tensors or arrays, whose first dimension counts samples
+Read = tuple[Any, ...]  # tensors or arrays; the first dimension counts samples
 Batches = Generator[Batch, None, None]
-_FOLLOW_SECONDS = 1.0
-_LOCATED = 4096  # positions of a rank whose samples are found at once: many cost hardly more than one
+_PARENT_POLL_SECONDS = 1.0
+_LOCATED_POSITIONS = 4096  # positions of a rank that are located in one call: it costs little more than one position
 
 
 class Samples(Protocol):
     """Samples of one kind."""
 
     @property
-    def counts(self) -> list[int]: ...
+    def counts(self) -> list[int]:
+        """Number of samples in each shard."""
 
     @property
-    def together(self) -> int:
-        """So many samples are made at once with profit, where no other process makes them."""
+    def samples_per_read(self) -> int:
+        """Number of samples that is efficient to read in one call, without worker processes."""
 
     @property
-    def quick(self) -> bool:
-        """Whether to make a sample is hardly more than to copy it."""
+    def is_cheap(self) -> bool:
+        """Whether preparing a sample costs little more than copying it."""
 
-    def read(self, shards: Counts, indices: Counts, positions: Counts) -> Read:
-        """All that takes time."""
+    def read(self, shards: IntArray, indices: IntArray, positions: IntArray) -> Read:
+        """Read and prepare samples: the expensive part."""
 
     def batch(self, read: Read) -> Batch:
-        """Of what was read, or of some samples of it: what is trained on."""
+        """Convert the result of `read`, or a slice of its samples, to the tensors to train on."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release files."""
 
 
-class _Located:
-    """The samples of ascending positions, many found at once."""
+class _SampleLocator:
+    """Locates the samples of ascending positions, many in one call."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: SampleOrder) -> None:
         self._order = order
-        self._known = range(0)
+        self._located = range(0)
         self._shards = self._indices = order.locate(range(0))[0]
 
-    def __call__(self, positions: range) -> tuple[Counts, Counts]:
-        if positions.step != self._known.step or positions[0] not in self._known or positions[-1] not in self._known:
-            # Of a small dataset no more than an epoch, for each has tables of its own.
-            number = max(len(positions), min(_LOCATED, self._order.size // positions.step))
-            self._known = range(positions.start, positions.start + number * positions.step, positions.step)
-            self._shards, self._indices = self._order.locate(self._known)
-        first = self._known.index(positions[0])
+    def __call__(self, positions: range) -> tuple[IntArray, IntArray]:
+        located = self._located
+        if positions.step != located.step or positions[0] not in located or positions[-1] not in located:
+            # At most one epoch of a small dataset, because each epoch has its own tables.
+            number = max(len(positions), min(_LOCATED_POSITIONS, self._order.size // positions.step))
+            self._located = range(positions.start, positions.start + number * positions.step, positions.step)
+            self._shards, self._indices = self._order.locate(self._located)
+        first = self._located.index(positions[0])
         part = slice(first, first + len(positions))
         return self._shards[part], self._indices[part]
 
 
-class ByPosition(TorchDataset[Batch]):
-    """What DataLoader asks for micro-batches by their positions."""
+class PositionDataset(TorchDataset[Batch]):
+    """A dataset whose keys are the positions of a micro-batch, for DataLoader."""
 
-    def __init__(self, order: Order, samples: Samples) -> None:
+    def __init__(self, order: SampleOrder, samples: Samples) -> None:
         self.samples = samples
-        self._located = _Located(order)
+        self._locate = _SampleLocator(order)
 
     def read(self, positions: range) -> Read:
-        shards, indices = self._located(positions)
+        """Read and prepare the samples at these positions."""
+        shards, indices = self._locate(positions)
         return self.samples.read(shards, indices, np.arange(positions.start, positions.stop, positions.step))
 
     def __getitems__(self, positions: range) -> Batch:
@@ -95,8 +99,8 @@ class ByPosition(TorchDataset[Batch]):
 
 
 @dataclass(frozen=True)
-class _Positions:
-    """Those of each of a rank's micro-batches; without `number`, there is no end."""
+class _MicroBatchPositions:
+    """The positions of each micro-batch of a rank; endless if `number` is None."""
 
     consumed: int
     rank: int
@@ -106,164 +110,185 @@ class _Positions:
 
     def __iter__(self) -> Iterator[range]:
         numbers = count() if self.number is None else range(self.number)
-        return (of_rank(self.consumed, self.rank, self.ranks, self.micro_batch, number) for number in numbers)
+        return (positions_of_rank(self.consumed, self.rank, self.ranks, self.micro_batch, number) for number in numbers)
 
 
-def _pinned(batch: Batch) -> Batch:
-    """A tensor with gaps keeps them when it is pinned, and is then copied to a GPU through other memory, for which the
-    host waits: here it has none."""
+def _pin(batch: Batch) -> Batch:
+    """Copy to pinned memory without gaps.
+
+    A pinned tensor with gaps is copied to a GPU through further memory, and the host waits for that copy.
+    """
     return tuple(part.contiguous().pin_memory() for part in batch)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What a worker hands over. DataLoader has it pin itself."""
+class _WorkerBatch:
+    """A micro-batch from a worker. DataLoader calls its `pin_memory`."""
 
     batch: Batch
 
-    def pin_memory(self) -> "_Made":
-        return _Made(_pinned(self.batch))
+    def pin_memory(self) -> "_WorkerBatch":
+        return _WorkerBatch(_pin(self.batch))
 
 
 @dataclass(frozen=True)
-class _Failed:
-    """What it hands over in place of a micro-batch: DataLoader itself would tell its error as a traceback."""
+class _WorkerFailure:
+    """A worker's error in place of a micro-batch: DataLoader would report it as a traceback."""
 
-    why: str
+    reason: str
 
 
-class _InWorker(TorchDataset[_Made | _Failed]):
-    def __init__(self, dataset: ByPosition) -> None:
+class _WorkerDataset(TorchDataset[_WorkerBatch | _WorkerFailure]):
+    def __init__(self, dataset: PositionDataset) -> None:
         self._dataset = dataset
 
-    def __getitems__(self, positions: range) -> _Made | _Failed:
+    def __getitems__(self, positions: range) -> _WorkerBatch | _WorkerFailure:
         try:
-            return _Made(self._dataset.__getitems__(positions))
+            return _WorkerBatch(self._dataset.__getitems__(positions))
         except OSError as error:
-            return _Failed(str(error))
+            return _WorkerFailure(str(error))
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """What is started within never hears what ends the job, by which whole process groups are told (Ctrl-C, `timeout`,
-    systemd): the training is to save a checkpoint yet, and needs its workers until then."""
-    resource_tracker.ensure_running()  # which would lift the mask, were it started with the rest
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+def _termination_signals_blocked() -> Iterator[None]:
+    """Start processes that ignore the signals that terminate the job.
+
+    Ctrl-C, `timeout` and systemd send them to whole process groups, but training needs its workers until it has saved a
+    checkpoint.
+    """
+    resource_tracker.ensure_running()  # if it started with the workers, it would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _follow(worker: int) -> None:
-    """A worker ends with the training, however that ends, or when it tells the worker to, and at nobody else's word.
+def _exit_with_training(worker: int) -> None:
+    """Exit this worker when the training process exits or sends a termination signal; ignore those of other processes.
 
-    DataLoader's own watch is on the worker's parent, the server from which it is forked; and that one lives as long as
-    its workers do.
+    DataLoader's own check watches the worker's parent, the fork server, which runs as long as its workers run.
     """
     training = multiprocessing.parent_process()
     assert training
 
-    def follow() -> None:
+    def watch() -> None:
         while not multiprocessing.connection.wait([training.sentinel], 0):
-            told = signal.sigtimedwait(ENDING, _FOLLOW_SECONDS)  # blocked here, so that a thread can wait for them
-            if told and told.si_pid == training.pid:
+            # A thread can wait for the signals because they are blocked.
+            received = signal.sigtimedwait(TERMINATION_SIGNALS, _PARENT_POLL_SECONDS)
+            if received and received.si_pid == training.pid:
                 break
         os._exit(1)
 
-    threading.Thread(target=follow, name="follow", daemon=True).start()
+    threading.Thread(target=watch, name="watch-training", daemon=True).start()
 
 
-def _as_it_is(made: Any) -> Any:
-    return made
+def _identity(item: Any) -> Any:
+    return item
 
 
-def _sound(made: _Made | _Failed) -> Batch:
-    if isinstance(made, _Failed):
-        raise OSError(made.why)
-    return made.batch
+def _unwrap(item: _WorkerBatch | _WorkerFailure) -> Batch:
+    if isinstance(item, _WorkerFailure):
+        raise OSError(item.reason)
+    return item.batch
 
 
 class Loader(Protocol):
     """Micro-batches of one part of a dataset, for one rank."""
 
     def batches(self, consumed: int, number: int | None = None) -> Batches:
-        """`number` of them, or without end; what it began ends with it. Raises OSError where a shard can't be had."""
+        """Yield `number` micro-batches; None: endless. Raises OSError if a shard is unavailable.
 
-    def close(self) -> None: ...
+        Closing the generator stops the processes and threads that it has started.
+        """
+
+    def close(self) -> None:
+        """Stop all processes and threads."""
 
 
 class WorkerLoader:
-    """By processes that PyTorch's DataLoader keeps, or, with none of them, by a thread of this one.
+    """Loads with the processes of PyTorch's DataLoader or, with `workers` of 0, with a thread of this process.
 
-    Without a GPU, quick samples are made as they are asked for: a thread costs more, as both want Python's lock.
+    Without a GPU, cheap samples are prepared on request: a thread costs more, because both need Python's lock (GIL).
     """
 
     def __init__(
-        self, samples: Samples, order: Order, *, rank: int, ranks: int, micro_batch: int, workers: int, prefetch: int
+        self,
+        samples: Samples,
+        order: SampleOrder,
+        *,
+        rank: int,
+        ranks: int,
+        micro_batch: int,
+        workers: int,
+        prefetch: int,
     ) -> None:
+        """`prefetch`: micro-batches to prepare in advance, per worker."""
         self._samples, self._order = samples, order
         self._rank, self._ranks, self._micro_batch = rank, ranks, micro_batch
         self._workers, self._prefetch = workers, prefetch
-        self._pinned = torch.cuda.is_available()
-        self._kept: tuple[_Positions, DataLoader[_Made | _Failed]] | None = None
+        self._pins_memory = torch.cuda.is_available()
+        self._reusable: tuple[_MicroBatchPositions, DataLoader[_WorkerBatch | _WorkerFailure]] | None = None
 
     def batches(self, consumed: int, number: int | None = None) -> Batches:
-        positions = _Positions(consumed, self._rank, self._ranks, self._micro_batch, number)
+        """Yield `number` micro-batches from the sample `consumed` on; None: endless."""
+        positions = _MicroBatchPositions(consumed, self._rank, self._ranks, self._micro_batch, number)
         if self._workers:
-            return self._by_workers(positions)
-        return self._here(positions)
+            return self._load_in_workers(positions)
+        return self._load_in_process(positions)
 
     def close(self) -> None:
-        self._kept = None
+        """Stop the worker processes and release files."""
+        self._reusable = None
         self._samples.close()
 
-    def _here(self, positions: _Positions) -> Batches:
-        """Small micro-batches are read and handed over several at once: that costs hardly more than one."""
-        several = max(1, self._samples.together // self._micro_batch)
-        if positions.number is not None:  # no more than these
-            several = max(part for part in range(1, several + 1) if positions.number % part == 0)
-        number = None if positions.number is None else positions.number // several
-        groups = replace(positions, micro_batch=several * self._micro_batch, number=number)
-        dataset = ByPosition(self._order, self._samples)
+    def _load_in_process(self, positions: _MicroBatchPositions) -> Batches:
+        """Read several small micro-batches in one call, which costs little more than one micro-batch."""
+        group_size = max(1, self._samples.samples_per_read // self._micro_batch)
+        if positions.number is not None:  # a divisor of the number of micro-batches
+            group_size = max(size for size in range(1, group_size + 1) if positions.number % size == 0)
+        number = None if positions.number is None else positions.number // group_size
+        groups = replace(positions, micro_batch=group_size * self._micro_batch, number=number)
+        dataset = PositionDataset(self._order, self._samples)
 
-        def parts(group: Read) -> Iterator[Any]:
-            return zip(*(part.reshape(several, -1, *part.shape[1:]) for part in group), strict=True)
+        def split(group: Read) -> Iterator[Any]:
+            return zip(*(part.reshape(group_size, -1, *part.shape[1:]) for part in group), strict=True)
 
-        made: Generator[Read, None, None] = (dataset.read(each) for each in groups)
-        finish: Callable[[Read], Batch] = self._samples.batch
-        if self._pinned:  # which a thread is to do too
-            made, finish = (_pinned(dataset.__getitems__(each)) for each in groups), tuple
-        if self._pinned or not self._samples.quick:
-            # While one of several is taken apart another is made.
-            made = made_ahead(made, self._prefetch if several == 1 else max(2, self._prefetch // several))
-        with closing(made):
-            for group in made:
-                yield from map(finish, parts(group))
+        reads: Generator[Read, None, None] = (dataset.read(group) for group in groups)
+        to_batch: Callable[[Read], Batch] = self._samples.batch
+        if self._pins_memory:  # the thread pins, too
+            reads, to_batch = (_pin(dataset.__getitems__(group)) for group in groups), tuple
+        if self._pins_memory or not self._samples.is_cheap:
+            # At least two groups: the thread reads the next group while the current group is split.
+            groups_in_advance = self._prefetch if group_size == 1 else max(2, self._prefetch // group_size)
+            reads = prefetch_in_thread(reads, groups_in_advance)
+        with closing(reads):
+            for group in reads:
+                yield from map(to_batch, split(group))
 
-    def _by_workers(self, positions: _Positions) -> Batches:
+    def _load_in_workers(self, positions: _MicroBatchPositions) -> Batches:
         if positions.number is None:
-            yield from map(_sound, self._loader(positions))
+            yield from map(_unwrap, self._data_loader(positions))
             return
-        if self._kept is None or self._kept[0] != positions:
-            self._kept = positions, self._loader(positions)
-        yield from map(_sound, self._kept[1])  # its processes stay for the next time
+        if self._reusable is None or self._reusable[0] != positions:
+            self._reusable = positions, self._data_loader(positions)
+        yield from map(_unwrap, self._reusable[1])  # its processes remain for the next call
 
-    def _loader(self, positions: _Positions) -> DataLoader[_Made | _Failed]:
+    def _data_loader(self, positions: _MicroBatchPositions) -> DataLoader[_WorkerBatch | _WorkerFailure]:
         context = multiprocessing.get_context("forkserver")
-        # Imported once, by the server from which workers are forked; there no thread runs that a fork could break.
+        # The server from which workers are forked imports these once. It has no threads that a fork could break.
         context.set_forkserver_preload([__name__, type(self._samples).__module__])
-        with _deaf():
+        with _termination_signals_blocked():
             forkserver.ensure_running()
         return DataLoader(
-            _InWorker(ByPosition(self._order, self._samples)),
-            batch_sampler=positions,  # type: ignore[arg-type]  # a range is as good as a list
+            _WorkerDataset(PositionDataset(self._order, self._samples)),
+            batch_sampler=positions,  # type: ignore[arg-type]  # ranges instead of lists
             num_workers=self._workers,
             prefetch_factor=self._prefetch,
-            collate_fn=_as_it_is,
-            worker_init_fn=_follow,
-            pin_memory=self._pinned,
+            collate_fn=_identity,
+            worker_init_fn=_exit_with_training,
+            pin_memory=self._pins_memory,
             multiprocessing_context=context,
-            generator=torch.Generator(),  # else it draws from the generator of the model
+            generator=torch.Generator(),  # otherwise it draws from the model's generator
             persistent_workers=True,
         )

@@ -1,4 +1,4 @@
-"""Shards as memory: maps of the files that this process reads, those used lately kept open."""
+"""Memory maps of shards: the recently read files of this process are kept open."""
 
 import mmap
 import os
@@ -7,51 +7,54 @@ from collections.abc import Sequence
 from trainer.data.cache import Cache
 from trainyard.models.dataset import Shard
 
-_AT_MOST = 128  # maps of one age, each with a descriptor: a process may have 1024 where nobody raised it
-_AGE = 1024  # reads; what was not read for so long, or twice it, is closed: while it is open no cache can remove it
+_MAX_MAPS = 128  # of one generation; each map has a descriptor, and the default limit of a process is 1024
+# Reads of one generation. A map that is not read for one to two generations is closed, because the cache can't evict an
+# open file.
+_READS_PER_GENERATION = 1024
 
 
-class Shards:
-    """`shards[number]` is the content of one of `listed`, read-only. It is sent to other processes with none open."""
+class MappedShards:
+    """`shards[number]` is the content of one of `listed`, read-only. A pickled copy has no open files."""
 
-    _young: dict[int, memoryview]
-    _old: dict[int, memoryview]
+    _current: dict[int, memoryview]
+    _previous: dict[int, memoryview]
     _reads: int
 
     def __init__(self, listed: Sequence[Shard], cache: Cache) -> None:
         self.listed = tuple(listed)
         self.cache = cache
-        self._forget()
+        self._close_all()
 
     def __getstate__(self) -> dict[str, object]:
         return {"listed": self.listed, "cache": self.cache}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._forget()
+        self._close_all()
 
     def __getitem__(self, number: int) -> memoryview:
-        """Raises OSError where the shard can't be had, or is not what the index says."""
+        """Return the content of a shard. Raises OSError if it is unavailable or differs from the index."""
         self._reads += 1
-        if self._reads > _AGE or len(self._young) > _AT_MOST:
-            self._young, self._old, self._reads = {}, self._young, 0
-        found = self._young.get(number)
-        if found is None:
-            found = self._old.pop(number, None)
-            self._young[number] = found = self._map(number) if found is None else found
-        return found
+        if self._reads > _READS_PER_GENERATION or len(self._current) > _MAX_MAPS:
+            self._current, self._previous, self._reads = {}, self._current, 0
+        content = self._current.get(number)
+        if content is None:
+            content = self._previous.pop(number, None)
+            self._current[number] = content = self._map(number) if content is None else content
+        return content
 
     def close(self) -> None:
-        self._forget()
+        """Close all maps."""
+        self._close_all()
 
     def _map(self, number: int) -> memoryview:
-        descriptor = self.cache.open(self.listed[number], let_go=self._forget)
+        descriptor = self.cache.open(self.listed[number], release=self._close_all)
         try:
-            # The map has a copy of the descriptor, and with it the lock that says the file is in use.
+            # The map has a copy of the descriptor, and so the lock that marks the file as in use.
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
         return memoryview(mapped)
 
-    def _forget(self) -> None:
-        self._young, self._old, self._reads = {}, {}, 0
+    def _close_all(self) -> None:
+        self._current, self._previous, self._reads = {}, {}, 0

@@ -1,4 +1,4 @@
-"""What an iterator yields, made by a thread ahead of who takes it."""
+"""Runs an iterator in a thread, so that its items are ready before they are needed."""
 
 import threading
 from collections.abc import Generator, Iterator
@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
-_PATIENCE = 1.0  # seconds for what is being made when nobody wants it any more: it may wait for storage that is away
+_CLOSE_TIMEOUT_SECONDS = 1.0  # for the item in progress after a close: it may wait for unavailable storage
 
 
 @dataclass(frozen=True)
@@ -15,41 +15,41 @@ class _End:
     error: BaseException | None
 
 
-def made_ahead(source: Iterator[T], number: int) -> Generator[T, None, None]:
-    """The same items, up to `number` of them ready before they are asked for. An error comes where it arose.
+def prefetch_in_thread(source: Iterator[T], count: int) -> Generator[T, None, None]:
+    """Yield the items of `source`, with up to `count` items ready in advance. An error is raised in its place.
 
-    The thread ends with the source, or when the iterator is closed or dropped.
+    The thread ends with the source, or when the iterator is closed or garbage-collected.
     """
-    # Small items are taken by ten thousands a second: these queues cost half of what a threading.Condition does.
-    room: SimpleQueue[None] = SimpleQueue()
+    # Small items arrive at ten thousands per second: these queues cost half as much as a threading.Condition.
+    free_slots: SimpleQueue[None] = SimpleQueue()
     ready: SimpleQueue[tuple[T] | _End] = SimpleQueue()
     closed = False
 
-    def make() -> None:
+    def run() -> None:
         error: BaseException | None = None
         try:
             while True:
-                room.get()
+                free_slots.get()
                 if closed:
                     break
                 ready.put((next(source),))
         except StopIteration:
             pass
-        except BaseException as raised:
-            error = raised
+        except BaseException as exception:
+            error = exception
         ready.put(_End(error))
 
-    for _ in range(number):
-        room.put(None)
-    thread = threading.Thread(target=make, name="made-ahead", daemon=True)
+    for _ in range(count):
+        free_slots.put(None)
+    thread = threading.Thread(target=run, name="prefetch-batches", daemon=True)
     thread.start()
     try:
-        while not isinstance(found := ready.get(), _End):
-            room.put(None)
-            yield found[0]
-        if found.error is not None:
-            raise found.error
+        while not isinstance(item := ready.get(), _End):
+            free_slots.put(None)
+            yield item[0]
+        if item.error is not None:
+            raise item.error
     finally:
         closed = True
-        room.put(None)
-        thread.join(timeout=_PATIENCE)
+        free_slots.put(None)
+        thread.join(timeout=_CLOSE_TIMEOUT_SECONDS)

@@ -1,1 +1,1 @@
-"""Weights for others: safetensors, and 8 bits."""
+"""Export of weights: safetensors, and int8."""

@@ -1,48 +1,60 @@
-"""`python -m trainer.export CHECKPOINT_URI TARGET [--int8]`: the weights of one checkpoint as safetensors.
+"""Export the weights of a checkpoint: `python -m trainer.export CHECKPOINT_URI TARGET [--int8]`.
 
-In a process of its own, without GPUs or other ranks. The weights are the fp32 ones that the optimizer changes.
+Runs in one process without GPUs. The exported weights are the fp32 weights of the optimizer.
 """
 
 import argparse
 import json
+import os
 import sys
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.checkpoints.reader import load_whole
-from trainer.export.int8 import export_int8
-from trainer.export.shape import config_of, empty, int8_config_of, prefix_of, shared_names
-from trainer.export.weights import export_checkpoint, fill_from
+from trainer.checkpoints.reader import read_state_dict
+from trainer.export.int8_export import export_int8
+from trainer.export.model_config import (
+    build_empty_model,
+    build_export_config,
+    build_int8_config,
+    name_prefix,
+    shared_names,
+)
+from trainer.export.safetensors_export import export_checkpoint, load_exported_weights
+from trainer.log import configure_logging
 from trainer.storage import open_storage
-from trainyard.base import InputError, Problem
 from trainyard.config.training.models import ModelConfig
+from trainyard.errors import InputError, Problem
 
 
 def export(uri: str, target: str, *, int8: bool) -> None:
-    """Raises InputError where there is no such place, OSError where the checkpoint can't be read."""
+    """Export the checkpoint at `uri` to `target`.
+
+    Raises InputError for an invalid location, OSError if the checkpoint cannot be read.
+    """
     source, storage = open_storage(uri, "CHECKPOINT_URI"), open_storage(target, "TARGET")
     source.require()
-    storage.require(make=True)
+    storage.require(create=True)
     try:
-        shape = TypeAdapter[ModelConfig](ModelConfig).validate_json(load_whole(source.uri, {"shape"})["shape"])
+        shape = TypeAdapter[ModelConfig](ModelConfig).validate_json(read_state_dict(source.uri, {"shape"})["shape"])
     except (KeyError, ValidationError):
-        raise InputError(
-            [Problem(key="CHECKPOINT_URI", value=uri, why="is not a checkpoint of this trainer", fix="Name one")]
-        ) from None
-    own, prefix = config_of(shape), prefix_of(shape)
-    export_checkpoint(source.uri, own, storage, prefix=prefix, shared=shared_names(shape))
+        reason, fix = "is not a checkpoint of this trainer", "Set it to the URI of a checkpoint"
+        raise InputError([Problem(key="CHECKPOINT_URI", value=uri, reason=reason, fix=fix)]) from None
+    export_config, prefix = build_export_config(shape), name_prefix(shape)
+    export_checkpoint(source.uri, export_config, storage, prefix=prefix, shared=shared_names(shape))
     if int8:
-        model = empty(shape)
-        fill_from(model, storage, prefix=prefix, folder="")
-        export_int8(model, int8_config_of(shape, own), storage, prefix=prefix, folder="int8/")
+        model = build_empty_model(shape)
+        load_exported_weights(model, storage, prefix=prefix, folder="")
+        export_int8(model, build_int8_config(shape, export_config), storage, prefix=prefix, folder="int8/")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="trainer.export", description="A checkpoint's weights as safetensors.")
-    parser.add_argument("checkpoint", metavar="CHECKPOINT_URI", help="folder or s3:// of one checkpoint")
-    parser.add_argument("target", metavar="TARGET", help="folder or s3:// to write to")
-    parser.add_argument("--int8", action="store_true", help="also the linear layers in 8 bits, under TARGET/int8/")
+    """Run the program. Returns 0 on success, 1 if reading or writing fails and 2 for a user error."""
+    parser = argparse.ArgumentParser(prog="trainer.export", description="Export a checkpoint's weights as safetensors.")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT_URI", help="folder or s3:// URI of one checkpoint")
+    parser.add_argument("target", metavar="TARGET", help="folder or s3:// URI to write to")
+    parser.add_argument("--int8", action="store_true", help="also export int8 linear layers, to TARGET/int8/")
     arguments = parser.parse_args()
+    configure_logging(os.environ, sys.stderr)
     try:
         export(arguments.checkpoint, arguments.target, int8=arguments.int8)
     except InputError as error:

@@ -1,1 +1,1 @@
-"""How a job that can not go on ends: out of memory, or hung."""
+"""Detection and explanation of fatal failures: out of memory, a hang, a lost peer."""

@@ -1,9 +1,9 @@
-"""What is trained: modules whose call with a micro-batch's tensors gives its mean loss."""
+"""Models: modules that return the mean loss of a micro-batch."""
 
 import torch
 
-from trainer.models.built import Model
 from trainer.models.decoder import Decoder, stage_layers
+from trainer.models.model import Model
 from trainer.telemetry.flops import decoder_flops
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig
@@ -12,31 +12,37 @@ __all__ = ["Model", "build"]
 
 
 def build(config: TrainerConfig, stage: int = 0) -> Model:
-    """The model on `meta`, without memory, where it has an `initialize`; else drawn, on the CPU.
+    """Build the configured model, or one pipeline stage of it.
 
-    Raises InputError where a Hugging Face model can't be made of what the user names.
+    A model with an `initialize` function is on the `meta` device; others are initialized on the CPU. Raises InputError
+    if the Hugging Face model cannot be created.
     """
-    shape = config.model
-    if isinstance(shape, DecoderConfig):
-        layers = stage_layers(shape.layers, config.parallel.pipeline, stage)
-        with torch.device("meta"):
-            module = Decoder(shape, config.memory.loss_chunk, layers)
-        blocks = {f"blocks.{number}": block for number, block in module.blocks.items()}
-        table = 0 if shape.tie_embeddings else shape.vocabulary * shape.dim
-        each = decoder_flops(shape.parameters, table, shape.layers, shape.dim, shape.sequence_length)
-        return Model(
-            module=module,
-            blocks=blocks,
-            initialize=module.initialize,
-            vocabulary=shape.vocabulary,
-            parameters=shape.parameters,
-            flops=each * shape.sequence_length,
-        )
+    model_config = config.model
+    if isinstance(model_config, DecoderConfig):
+        return _build_decoder(config, model_config, stage)
     torch.manual_seed(config.seed)
-    if isinstance(shape, HuggingFaceConfig):
-        from trainer.models.hugging_face import language_model
+    if isinstance(model_config, HuggingFaceConfig):
+        from trainer.models.hugging_face import build_language_model
 
-        return language_model(shape, config.memory.loss_chunk)
-    from trainer.models.images import classifier
+        return build_language_model(model_config, config.memory.loss_chunk)
+    from trainer.models.images import build_classifier
 
-    return classifier(shape)
+    return build_classifier(model_config)
+
+
+def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: int) -> Model:
+    layers = stage_layers(model_config.layers, config.parallel.pipeline, stage)
+    with torch.device("meta"):
+        module = Decoder(model_config, config.memory.loss_chunk, layers)
+    embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
+    token_flops = decoder_flops(
+        model_config.parameters, embedding, model_config.layers, model_config.dim, model_config.sequence_length
+    )
+    return Model(
+        module=module,
+        blocks={f"blocks.{number}": block for number, block in module.blocks.items()},
+        initialize=module.initialize,
+        vocabulary=model_config.vocabulary,
+        parameters=model_config.parameters,
+        flops=token_flops * model_config.sequence_length,
+    )

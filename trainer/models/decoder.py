@@ -1,15 +1,15 @@
-"""The built-in decoder, in the style of Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
+"""The built-in decoder, similar to Llama: RMSNorm, rotary position embedding, SwiGLU, grouped-query attention."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainer.models.loss import next_token_loss
 from trainyard.config.training.models import DecoderConfig
 
 
 def rotary_table(length: int, width: int, theta: float) -> Tensor:
-    """(2, length, width): cosines, and sines signed for `rotate`, of every position's angles."""
+    """Return (2, length, width): cosines, and sines with the signs that `rotate` needs, of the angles by position."""
     frequencies = torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
     angles = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequencies)
     cosines, sines = angles.cos(), angles.sin()
@@ -17,16 +17,16 @@ def rotary_table(length: int, width: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turn each pair (i, i + width/2) of the last dimension by its position's angle."""
+    """Rotate each pair (i, i + width/2) of the last dimension by the angle of its position."""
     cosines, sines = table[:, : x.size(-2)]
-    turned: Tensor = x * cosines + x.roll(x.size(-1) // 2, -1) * sines
-    return turned.to(x.dtype)
+    rotated: Tensor = x * cosines + x.roll(x.size(-1) // 2, -1) * sines
+    return rotated.to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal self-attention whose key and value heads each serve several query heads.
+    """Causal grouped-query self-attention.
 
-    Under tensor parallelism a rank's projections hold its own heads only: how many is told by their outputs.
+    With tensor parallelism a rank's projections hold a part of the heads: their number follows from the outputs.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -38,6 +38,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Return the attention output; `table` is from `rotary_table`."""
         batch, length, _ = x.shape
 
         def heads(projected: Tensor) -> Tensor:
@@ -46,13 +47,13 @@ class Attention(nn.Module):
         queries, keys = rotate(heads(self.queries(x)), table), rotate(heads(self.keys(x)), table)
         values = heads(self.values(x))
         grouped = queries.size(1) != keys.size(1)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
         projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: one half gates the other."""
+    """Feed-forward layer with SwiGLU activation."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -61,11 +62,14 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.out(F.silu(self.gate(x)) * self.up(x))
+        """Return the layer's output."""
+        projected: Tensor = self.out(functional.silu(self.gate(x)) * self.up(x))
         return projected
 
 
 class Block(nn.Module):
+    """A transformer block: attention and feed-forward layer, each with a pre-norm and a residual connection."""
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
@@ -74,16 +78,17 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Return the residual stream after the block."""
         x = x + self.attention(self.attention_norm(x), table)
         stream: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return stream
 
 
 class Decoder(nn.Module):
-    """Blocks `layers` of the model: all of them, or one stage of a pipeline.
+    """The decoder, or the blocks `layers` of it as one pipeline stage.
 
-    The first stage takes tokens (batch, length), a later one what the stage before gave. The last stage gives the mean
-    loss in nats per token where it is told the tokens' successors, and the logits where it is not.
+    The first stage takes tokens (batch, length), a later stage the output of the previous stage. The last stage returns
+    the mean loss in nats per token if it gets the tokens' successors, and logits otherwise.
     """
 
     table: Tensor
@@ -104,6 +109,7 @@ class Decoder(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, successors: Tensor | None = None) -> Tensor:
+        """Return the output of the stage."""
         if self.first:
             x = self.embedding(x)
         for block in self.blocks.values():
@@ -112,21 +118,24 @@ class Decoder(nn.Module):
             return x
         x, weight = self.norm(x), self.embedding.weight if self.config.tie_embeddings else self.head.weight
         if successors is None:
-            return F.linear(x, weight)
+            return functional.linear(x, weight)
         return next_token_loss(x, weight, successors, self.loss_chunk)
 
     def initialize(self, name: str, module: nn.Module) -> None:
-        """Draw the weights that `module` itself holds; `name` is its own in the model."""
+        """Initialize the weights of one submodule, without its children; `name` is its name in the model."""
         if isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, nn.Linear | nn.Embedding):
-            # What each block adds to the residual stream starts small, so that its sum does not grow with depth.
+            # The outputs that blocks add to the residual stream are scaled, so that their sum does not grow with depth.
             depth = 2 * self.config.layers if name.endswith(".out") else 1
             nn.init.normal_(module.weight, std=0.02 / depth**0.5)
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:
-    """The layers of one stage, as even as can be; the last stage, which has the output layer too, has the fewest."""
-    each, more = divmod(layers, stages)
-    start = stage * each + min(stage, more)
-    return range(start, start + each + (stage < more))
+    """Return the layers of one pipeline stage.
+
+    Stages differ by at most one layer; the last stage, which also has the output layer, never has the additional layer.
+    """
+    base, remainder = divmod(layers, stages)
+    start = stage * base + min(stage, remainder)
+    return range(start, start + base + (stage < remainder))

@@ -1,4 +1,4 @@
-"""Causal and masked language models of the library transformers."""
+"""Causal and masked language models of the transformers library."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -9,168 +9,182 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from trainer.models.built import Model, repeated
 from trainer.models.loss import next_token_loss
+from trainer.models.model import Model, find_blocks
 from trainer.telemetry.flops import language_model_flops
-from trainyard.base import InputError, Problem
 from trainyard.config.training.models import HuggingFaceConfig
 from trainyard.config.training.presets import HUGGING_FACE
+from trainyard.errors import InputError, Problem
 
-# What transformers and torch raise where they can't make a model of what they are given.
-_REFUSALS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)
+# Exceptions of transformers and torch for an invalid model configuration.
+_CONFIG_ERRORS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)
 
-_SLIP = 0.9  # of difflib's ratio: num_hidden_layer for num_hidden_layers, and not position_embedding_type for anything
+# Minimum ratio of difflib for a misspelled key: matches num_hidden_layer with num_hidden_layers, and
+# position_embedding_type with no key.
+_MISSPELLING_RATIO = 0.9
 
 
 class LanguageModel(nn.Module):
-    """Called with (batch, length) tokens and targets, which are the next tokens or, where masked, the hidden ones."""
+    """A transformers model that returns the mean loss.
+
+    Called with (batch, length) tokens and targets: the next tokens or, for a masked model, the masked tokens.
+    """
 
     def __init__(self, model: nn.Module, loss_chunk: int | None) -> None:
         super().__init__()
         self.model = model
         self.loss_chunk = loss_chunk
-        self.plain = _ends_in_its_last_layer(model)
+        self.has_linear_head = _has_linear_head(model)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss, nats per token."""
         inner: Any = self.model
-        if self.plain:
+        if self.has_linear_head:
             head = inner.get_output_embeddings()
-            hidden = _before(head, inner, tokens)
+            hidden = _head_input(head, inner, tokens)
             return next_token_loss(hidden.to(head.weight.dtype), head.weight, targets, self.loss_chunk, bias=head.bias)
         logits: Tensor = inner(input_ids=tokens).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def language_model(config: HuggingFaceConfig, loss_chunk: int | None) -> Model:
-    """The model with fresh weights or those of `config.path`. Raises InputError where it can't be made."""
-    shape, maker = library_config(config), maker_of(config)
+def build_language_model(config: HuggingFaceConfig, loss_chunk: int | None) -> Model:
+    """Build the model with new weights or those of `config.path`. Raises InputError for an invalid configuration."""
+    library_config, auto_class = load_transformers_config(config), auto_model_class(config)
     try:
         if config.weights:
-            assert config.path is not None, "the configuration was checked"
-            inner = maker.from_pretrained(
-                config.path, config=shape, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            assert config.path is not None, "the configuration is validated"
+            inner = auto_class.from_pretrained(
+                config.path, config=library_config, dtype=torch.float32, local_files_only=True, use_safetensors=True
             )
         else:
-            inner = maker.from_config(shape, dtype=torch.float32)
-    except _REFUSALS as error:
-        raise _unmade(config, error) from None
+            inner = auto_class.from_config(library_config, dtype=torch.float32)
+    except _CONFIG_ERRORS as error:
+        raise _config_error(config, error) from None
     module = LanguageModel(inner, loss_chunk)
     return Model(
         module=module,
-        blocks=dict(repeated(module)),
+        blocks=dict(find_blocks(module)),
         initialize=None,
-        vocabulary=shape.vocab_size,
+        vocabulary=library_config.vocab_size,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
-        flops=_flops(inner, shape, config),
+        flops=_flops(inner, library_config, config),
     )
 
 
-def maker_of(config: HuggingFaceConfig) -> Any:
-    """What of transformers makes models of the task."""
+def auto_model_class(config: HuggingFaceConfig) -> Any:
+    """Return the auto class of transformers for the configured task."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return AutoModelForCausalLM if config.task == "causal" else AutoModelForMaskedLM
 
 
-def library_config(config: HuggingFaceConfig) -> Any:
-    """The model's configuration, as transformers has it. Raises InputError where there is none, or it does not fit."""
+def load_transformers_config(config: HuggingFaceConfig) -> Any:
+    """Return the model's transformers configuration. Raises InputError if it is missing or invalid."""
     from transformers import AutoConfig
 
-    own = _own(config)
+    overrides = _overrides(config)
     try:
         if config.path is not None:
             if not (Path(config.path) / "config.json").is_file():
-                raise _refused("path", config.path, "there is no config.json", "Name the folder of a model")
-            shape = AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False, **own)
+                raise _input_error("path", config.path, "has no config.json", "Set it to the folder of a model")
+            loaded = AutoConfig.from_pretrained(
+                config.path, local_files_only=True, trust_remote_code=False, **overrides
+            )
         else:
-            shape = AutoConfig.for_model(**own)
-        _require_known(config.config, type(shape))
+            loaded = AutoConfig.for_model(**overrides)
+        _require_known_keys(config.config, type(loaded))
     except InputError:
         raise
-    except _REFUSALS as error:
-        raise _unmade(config, error) from None
-    length = getattr(shape, "max_position_embeddings", None)
+    except _CONFIG_ERRORS as error:
+        raise _config_error(config, error) from None
+    length = getattr(loaded, "max_position_embeddings", None)
     if isinstance(length, int) and config.sequence_length > length:
-        why = f"is longer than the {length} positions of the model (max_position_embeddings)"
-        raise _refused("sequence_length", config.sequence_length, why, "Shorten it, or raise that key in config")
-    shape.use_cache = False
-    return shape
+        reason = f"is longer than the {length} positions of the model (max_position_embeddings)"
+        raise _input_error("sequence_length", config.sequence_length, reason, "Shorten it, or raise that key in config")
+    loaded.use_cache = False
+    return loaded
 
 
-def _require_known(own: Mapping[str, Any], kind: Any) -> None:
-    """Raises InputError for keys that are slips of ones the library has. Others that it does not list may well be read
-    by a model's code, or be left from an older version: published configurations are full of them."""
-    plain = kind()
-    known = {*plain.to_dict(), *plain.attribute_map}
+def _require_known_keys(overrides: Mapping[str, Any], config_class: Any) -> None:
+    """Raise InputError for misspelled keys.
+
+    Other unknown keys are accepted: a model's code may read them, and published configurations have many keys of older
+    versions.
+    """
+    default = config_class()
+    known = {*default.to_dict(), *default.attribute_map}
     problems = []
-    for key, value in own.items():
-        near = get_close_matches(key, known - own.keys(), 1, _SLIP)
-        # A former name that is still understood is not kept as it is.
-        if near and not hasattr(plain, key) and key in kind(**{key: value}).to_dict():
-            why = f"{kind.__name__} of transformers knows no such key and would ignore it"
-            problems.append(Problem(key=f"config.model.config.{key}", value=value, why=why, fix=f"Write {near[0]}"))
+    for key, value in overrides.items():
+        matches = get_close_matches(key, known - overrides.keys(), 1, _MISSPELLING_RATIO)
+        # A former name that the library still accepts is converted, so the result does not contain it.
+        if matches and not hasattr(default, key) and key in config_class(**{key: value}).to_dict():
+            reason = f"is not a key of {config_class.__name__} of transformers, which would ignore it"
+            problems.append(
+                Problem(key=f"config.model.config.{key}", value=value, reason=reason, fix=f"Write {matches[0]}")
+            )
     if problems:
         raise InputError(problems)
 
 
-def _own(config: HuggingFaceConfig) -> dict[str, Any]:
+def _overrides(config: HuggingFaceConfig) -> dict[str, Any]:
     return {**(HUGGING_FACE[config.preset]["config"] if config.preset else {}), **config.config}
 
 
-def _unmade(config: HuggingFaceConfig, error: Exception) -> InputError:
-    key, value = ("path", config.path) if config.path else ("config", _own(config))
-    words = " ".join(str(error).split())[:300].rstrip(".")
-    return _refused(key, value, f"transformers makes no {config.task} language model of it: {words}", "Mend it")
+def _config_error(config: HuggingFaceConfig, error: Exception) -> InputError:
+    key, value = ("path", config.path) if config.path else ("config", _overrides(config))
+    message = " ".join(str(error).split())[:300].rstrip(".")
+    reason = f"transformers cannot create a {config.task} language model from it: {message}"
+    return _input_error(key, value, reason, "Correct it")
 
 
-def _flops(model: nn.Module, shape: Any, config: HuggingFaceConfig) -> float | None:
+def _flops(model: nn.Module, library_config: Any, config: HuggingFaceConfig) -> float | None:
     try:
-        each = language_model_flops(model, shape, config.sequence_length, causal=config.task == "causal")
-    except AttributeError:  # a shape of its own
+        per_token = language_model_flops(model, library_config, config.sequence_length, causal=config.task == "causal")
+    except AttributeError:  # a configuration without the usual keys
         return None
-    return each * config.sequence_length
+    return per_token * config.sequence_length
 
 
-def _refused(key: str, value: Any, why: str, fix: str) -> InputError:
-    return InputError([Problem(key=f"config.model.{key}", value=value, why=why, fix=fix)])
+def _input_error(key: str, value: Any, reason: str, fix: str) -> InputError:
+    return InputError([Problem(key=f"config.model.{key}", value=value, reason=reason, fix=fix)])
 
 
-def _before(head: nn.Module, model: Any, tokens: Tensor) -> Tensor:
-    """What the model gives its last layer, whatever comes before it: BERT's has a layer more than the hidden states."""
-    head.forward = _as_it_is
+def _head_input(head: nn.Module, model: Any, tokens: Tensor) -> Tensor:
+    """Return the input of the output layer, which may differ from the hidden states (BERT has a layer between)."""
+    head.forward = _identity
     try:
-        found: Tensor = model(input_ids=tokens).logits
+        hidden: Tensor = model(input_ids=tokens).logits
     finally:
-        del head.forward  # the class's own is back
-    return found
+        del head.forward  # restores the method of the class
+    return hidden
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
 @torch.no_grad()
-def _ends_in_its_last_layer(model: Any) -> bool:
-    """Whether its logits are what its last linear layer gives, and nothing is done to them: tried, by two tokens."""
+def _has_linear_head(model: Any) -> bool:
+    """Whether the logits are the unmodified output of the last linear layer: tested with two tokens."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         return False
     tokens = torch.tensor([[0, 1]])
-    # A bias starts at zero, and would not show, wherever it is added.
-    biases = [each for each in model.parameters() if each.shape == (head.out_features,)]
-    kept = [each.clone() for each in biases]
+    # Biases are initially zero, and an added bias would have no effect on the test.
+    biases = [parameter for parameter in model.parameters() if parameter.shape == (head.out_features,)]
+    saved = [bias.clone() for bias in biases]
     training = model.training
     model.eval()
-    head.weight *= 1024  # exactly, there and back: what bends logits shows where they are large
+    head.weight *= 1024  # exact and reversible: a nonlinear function of the logits has an effect on large values
     try:
-        for each in biases:
-            each.copy_(torch.linspace(-1, 1, len(each)))
-        found = nn.functional.linear(_before(head, model, tokens), head.weight, head.bias)
-        return torch.allclose(found, model(input_ids=tokens).logits, rtol=1e-4, atol=1e-5)
-    except RuntimeError:  # what follows the last layer takes logits only
+        for bias in biases:
+            bias.copy_(torch.linspace(-1, 1, len(bias)))
+        logits = nn.functional.linear(_head_input(head, model, tokens), head.weight, head.bias)
+        return torch.allclose(logits, model(input_ids=tokens).logits, rtol=1e-4, atol=1e-5)
+    except RuntimeError:  # the module after the last layer accepts logits only
         return False
     finally:
         head.weight /= 1024
-        for each, own in zip(biases, kept, strict=True):
-            each.copy_(own)
+        for bias, value in zip(biases, saved, strict=True):
+            bias.copy_(value)
         model.train(training)

@@ -1,18 +1,24 @@
-"""What is done to a model so that many ranks train it together."""
+"""Data, pipeline and tensor parallelism: a model is parallelized over all ranks."""
 
 from torch import nn
 
-from trainer.parallelism.passes import Accumulated, Passes, Pipelined
-from trainer.parallelism.spread import spread
+from trainer.distributed import DistributedContext
+from trainer.parallelism.forward_backward import (
+    AccumulatedForwardBackward,
+    ForwardBackward,
+    PipelinedForwardBackward,
+)
+from trainer.parallelism.parallelize import parallelize
 from trainer.precision import Precision
-from trainer.ranks import Ranks
 from trainyard.config.training import TrainerConfig
 
-__all__ = ["Passes", "passes_of", "spread"]
+__all__ = ["ForwardBackward", "build_forward_backward", "parallelize"]
 
 
-def passes_of(module: nn.Module, config: TrainerConfig, ranks: Ranks, precision: Precision) -> Passes:
-    """How the ranks make a step's gradients of a module that `spread` gave."""
-    if ranks.layout.pipeline > 1:
-        return Pipelined(module, config, ranks, precision)
-    return Accumulated(module, ranks, precision)
+def build_forward_backward(
+    module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
+) -> ForwardBackward:
+    """Return the forward and backward passes of a module that `parallelize` returned."""
+    if distributed.layout.pipeline > 1:
+        return PipelinedForwardBackward(module, config, distributed, precision)
+    return AccumulatedForwardBackward(module, distributed, precision)

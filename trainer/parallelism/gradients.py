@@ -1,4 +1,4 @@
-"""The norm of all gradients of a model, however its parameters are spread over the ranks."""
+"""Norm and scaling of all gradients of a model whose parameters are distributed over ranks."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,35 +10,35 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
-def global_norm(parameters: Iterable[nn.Parameter], stages: dist.ProcessGroup | None) -> Tensor:
-    """The 2-norm over all of them and, with `stages`, over those of every stage of a pipeline; the same on all ranks.
+def global_gradient_norm(parameters: Iterable[nn.Parameter], pipeline_group: dist.ProcessGroup | None) -> Tensor:
+    """Return the 2-norm over all gradients, the same on all ranks.
 
-    torch's own clip_grad_norm_ fails where parameters lie on different meshes. Here each kind has a norm of its own.
+    With `pipeline_group` the gradients of all pipeline stages are included. torch's clip_grad_norm_ fails where
+    parameters are on different meshes; here the norm is computed per mesh and placement, and combined.
     """
-    kinds: dict[Any, list[Tensor]] = defaultdict(list)
+    groups: dict[Any, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None:
-            kinds[(gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None].append(
-                gradient
-            )
+            key = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+            groups[key].append(gradient)
     squares = []
-    for gradients in kinds.values():
+    for gradients in groups.values():
         norm = nn.utils.get_total_norm(gradients)
         squares.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2)
     total = torch.stack(squares).sum()
-    if stages is not None:
-        dist.all_reduce(total, group=stages)
+    if pipeline_group is not None:
+        dist.all_reduce(total, group=pipeline_group)
     return total.sqrt()
 
 
-def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by a number, each rank its own pieces."""
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients by `factor`; each rank scales its local part."""
     if factor == 1:
         return
-    own = [
+    local = [
         gradient.to_local() if isinstance(gradient, DTensor) else gradient
         for parameter in parameters
         if (gradient := parameter.grad) is not None
     ]
-    torch._foreach_mul_(own, factor)
+    torch._foreach_mul_(local, factor)

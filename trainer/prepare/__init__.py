@@ -1,1 +1,1 @@
-"""Convert text and images into shards with an index: `python -m trainer.prepare`. It needs no torch."""
+"""Converts text and images into shards with an index: `python -m trainer.prepare`. It does not need torch."""

@@ -1,8 +1,9 @@
-"""Text files, JSON lines, parquet and images into shards with an index, for the trainer.
+"""Convert text files, JSON lines, parquet and images into shards with an index, for the trainer.
 
-Exit status: 0 done, 1 failed, 2 bad input. A killed run goes on where it was when the same words start it again.
+Exit status: 0 done, 1 failed, 2 invalid input, 130 interrupted. The same command resumes an interrupted run.
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,37 +12,39 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from trainer.prepare.dataset import Request, Result
-from trainer.prepare.documents import DOCUMENT, Reading
+from trainer.prepare.documents import MAX_DOCUMENT_BYTES, ReadOptions
 from trainer.prepare.images import prepare_images
-from trainer.prepare.pool import CORES
-from trainer.prepare.progress import say
 from trainer.prepare.samples import Kind, prepare_sample
 from trainer.prepare.sources import Format
-from trainer.prepare.tokens import LEARNT, Text, prepare_tokens
-from trainyard.base import InputError, Problem
+from trainer.prepare.tokens import MAX_TRAINING_BYTES, TextOptions, prepare_tokens
+from trainer.prepare.worker_pool import CORES
+from trainyard.errors import InputError, Problem
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+log = logging.getLogger("trainer.prepare")
 
-
-Target = Annotated[str, typer.Option("--target", help="Folder, or s3://bucket/prefix/, that the dataset goes to.")]
-Name = Annotated[str, typer.Option("--name", help="Name of the dataset.")]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes; the outcome is the same with any number.")]
-Work = Annotated[
+TargetOption = Annotated[str, typer.Option("--target", help="Folder, or s3://bucket/prefix/, of the dataset.")]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the dataset.")]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", min=1, help="Number of processes. The result does not depend on it.")
+]
+WorkOption = Annotated[
     Path | None,
     typer.Option(
         "--work",
-        help="Folder for what is done so far and for shards on their way: one shard a process, and what is held out. "
-        "None: one a target under ~/.cache/trainyard/prepare.",
+        help="Folder for intermediate results: one shard per process, and the held-out samples. "
+        "Default: a folder per target under ~/.cache/trainyard/prepare.",
     ),
 ]
-Replace = Annotated[
-    bool, typer.Option("--replace", help="Replace the dataset that the target holds, once all is made.")
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Replace the dataset of the target once the new dataset is complete.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
-def _told(prepare: Callable[[], Result], as_json: bool) -> None:
-    """What came of it; each kind of failure as one message on stderr and its exit status."""
+def _run(prepare: Callable[[], Result], as_json: bool) -> None:
+    """Prepare a dataset and print the result. A failure ends with one message on stderr and an exit status."""
+    _configure_logging()
     try:
         result = prepare()
     except InputError as error:
@@ -49,20 +52,28 @@ def _told(prepare: Callable[[], Result], as_json: bool) -> None:
     except OSError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted; the same words go on from here", 130)
-    for text in result.failed:
-        say(f"left out: {text}")
-    if result.left_out:
-        say(f"{result.left_out} documents without text left out")
-    print(result.model_dump_json() if as_json else _in_words(result))
+        _fail("interrupted; the same command resumes the run", 130)
+    for message in result.failed:
+        log.warning("skipped: %s", message)
+    if result.empty_documents:
+        log.info("%d documents without text skipped", result.empty_documents)
+    print(result.model_dump_json() if as_json else _format(result))
+
+
+def _configure_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("prepare: %(message)s"))
+    logger = logging.getLogger("trainer")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"prepare: {message}", file=sys.stderr)
+    log.error(message)
     raise typer.Exit(status)
 
 
-def _in_words(result: Result) -> str:
+def _format(result: Result) -> str:
     data = result.dataset
     unit = data.kind
     train, held_out = (sum(shard.count for shard in shards) for shards in (data.train, data.validation))
@@ -79,78 +90,79 @@ def tokens(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files, folders with all under them, s3://bucket/prefix/. Hidden files are left out. All is "
-            "streamed: memory holds some documents a process, never the whole.",
+            help="Files, folders with all files under them, or s3://bucket/prefix/. Hidden files are skipped. Memory "
+            "holds a few documents per process, because files are streamed.",
         ),
     ],
-    target: Target,
-    name: Name,
+    target: TargetOption,
+    name: NameOption,
     tokenizer: Annotated[
         str,
         typer.Option(
             help="bytes (0 ends a document); the file tokenizer.json of a model; train:VOCAB for a byte-level BPE or "
-            f"train:VOCAB:wordpiece for a WordPiece as BERT has, trained on up to {LEARNT >> 20} MiB of the text."
+            "train:VOCAB:wordpiece for a WordPiece as in BERT, trained on up to "
+            f"{MAX_TRAINING_BYTES >> 20} MiB of the text."
         ),
     ] = "bytes",
     end: Annotated[
         str | None,
         typer.Option(
-            help="Token that ends documents. None: what tokenizer_config.json beside the file calls eos or sep, or "
-            "what is commonly called so, or <|endoftext|>, added."
+            help="Token that ends documents. Default: eos_token or sep_token of tokenizer_config.json in the folder of "
+            "the tokenizer, a token with a common name, or <|endoftext|>, which is added."
         ),
     ] = None,
-    format: Annotated[Format | None, typer.Option(help="None: by each file's suffix.")] = None,
+    format: Annotated[Format | None, typer.Option(help="Default: by each file's suffix.")] = None,
     field: Annotated[str, typer.Option(help="Field of a JSON line, or column of a parquet file.")] = "text",
-    pattern: Annotated[str, typer.Option(help="Take only files in folders with names such as '*.py'.")] = "*",
+    pattern: Annotated[str, typer.Option(help="Use only files in folders with matching names, such as '*.py'.")] = "*",
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Leave out files and folders with such a name; may be given again.")
+        list[str] | None, typer.Option(help="Skip files and folders with matching names. Can be repeated.")
     ] = None,
     document_kib: Annotated[
         int,
         typer.Option(
             min=1,
-            help="A text file is one document up to this size; a longer one is cut at line ends, or between two "
-            "characters where no line ends within 64 KiB.",
+            help="A text file up to this size is one document. A longer file is split at line ends, or between two "
+            "characters if no line ends within 64 KiB.",
         ),
-    ] = DOCUMENT >> 10,
+    ] = MAX_DOCUMENT_BYTES >> 10,
     encoding_errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="What is no UTF-8: refuse it, or replace it by U+FFFD.")
+        Literal["strict", "replace"], typer.Option(help="Bytes that are no UTF-8: fail, or replace them by U+FFFD.")
     ] = "strict",
     shard_tokens: Annotated[
         str,
         typer.Option(
-            help="Tokens in a shard, about; K and M multiply by 1,000 and 1,000,000. Small corpora make smaller "
-            "shards, 16 of them where each has 1 MiB of text."
+            help="Approximate number of tokens in a shard; K and M multiply by 1,000 and 1,000,000. Small corpora have "
+            "smaller shards: 16 shards if each has 1 MiB of text."
         ),
     ] = "64M",
     held_out: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of documents to hold out, chosen by a hash of their text.")
+        float, typer.Option(min=0, max=1, help="Share of documents to hold out, selected by a hash of their text.")
     ] = 0.005,
-    workers: Workers = CORES,
-    work: Work = None,
-    replace: Replace = False,
-    as_json: Json = False,
+    workers: WorkersOption = CORES,
+    work: WorkOption = None,
+    replace: ReplaceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Text files, JSON lines and parquet into token shards.
+    """Convert text files, JSON lines and parquet into token shards.
 
-    Files, and stretches of long ones, are put in an order by a hash of their names, so that each shard has some of all
-    sources; within them documents stay in order, for the trainer shuffles samples.
+    Files, and parts of long files, are sorted by a hash of their names, so that each shard has text of all sources.
+    Within them documents keep their order, because the trainer shuffles samples.
     """
 
     def prepare() -> Result:
-        text = Text(
+        options = TextOptions(
             sources=tuple(sources),
             pattern=pattern,
             exclude=tuple(exclude or ()),
             format=format,
-            reading=Reading(field, encoding_errors == "replace", document_kib << 10),
+            reading=ReadOptions(field, encoding_errors == "replace", document_kib << 10),
             tokenizer=tokenizer,
             end=end,
-            shard_tokens=_count(shard_tokens),
+            shard_tokens=_parse_count(shard_tokens),
         )
-        return prepare_tokens(text, _request(target, name, held_out, workers, work, replace))
+        return prepare_tokens(options, _request(target, name, held_out, workers, work, replace))
 
-    _told(prepare, as_json)
+    _run(prepare, as_json)
 
 
 @app.command()
@@ -162,50 +174,49 @@ def images(
             "file_name (relative to it) and label."
         ),
     ],
-    target: Target,
-    name: Name,
+    target: TargetOption,
+    name: NameOption,
     held_out: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of images to hold out, chosen by a hash of their bytes.")
+        float, typer.Option(min=0, max=1, help="Share of images to hold out, selected by a hash of their bytes.")
     ] = 0.05,
-    shard_mib: Annotated[int, typer.Option(min=1, help="MiB in a shard, about.")] = 64,
-    workers: Workers = CORES,
-    work: Work = None,
-    replace: Replace = False,
-    as_json: Json = False,
+    shard_mib: Annotated[int, typer.Option(min=1, help="Approximate size of a shard in MiB.")] = 64,
+    workers: WorkersOption = CORES,
+    work: WorkOption = None,
+    replace: ReplaceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Labelled images into tar shards as WebDataset has them.
+    """Convert labelled images into tar shards in the WebDataset format.
 
-    Each is decoded once. JPEG and PNG stay as they are, others become PNG; those that can't be decoded are named and
-    left out, and more than 1 % of them are refused.
+    Each image is decoded once. JPEG and PNG files are stored as they are, others are converted to PNG. Images that
+    can't be decoded are reported and skipped; more than 1 % of them is an error.
     """
-    _told(lambda: prepare_images(source, shard_mib, _request(target, name, held_out, workers, work, replace)), as_json)
+    _run(lambda: prepare_images(source, shard_mib, _request(target, name, held_out, workers, work, replace)), as_json)
 
 
 @app.command()
 def sample(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"{', '.join(get_args(Kind))}.")],
-    target: Target,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the dataset; none: KIND.")] = None,
-    workers: Workers = CORES,
-    work: Work = None,
-    replace: Replace = False,
-    as_json: Json = False,
+    target: TargetOption,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the dataset. Default: KIND.")] = None,
+    workers: WorkersOption = CORES,
+    work: WorkOption = None,
+    replace: ReplaceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Small real data without network: the sources of Python's standard library, and scikit-learn's digits."""
-
-    _told(lambda: prepare_sample(kind, _request(target, name or kind, 0.05, workers, work, replace)), as_json)
+    """Prepare a small dataset without network access: Python's standard library, or scikit-learn's digits."""
+    _run(lambda: prepare_sample(kind, _request(target, name or kind, 0.05, workers, work, replace)), as_json)
 
 
 def _request(target: str, name: str, held_out: float, workers: int, work: Path | None, replace: bool) -> Request:
     return Request(target=target, name=name, held_out=held_out, workers=workers, work=work, replace=replace)
 
 
-def _count(text: str) -> int:
-    """A number of tokens such as 64M."""
+def _parse_count(text: str) -> int:
+    """Parse a number of tokens such as 64M."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("K", "M") else (text, "")
     if not number.isdigit() or int(number) == 0:
-        why = "is no number of tokens"
-        raise InputError([Problem(key="--shard-tokens", value=text, why=why, fix="Write one such as 64M or 500K")])
+        reason, fix = "is no number of tokens", "Write a number such as 64M or 500K"
+        raise InputError([Problem(key="--shard-tokens", value=text, reason=reason, fix=fix)])
     return int(number) * {"": 1, "K": 1_000, "M": 1_000_000}[unit]
 
 

@@ -1,6 +1,7 @@
-"""From parts to a dataset: what is done is not done again, what is held out is put together, the index goes last."""
+"""Builds a dataset from parts: resumes completed parts, merges the held-out samples, and writes the index last."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,128 +11,136 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.prepare.parts import Made, Part
-from trainer.prepare.pool import Maker, run
-from trainer.prepare.progress import Display, say
-from trainer.prepare.work import Work, default_folder, held_out_file
+from trainer.prepare.partitioning import Part, PartResult
+from trainer.prepare.progress import ProgressDisplay
+from trainer.prepare.work_folder import WorkFolder, default_work_path, held_out_path
+from trainer.prepare.worker_pool import ShardBuilder, build_parts
 from trainer.storage import Storage, open_storage
-from trainyard.base import Contract, InputError, Problem
+from trainyard.base import StrictModel
+from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import DATASET, INDEX, Dataset, ImageDataset, Shard, TokenDataset
 
 _PROBE = ".prepare"
-Index = Callable[[list[Shard], list[Shard], int], TokenDataset | ImageDataset]
-Merge = Callable[[Iterable[Path]], Iterator[tuple[Path, int]]]  # new files, and what each counts
+CreateIndex = Callable[[list[Shard], list[Shard], int], TokenDataset | ImageDataset]
+Merge = Callable[[Iterable[Path]], Iterator[tuple[Path, int]]]  # yields new files, with the count of each
+log = logging.getLogger(__name__)
 
 
-class Result(Contract):
-    """What `--json` prints."""
+class Result(StrictModel):
+    """The output of `--json`."""
 
     target: str
     dataset: Dataset
     samples: int
-    left_out: int
+    empty_documents: int  # documents without text, which are skipped
     failed: tuple[str, ...]
     bytes: int
     seconds: float
-    continued: int  # shards that an earlier run had made
+    resumed_shards: int  # shards of an earlier, interrupted run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Where the dataset goes, and how it is made."""
+    """Target of the dataset, and the options common to text and images."""
 
     target: str
     name: str
-    held_out: float  # more than 0, and less than 1
+    held_out: float  # share of the samples, between 0 and 1
     workers: int
     work: Path | None = None
     replace: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            why = "leaves nothing to hold out" if self.held_out <= 0 else "leaves nothing to train on"
-            fix = "Take a share between 0 and 1"
-            raise InputError([Problem(key="--held-out", value=self.held_out, why=why, fix=fix)])
+            reason = "leaves nothing to hold out" if self.held_out <= 0 else "leaves nothing to train on"
+            fix = "Use a share between 0 and 1"
+            raise InputError([Problem(key="--held-out", value=self.held_out, reason=reason, fix=fix)])
 
     @contextmanager
-    def open(self, words: Mapping[str, Any]) -> Iterator[Work]:
-        """The work folder, once the target is known to take shards. Raises InputError where it doesn't."""
+    def open_work_folder(self, settings: Mapping[str, Any]) -> Iterator[WorkFolder]:
+        """Check the target, then open the work folder. Raises InputError if the target can't be written."""
         storage = open_storage(self.target, "--target")
-        _require(storage, self.replace)
+        _require_writable(storage, self.replace)
         common = {"--target": self.target, "--name": self.name, "--held-out": self.held_out}
-        work = Work(self.work or default_folder(storage.uri), common | dict(words))
-        say(work.said)
+        work = WorkFolder(self.work or default_work_path(storage.uri), common | dict(settings))
+        log.info(work.status)
         try:
             yield work
         finally:
             work.close()
 
 
-def build(
+def build_dataset(
     request: Request,
-    work: Work,
+    work: WorkFolder,
     parts: Sequence[Part[Any]],
-    maker: Maker,
+    builder: ShardBuilder,
     merge: Merge,
     suffix: str,
-    beside: Mapping[str, Path],
-    index: Index,
+    extra_files: Mapping[str, Path],
+    create_index: CreateIndex,
     check: Callable[[list[str]], None] = lambda failed: None,
 ) -> Result:
-    """Make the parts that are not made yet, then the dataset of all. `merge` puts held-out files together.
+    """Build the parts that are not complete, then the dataset of all parts.
 
-    `check` raises InputError where too many samples failed; it is asked before the first part and after each.
+    `merge` merges held-out files; `suffix` is that of shards; `extra_files` are uploaded under their keys. `check`
+    raises InputError if too many samples failed; it is called before the first part and after each part.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     storage = open_storage(request.target, "--target")
-    made = {part.number: done for part in parts if (done := work.made(part.address)) and _is_there(done, storage)}
-    continued = len(made)
-    if continued:
-        say(f"{continued} of {len(parts)} shards are there")
+    results = {
+        part.number: result
+        for part in parts
+        if (result := work.read_result(part.fingerprint)) and _is_uploaded(result, storage)
+    }
+    resumed = len(results)
+    if resumed:
+        log.info("%d of %d shards are already complete", resumed, len(parts))
     total = sum(part.size for part in parts)
-    left = [part for part in parts if part.number not in made]
-    check(_failed(made.values()))
-    with Display(request.name, total, total - sum(part.size for part in left)) as display:
-        for part, done in run(maker, left, work.folder, min(request.workers, max(1, len(left))), display.advance):
-            made[part.number] = done
-            check(_failed(made.values()))
-    all_made = [made[part.number] for part in parts]
-    files = (held_out_file(work.folder, part.address) for part in parts)
+    remaining = [part for part in parts if part.number not in results]
+    check(_failed(results.values()))
+    workers = min(request.workers, max(1, len(remaining)))
+    with ProgressDisplay(request.name, total, total - sum(part.size for part in remaining)) as display:
+        for part, result in build_parts(builder, remaining, work.path, workers, display.advance):
+            results[part.number] = result
+            check(_failed(results.values()))
+    ordered = [results[part.number] for part in parts]
+    held_out_files = (held_out_path(work.path, part.fingerprint) for part in parts)
     validation: list[Shard] = []
-    for number, (file, count) in enumerate(merge(files)):
-        if shard := upload(file, storage, f"validation-{number:05d}", suffix, count):
+    for number, (file, count) in enumerate(merge(held_out_files)):
+        if shard := upload_shard(file, storage, f"validation-{number:05d}", suffix, count):
             validation.append(shard)
-    train = [one.shard for one in all_made if one.shard]
-    samples = sum(one.samples for one in all_made)
-    _require_both(train, validation, samples, request.held_out)
-    for key, file in beside.items():
+    train = [result.shard for result in ordered if result.shard]
+    samples = sum(result.samples for result in ordered)
+    _require_both_splits(train, validation, samples, request.held_out)
+    for key, file in extra_files.items():
         storage.upload(file, key)
-    dataset = index(train, validation, samples)
-    old = _old(storage) | work.abandoned
+    dataset = create_index(train, validation, samples)
+    obsolete = _replaced_keys(storage) | work.obsolete_keys
     storage.write(INDEX, dataset.model_dump_json(indent=1).encode())
-    for key in sorted(old - {shard.key for shard in train + validation}):
+    for key in sorted(obsolete - {shard.key for shard in train + validation}):
         storage.delete(key)
-    work.finish()
+    work.delete()
     return Result(
         target=storage.uri,
         dataset=dataset,
         samples=samples,
-        left_out=sum(one.left_out for one in all_made),
-        failed=tuple(_failed(all_made)),
+        empty_documents=sum(result.empty_documents for result in ordered),
+        failed=tuple(_failed(ordered)),
         bytes=total,
-        seconds=round(time.monotonic() - began, 3),
-        continued=continued,
+        seconds=round(time.monotonic() - start, 3),
+        resumed_shards=resumed,
     )
 
 
-def _failed(made: Iterable[Made]) -> list[str]:
-    return [text for one in made for text in one.failed]
+def _failed(results: Iterable[PartResult]) -> list[str]:
+    return [message for result in results for message in result.failed]
 
 
-def upload(file: Path, storage: Storage, name: str, suffix: str, count: int) -> Shard | None:
-    """Move a finished file of `count` tokens or images to the target, under a name that tells its content.
+def upload_shard(file: Path, storage: Storage, name: str, suffix: str, count: int) -> Shard | None:
+    """Move a file with `count` tokens or images to the target, with a hash of its content in its name.
 
-    None where it holds nothing.
+    Returns None, without an upload, if the count is 0.
     """
     if not count:
         file.unlink()
@@ -144,49 +153,54 @@ def upload(file: Path, storage: Storage, name: str, suffix: str, count: int) -> 
     return shard
 
 
-def _old(storage: Storage) -> set[str]:
-    """Shards of the dataset that is replaced."""
+def _replaced_keys(storage: Storage) -> set[str]:
+    """Return the keys of the shards of the dataset that is replaced."""
     content = storage.read(INDEX)
     try:
-        old = DATASET.validate_json(content or b"")
+        replaced = DATASET.validate_json(content or b"")
     except ValidationError:
         return set()
-    return {shard.key for shard in old.train + old.validation}
+    return {shard.key for shard in replaced.train + replaced.validation}
 
 
-def _is_there(made: Made, storage: Storage) -> bool:
-    return made.shard is None or storage.exists(made.shard.key)
+def _is_uploaded(result: PartResult, storage: Storage) -> bool:
+    return result.shard is None or storage.exists(result.shard.key)
 
 
-def _require(storage: Storage, replace: bool) -> None:
-    """The target is there, takes objects, and holds no dataset that someone trains on."""
-    storage.require(make=True)
+def _require_writable(storage: Storage, replace: bool) -> None:
+    """Raise InputError unless the target exists, can be written, and has no dataset or `replace` is set."""
+    storage.require(create=True)
     try:
         storage.write(_PROBE, b"")
         storage.delete(_PROBE)
-        taken = storage.exists(INDEX)
+        has_dataset = storage.exists(INDEX)
     except OSError as error:
-        raise _target(storage, f"can't be written: {error}", "Name another, or ask for the right to write") from None
-    if taken and not replace:
-        raise _target(storage, f"holds a dataset ({INDEX}) already", "Name another, or replace it with --replace")
+        raise _target_error(storage, f"can't be written: {error}", "Name another, or request write access") from None
+    if has_dataset and not replace:
+        raise _target_error(storage, f"holds a dataset ({INDEX}) already", "Name another, or replace it with --replace")
 
 
-def _target(storage: Storage, why: str, fix: str) -> InputError:
-    return InputError([Problem(key="--target", value=storage.uri, why=why, fix=fix)])
+def _target_error(storage: Storage, reason: str, fix: str) -> InputError:
+    return InputError([Problem(key="--target", value=storage.uri, reason=reason, fix=fix)])
 
 
-def _require_both(train: list[Shard], validation: list[Shard], samples: int, held_out: float) -> None:
+def _require_both_splits(train: list[Shard], validation: list[Shard], samples: int, held_out: float) -> None:
     if not samples:
-        why = "holds nothing: every document is empty"
-        raise InputError([Problem(key="SOURCE", value=None, why=why, fix="Name another")])
+        reason = "holds nothing: every document is empty"
+        raise InputError([Problem(key="SOURCE", value=None, reason=reason, fix="Name another")])
     if samples == 1:
-        why = "nothing is left to train on once it is held out"
-        fix = "Cut a text file into smaller ones, such as by --document-kib 16 --held-out 0.1, or give more of them"
-        raise InputError([Problem(key="SOURCE", value="one document, or image", why=why, fix=fix)])
+        reason = "nothing is left to train on once it is held out"
+        fix = (
+            "Split a text file into smaller documents, such as by --document-kib 16 --held-out 0.1, or add documents "
+            "or images"
+        )
+        raise InputError([Problem(key="SOURCE", value="one document, or image", reason=reason, fix=fix)])
     if not validation or not train:
-        which, change = ("held out", "Raise") if not validation else ("left to train on", "Lower")
-        why = f"of {samples} documents, or images, none is {which}"
+        split, action = ("held out", "Raise") if not validation else ("left to train on", "Lower")
+        reason = f"of {samples} documents, or images, none is {split}"
         better = min(0.5, 5 / samples)
-        enough = f", such as to {better:.2g}" if not validation and better > held_out else ""
-        fix = f"{change} it{enough}, or give more of them; --document-kib cuts text files into smaller ones"
-        raise InputError([Problem(key="--held-out", value=held_out, why=why, fix=fix)])
+        example = f", such as to {better:.2g}" if not validation and better > held_out else ""
+        fix = (
+            f"{action} it{example}, or add documents or images; --document-kib splits text files into smaller documents"
+        )
+        raise InputError([Problem(key="--held-out", value=held_out, reason=reason, fix=fix)])

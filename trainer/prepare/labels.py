@@ -1,4 +1,4 @@
-"""Which images there are, and of what class: by their folders, or by a list."""
+"""Lists images with their classes, by their folders or by a list file."""
 
 import csv
 import io
@@ -9,12 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trainer.prepare.sources import SourceFile, list_files, open_file
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_LISTS = (".csv", ".jsonl", ".ndjson")
+_LIST_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _NAME, _LABEL = "file_name", "label"
-_RECORD = 512  # of a tar file, bytes
+_TAR_RECORD_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -26,51 +26,55 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Bytes of it in a tar file, with its label: two headers, and both contents in full records."""
-        return 3 * _RECORD + -(-self.file.size // _RECORD) * _RECORD
+        """Size in a tar file with its label, in bytes: two headers, and both contents in whole records."""
+        return 3 * _TAR_RECORD_BYTES + -(-self.file.size // _TAR_RECORD_BYTES) * _TAR_RECORD_BYTES
 
 
-def labelled(source: str) -> tuple[list[Image], tuple[str, ...]]:
-    """The images and the names of their classes, in order. Raises InputError where there are none, or one class."""
-    if PurePosixPath(source).suffix.lower() in _LISTS:
-        named = _of_list(source)
+def list_labelled_images(source: str) -> tuple[list[Image], tuple[str, ...]]:
+    """Return the images, and the names of their classes in order of their numbers.
+
+    Raises InputError if there are no images, or fewer than two classes.
+    """
+    if PurePosixPath(source).suffix.lower() in _LIST_SUFFIXES:
+        named = _read_list(source)
     else:
         named = [(file, _class_of(file)) for file in list_files([source]) if file.suffix in SUFFIXES]
-    classes = sorted({name for _, name in named}, key=_in_order)
+    classes = sorted({name for _, name in named}, key=_sort_key)
     if not named:
-        raise _mistake(source, "holds no images", "Name a folder with a folder for each class, or a list")
+        raise _input_error(source, "holds no images", "Name a folder with a folder for each class, or a list")
     if len(classes) < 2:
-        raise _mistake(source, f"has one class only, {classes[0]!r}", "Give each class a folder")
+        raise _input_error(source, f"has one class only, {classes[0]!r}", "Create a folder for each class")
     numbers = {name: number for number, name in enumerate(classes)}
     return [Image(file, numbers[name]) for file, name in named], tuple(classes)
 
 
 def _class_of(file: SourceFile) -> str:
-    """The folder right under the source."""
+    """Return the name of the top folder in the source."""
     parts = PurePosixPath(file.name).parts
     if len(parts) < 2:
-        raise InputError([file.problem("lies in no class's folder", "Put it into one, or give a list")])
+        raise InputError([file.problem("is in no class's folder", "Move it to a class's folder, or use a list")])
     return parts[0]
 
 
-def _in_order(name: str) -> tuple[int, str]:
-    """Numbers by their value, before names."""
+def _sort_key(name: str) -> tuple[int, str]:
+    """Return a key that sorts numbers by value, before other names."""
     return (int(name), "") if name.isascii() and name.isdigit() else (1 << 62, name)
 
 
-def _of_list(source: str) -> list[tuple[SourceFile, str]]:
-    """Files are relative to the list; all must be there."""
+def _read_list(source: str) -> list[tuple[SourceFile, str]]:
+    """Return the files of a list and their classes. Names are relative to the list; all files must exist."""
     folder = source.rpartition("/")[0] or ("" if "/" not in source else "/")
-    there = {file.name: file for file in list_files([folder or "."])}
+    files = {file.name: file for file in list_files([folder or "."])}
     named, problems = [], []
-    for number, row in _rows(list_files([source])[0]):
+    for number, row in _read_rows(list_files([source])[0]):
         name, label = row.get(_NAME), row.get(_LABEL)
         if not name or label is None or label == "":
-            why = f"line {number} has no {_LABEL if name else _NAME}"
-            raise _mistake(source, why, f"Give each image its {_NAME}, relative to the list, and its {_LABEL}")
-        file = there.get(str(PurePosixPath(str(name))))
+            reason = f"line {number} has no {_LABEL if name else _NAME}"
+            fix = f"Set {_NAME}, relative to the list, and {_LABEL} for each image"
+            raise _input_error(source, reason, fix)
+        file = files.get(str(PurePosixPath(str(name))))
         if file is None:
-            problems.append(_problem(source, f"line {number}: there is no file {name}", "Mend the list"))
+            problems.append(_problem(source, f"line {number}: there is no file {name}", "Correct the list"))
         else:
             named.append((file, str(label)))
     if problems:
@@ -78,8 +82,8 @@ def _of_list(source: str) -> list[tuple[SourceFile, str]]:
     return named
 
 
-def _rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines of a list, by their number."""
+def _read_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a list, with their line numbers."""
     with open_file(file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
         try:
             if file.suffix == ".csv":
@@ -91,17 +95,17 @@ def _rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     row = json.loads(line)
                     if not isinstance(row, dict):
-                        raise _mistake(file.uri, f"line {number} is no object", "Mend the list")
+                        raise _input_error(file.uri, f"line {number} is no object", "Correct the list")
                     yield number, row
         except json.JSONDecodeError as error:
-            raise _mistake(file.uri, f"line {number} is no JSON: {error}", "Mend the list") from None
+            raise _input_error(file.uri, f"line {number} is no JSON: {error}", "Correct the list") from None
         except UnicodeDecodeError as error:
-            raise _mistake(file.uri, f"is no UTF-8: {error}", "Convert the list") from None
+            raise _input_error(file.uri, f"is no UTF-8: {error}", "Convert the list") from None
 
 
-def _problem(source: str, why: str, fix: str) -> Problem:
-    return Problem(key="SOURCE", value=source, why=why, fix=fix)
+def _problem(source: str, reason: str, fix: str) -> Problem:
+    return Problem(key="SOURCE", value=source, reason=reason, fix=fix)
 
 
-def _mistake(source: str, why: str, fix: str) -> InputError:
-    return InputError([_problem(source, why, fix)])
+def _input_error(source: str, reason: str, fix: str) -> InputError:
+    return InputError([_problem(source, reason, fix)])

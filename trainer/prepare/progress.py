@@ -1,5 +1,6 @@
-"""How far it is: a bar on a terminal, elsewhere a line every ten seconds. All on stderr."""
+"""Displays the progress of a run: a bar on a terminal, otherwise a log line every ten seconds."""
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -15,15 +16,17 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-_EVERY = 10.0  # seconds
+_LOG_INTERVAL_SECONDS = 10.0
+log = logging.getLogger(__name__)
 
 
-class Display:
-    """Bytes of the source that are done, of `total`; of those `before` were done by an earlier run."""
+class ProgressDisplay:
+    """Bytes of the source that are done, of `total`. An earlier run has done the first `before` of them."""
 
     def __init__(self, subject: str, total: int, before: int) -> None:
+        """`subject`: name of the dataset."""
         self._subject, self._total, self._done, self._before = subject, total, before, before
-        self._began = self._told = time.monotonic()
+        self._start = self._last_log = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             columns = (
@@ -37,15 +40,16 @@ class Display:
             self._row = self._bar.add_task(subject, total=total, completed=before)
 
     def advance(self, count: int) -> None:
+        """Add `count` bytes."""
         self._done += count
         now = time.monotonic()
         if self._bar:
             self._bar.update(self._row, completed=self._done)
-        elif now - self._told >= _EVERY:
-            self._told = now
-            rate = (self._done - self._before) / 1e6 / (now - self._began)
-            share = 100 * self._done / max(1, self._total)
-            say(f"{self._subject}: {share:.0f} % of {self._total / 1e6:.1f} MB, {rate:.1f} MB/s")
+        elif now - self._last_log >= _LOG_INTERVAL_SECONDS:
+            self._last_log = now
+            rate = (self._done - self._before) / 1e6 / (now - self._start)
+            percent = 100 * self._done / max(1, self._total)
+            log.info("%s: %.0f %% of %.1f MB, %.1f MB/s", self._subject, percent, self._total / 1e6, rate)
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -57,7 +61,3 @@ class Display:
     ) -> None:
         if self._bar:
             self._bar.stop()
-
-
-def say(text: str) -> None:
-    print(f"prepare: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Small real data for each kind of model, from what is on the machine: no network."""
+"""Small real datasets for each kind of model, from files on the machine, without network access."""
 
 import sysconfig
 from collections.abc import Iterator
@@ -8,46 +8,47 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from trainer.prepare.dataset import Request, Result
-from trainer.prepare.documents import Reading
+from trainer.prepare.documents import ReadOptions
 from trainer.prepare.images import prepare_images
-from trainer.prepare.tokens import Text, prepare_tokens
-from trainyard.base import InputError, Problem
+from trainer.prepare.tokens import TextOptions, prepare_tokens
+from trainyard.errors import InputError, Problem
 
 Kind = Literal["python-bytes", "python-bpe", "python-wordpiece", "digits"]
 _TOKENIZERS = {"python-bytes": "bytes", "python-bpe": "train:8192", "python-wordpiece": "train:8192:wordpiece"}
-_LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__")
+_EXCLUDED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__")
 
 
 def prepare_sample(kind: Kind, request: Request) -> Result:
-    """Raises InputError where this Python lacks what the sample is made from."""
+    """Prepare a sample dataset. Raises InputError if a package that it needs is not installed."""
     if kind != "digits":
         return prepare_tokens(python_sources(_TOKENIZERS[kind]), request)
     with digits() as folder:
         return prepare_images(str(folder), 64, request, "scikit-learn's digits")
 
 
-def python_sources(tokenizer: str) -> Text:
-    """The standard library of this Python, without its tests: some 10 MB of text in 800 files."""
-    return Text(
+def python_sources(tokenizer: str) -> TextOptions:
+    """Return options for this Python's standard library without its tests: about 10 MB of text in 800 files."""
+    return TextOptions(
         sources=(sysconfig.get_path("stdlib"),),
         pattern="*.py",
-        exclude=_LEFT_OUT,
+        exclude=_EXCLUDED,
         format="text",
-        # Some old modules are Latin-1. Some are long: what is held out should be near its share of so little text.
-        reading=Reading(replace=True, document=64 << 10),
+        # Some old modules are Latin-1. Long modules are split into small documents, because with so little text large
+        # documents would make the held-out share inexact.
+        reading=ReadOptions(replace_invalid=True, document_bytes=64 << 10),
         tokenizer=tokenizer,
-        says=f"the sources of Python {sysconfig.get_python_version()}'s standard library",
+        description=f"the sources of Python {sysconfig.get_python_version()}'s standard library",
     )
 
 
 @contextmanager
 def digits() -> Iterator[Path]:
-    """scikit-learn's 1797 hand-written digits of 8 x 8 pixels as PNG, a folder for each class."""
+    """Write scikit-learn's 1797 handwritten digits of 8 x 8 pixels as PNG files, in a folder for each class."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        why = "scikit-learn, which ships the digits, is not installed"
-        raise InputError([Problem(key="KIND", value="digits", why=why, fix="Run pip install scikit-learn")]) from None
+        reason, fix = "scikit-learn, which has the digits, is not installed", "Run pip install scikit-learn"
+        raise InputError([Problem(key="KIND", value="digits", reason=reason, fix=fix)]) from None
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""The files that a dataset is made from: in folders or in S3, listed in one order everywhere, read from any place."""
+"""Lists and opens the source files of a dataset, in folders or in S3. The order is the same on every machine."""
 
 import fnmatch
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from trainer.storage import region
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 Format = Literal["text", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {
@@ -23,126 +23,132 @@ FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-_BUFFER = 4 << 20  # of a file that is read from front to back; in S3 each fill is a request
+_BUFFER_BYTES = 4 << 20  # for sequential reads; in S3 each fill of the buffer is a request
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file. `name` is relative to what the user named, so that the data is the same wherever it lies."""
+    """One source file. `name` is relative to the user's SOURCE, so that the dataset does not depend on its location."""
 
     uri: str
     name: str
     size: int
     modified: int  # Unix time, nanoseconds
 
-    def problem(self, why: str, fix: str) -> Problem:
-        return Problem(key="SOURCE", value=self.uri, why=why, fix=fix)
+    def problem(self, reason: str, fix: str) -> Problem:
+        """Return a problem of this file."""
+        return Problem(key="SOURCE", value=self.uri, reason=reason, fix=fix)
 
     @property
     def suffix(self) -> str:
+        """Suffix of the name in lower case, with the dot."""
         return Path(self.name).suffix.lower()
 
 
 def list_files(sources: Sequence[str], pattern: str = "*", exclude: Sequence[str] = ()) -> list[SourceFile]:
-    """The files that SOURCES name, folders and prefixes with all under them, hidden ones left out.
+    """List the files of `sources`. Folders and prefixes are listed recursively, without hidden files.
 
-    `pattern` is a shell's pattern for the names of files in folders, `exclude` are such for files and folders that are
-    left out. Raises InputError with all that can't be found.
+    `pattern` is a shell pattern for names of files in folders; `exclude` are shell patterns for files and folders to
+    skip. Raises InputError with all sources that can't be listed.
     """
-    found: dict[str, SourceFile] = {}
+    files: dict[str, SourceFile] = {}
     problems: list[Problem] = []
     for source in sources:
         try:
-            files = list(_under(source, pattern, exclude))
+            listed = list(_list_source(source, pattern, exclude))
         except OSError as error:
-            problems.append(_source(source, f"can't be listed: {error}", "See that it can be read"))
+            problems.append(_source_problem(source, f"can't be listed: {error}", "Check the permission to read it"))
             continue
-        if not files:
-            problems.append(_source(source, f"no file in it has a name like {pattern}", "Name one that has"))
-        found |= {file.uri: file for file in files}
-        if missing := [file for file in files if file.size < 0]:
-            problems.append(_source(source, "there is no such file or folder", "Name one that is there"))
-            del found[missing[0].uri]
+        if not listed:
+            reason = f"no file in it has a name like {pattern}"
+            problems.append(_source_problem(source, reason, "Name a source with such files"))
+        files |= {file.uri: file for file in listed}
+        if missing := [file for file in listed if file.size < 0]:
+            problems.append(_source_problem(source, "there is no such file or folder", "Name one that exists"))
+            del files[missing[0].uri]
     if problems:
         raise InputError(problems)
-    return sorted(found.values(), key=lambda file: (file.name, file.uri))
+    return sorted(files.values(), key=lambda file: (file.name, file.uri))
 
 
-def require_apart(sources: Sequence[str], target: str) -> None:
-    """Raises InputError where the target lies in a source: its shards would be read as one of its files."""
+def require_target_outside_sources(sources: Sequence[str], target: str) -> None:
+    """Raise InputError if the target is in a source: its shards would be read as source files."""
     problems = []
     for source in sources:
         if source.startswith("s3://") or target.startswith("s3://"):
-            inside = f"{target.rstrip('/')}/".startswith(f"{source.rstrip('/')}/")
+            is_inside = f"{target.rstrip('/')}/".startswith(f"{source.rstrip('/')}/")
         else:
-            inside = Path(target).resolve().is_relative_to(Path(source).resolve())
-        if inside:
-            why = f"lies in the source {source}, whose files its shards would be"
-            problems.append(Problem(key="--target", value=target, why=why, fix="Name a place beside it"))
+            is_inside = Path(target).resolve().is_relative_to(Path(source).resolve())
+        if is_inside:
+            reason = f"is in the source {source}, so that its shards would be source files"
+            problems.append(Problem(key="--target", value=target, reason=reason, fix="Name a location outside it"))
     if problems:
         raise InputError(problems)
 
 
 def open_file(file: SourceFile) -> Any:
-    """A binary file object with buffer, of which any part can be read. Raises OSError where it is gone."""
-    system, path = _place(file.uri)
-    return io.BufferedReader(system.open_input_file(path), _BUFFER)
+    """Open a file as a buffered binary file object with random access. Raises OSError if it no longer exists."""
+    file_system, path = _locate(file.uri)
+    return io.BufferedReader(file_system.open_input_file(path), _BUFFER_BYTES)
 
 
 def open_parquet(file: SourceFile) -> Any:
-    """A pyarrow.parquet.ParquetFile. Raises InputError where it is none."""
+    """Open a file as a pyarrow.parquet.ParquetFile. Raises InputError if it is no parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    system, path = _place(file.uri)
+    file_system, path = _locate(file.uri)
     try:
-        # Where the file lies in S3, the pages of a column come in one request each, not in one a page.
-        return pq.ParquetFile(path, filesystem=system, pre_buffer=False, buffer_size=_BUFFER)
+        # From S3, the pages of a column are read in one request each instead of one request per page.
+        return pq.ParquetFile(path, filesystem=file_system, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except pa.ArrowInvalid as error:
-        raise InputError([file.problem(f"is no parquet file: {error}", "Mend it, or leave it out")]) from None
+        raise InputError([file.problem(f"is no parquet file: {error}", "Repair or exclude it")]) from None
 
 
-def _source(source: str, why: str, fix: str) -> Problem:
-    return Problem(key="SOURCE", value=source, why=why, fix=fix)
+def _source_problem(source: str, reason: str, fix: str) -> Problem:
+    return Problem(key="SOURCE", value=source, reason=reason, fix=fix)
 
 
-def _under(source: str, pattern: str, exclude: Sequence[str]) -> Iterator[SourceFile]:
-    """What a source holds; a file of negative size where it is not there."""
+def _list_source(source: str, pattern: str, exclude: Sequence[str]) -> Iterator[SourceFile]:
+    """Yield the files of a source; a file of negative size if the source does not exist."""
     from pyarrow import fs
 
-    system, path = _place(source)
-    info = system.get_file_info(path)
+    file_system, path = _locate(source)
+    info = file_system.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         yield SourceFile(source, source, -1, 0)
     elif info.type == fs.FileType.Directory:
-        for one in system.get_file_info(fs.FileSelector(path, recursive=True)):
-            name = one.path.removeprefix(path).lstrip("/")
-            if one.type == fs.FileType.File and fnmatch.fnmatch(one.base_name, pattern) and not _out(name, exclude):
-                yield _file(one, name, source)
+        for entry in file_system.get_file_info(fs.FileSelector(path, recursive=True)):
+            name = entry.path.removeprefix(path).lstrip("/")
+            is_match = entry.type == fs.FileType.File and fnmatch.fnmatch(entry.base_name, pattern)
+            if is_match and not _is_excluded(name, exclude):
+                yield _source_file(entry, name, source)
     else:
-        yield _file(info, info.base_name, source)
+        yield _source_file(info, info.base_name, source)
 
 
-def _out(name: str, exclude: Sequence[str]) -> bool:
-    """Hidden files, the marks that Spark leaves, and what the user names."""
+def _is_excluded(name: str, exclude: Sequence[str]) -> bool:
+    """Return whether a file is hidden, Spark's success marker, or excluded by the user."""
     parts = name.split("/")
-    return any(part.startswith(".") or fnmatch.fnmatch(part, out) for part in parts for out in ("_SUCCESS", *exclude))
+    patterns = ("_SUCCESS", *exclude)
+    return any(part.startswith(".") or fnmatch.fnmatch(part, pattern) for part in parts for pattern in patterns)
 
 
-def _file(info: Any, name: str, source: str) -> SourceFile:
+def _source_file(info: Any, name: str, source: str) -> SourceFile:
     uri = f"s3://{info.path}" if "://" in source else info.path
     return SourceFile(uri, name, cast(int, info.size), info.mtime_ns or 0)
 
 
-def _place(uri: str) -> tuple[Any, str]:
+def _locate(uri: str) -> tuple[Any, str]:
+    """Return the pyarrow file system of a URI, and the path in it."""
     from pyarrow import fs
 
     if "://" not in uri:
         return fs.LocalFileSystem(), str(Path(uri).absolute())
     if not uri.startswith("s3://"):
-        raise InputError([_source(uri, "is neither a path nor s3://bucket/prefix/", "Mend it")])
+        raise InputError([_source_problem(uri, "is neither a path nor s3://bucket/prefix/", "Correct it")])
     if region() is None:
-        raise InputError([_source(uri, "is in S3, and no region is known", "Set AWS_REGION")])
+        raise InputError([_source_problem(uri, "is in S3, and no region is configured", "Set AWS_REGION")])
     return _s3(), uri.removeprefix("s3://").rstrip("/")
 
 
@@ -150,5 +156,5 @@ def _place(uri: str) -> tuple[Any, str]:
 def _s3() -> Any:
     from pyarrow import fs
 
-    endpoint = os.environ.get("AWS_ENDPOINT_URL")  # which it does not read itself
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")  # pyarrow does not read this variable
     return fs.S3FileSystem(region=region(), endpoint_override=endpoint, connect_timeout=10, request_timeout=60)

@@ -1,4 +1,4 @@
-"""How text becomes token ids: bytes, a tokenizer.json of any model, or one trained on the text itself."""
+"""Tokenizers: bytes, a tokenizer.json of any model, or a tokenizer that is trained on the text itself."""
 
 import hashlib
 import json
@@ -15,26 +15,26 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.prepare.documents import Document
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 
 Dtype = Literal["uint8", "uint16", "uint32"]
-Ids = npt.NDArray[np.unsignedinteger[Any]]
-FILE = "tokenizer.json"  # its name beside the index
-END_OF_BYTES = 0  # a byte that text does not hold
-_END = "<|endoftext|>"
-# What models call their tokens, where no tokenizer_config.json says which one it is.
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
-_MASKS = ("[MASK]", "<mask>", "<|mask|>")
-_UNKNOWN = "[UNK]"
-_BERT = ("[PAD]", _UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
-_ALPHABET = 1000  # characters of a WordPiece, as BERT's trainers have it; rarer ones become [UNK]
-_AT_ONCE = 1 << 20  # characters that are tokenized at once: a token takes some 150 bytes on the way
+TokenIds = npt.NDArray[np.unsignedinteger[Any]]
+TOKENIZER_FILE = "tokenizer.json"  # key next to the index
+BYTES_END = 0  # a byte that text does not contain
+_END_TOKEN = "<|endoftext|>"  # noqa: S105  no password
+# Common names of these tokens, used if tokenizer_config.json does not define them.
+_END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+_MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
+_UNKNOWN_TOKEN = "[UNK]"  # noqa: S105  no password
+_BERT_TOKENS = ("[PAD]", _UNKNOWN_TOKEN, "[CLS]", "[SEP]", "[MASK]")
+_ALPHABET_SIZE = 1000  # characters of a WordPiece, as in the trainers for BERT; rarer characters become [UNK]
+_MAX_CHARACTERS = 1 << 20  # to tokenize in one call, which needs about 150 bytes per token
 _TRAINED = re.compile(r"train:(\d+)(:wordpiece)?")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the trainer must know of a tokenizer. `file` is a tokenizer.json, none for bytes."""
+    """Properties of a tokenizer that the trainer needs. `file` is a tokenizer.json; None for bytes."""
 
     file: Path | None
     size: int
@@ -43,87 +43,89 @@ class Vocabulary:
 
     @property
     def dtype(self) -> Dtype:
+        """Smallest type that holds all token ids."""
         return "uint8" if self.size <= 1 << 8 else "uint16" if self.size <= 1 << 16 else "uint32"
 
     @property
     def width(self) -> int:
-        """Bytes of one token in the files."""
+        """Size of a stored token, in bytes."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def sha256(self) -> str:
+        """SHA-256 of the tokenizer's file."""
         return hashlib.sha256(self.file.read_bytes() if self.file else b"").hexdigest()
 
     @cached_property
-    def _library(self) -> Any:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes share the work; threads of each would be in the way
+    def _tokenizer(self) -> Any:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is divided among processes, not threads
         return load(self.file) if self.file else None
 
-    def encode(self, batch: Sequence[Document]) -> list[Ids]:
-        """The token ids of each document, its end among them. No token but the end is added."""
+    def encode(self, batch: Sequence[Document]) -> list[TokenIds]:
+        """Return the token ids of each document, followed by the end token. No other special token is added."""
         if self.file is None:
             end = np.array([self.end], np.uint8)
             return [np.concatenate([np.frombuffer(document.raw, np.uint8), end]) for document in batch]
-        cut = [list(_cut(document.text)) for document in batch]
-        end, ids = np.array([self.end], self.dtype), self._ids([text for texts in cut for text in texts])
-        return [np.concatenate([*(next(ids) for _ in texts), end]) for texts in cut]
+        split = [list(_split(document.text)) for document in batch]
+        end, ids = np.array([self.end], self.dtype), self._encode([text for texts in split for text in texts])
+        return [np.concatenate([*(next(ids) for _ in texts), end]) for texts in split]
 
-    def _ids(self, texts: Sequence[str]) -> Iterator[Ids]:
-        for some in _together(texts):
-            for encoding in self._library.encode_batch_fast(some, add_special_tokens=False):
+    def _encode(self, texts: Sequence[str]) -> Iterator[TokenIds]:
+        for batch in _batches(texts):
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array(encoding.ids, self.dtype)
 
 
-BYTES = Vocabulary(None, 256, END_OF_BYTES, None)
+BYTES = Vocabulary(None, 256, BYTES_END, None)
 
 
-def _cut(text: str) -> Iterator[str]:
-    """A long text in parts that can be tokenized at once, cut at the ends of lines where there are any."""
+def _split(text: str) -> Iterator[str]:
+    """Split a long text into texts that can be tokenized in one call, at line ends if possible."""
     start = 0
-    while len(text) - start > _AT_ONCE:
-        stop = text.rfind("\n", start, start + _AT_ONCE) + 1 or start + _AT_ONCE
+    while len(text) - start > _MAX_CHARACTERS:
+        stop = text.rfind("\n", start, start + _MAX_CHARACTERS) + 1 or start + _MAX_CHARACTERS
         yield text[start:stop]
         start = stop
     yield text[start:] if start else text
 
 
-def _together(texts: Sequence[str]) -> Iterator[list[str]]:
-    """As many at once as memory is meant for, and at least one."""
-    some: list[str] = []
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Group texts into batches of at most _MAX_CHARACTERS, or of one text."""
+    batch: list[str] = []
     size = 0
     for text in texts:
-        if some and size + len(text) > _AT_ONCE:
-            yield some
-            some, size = [], 0
-        some.append(text)
+        if batch and size + len(text) > _MAX_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
         size += len(text)
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
-def trained(words: str) -> tuple[int, bool] | None:
-    """The size and kind (WordPiece?) that `train:VOCAB[:wordpiece]` asks for; none where it is something else.
+def parse_training(option: str) -> tuple[int, bool] | None:
+    """Parse `train:VOCAB[:wordpiece]`: the size, and whether it is a WordPiece. Returns None for other options.
 
-    Raises InputError where it is not to be understood.
+    Raises InputError if the option is malformed or the size is too small.
     """
-    if not words.startswith("train:"):
+    if not option.startswith("train:"):
         return None
-    matched = _TRAINED.fullmatch(words)
-    if not matched:
-        raise InputError([_problem(words, "is not to be understood", "Write train:32000 or train:32000:wordpiece")])
-    size, word_piece = int(matched[1]), bool(matched[2])
-    least = len(_BERT) + 2 if word_piece else 256 + 2
-    if size < least:
-        raise InputError([_problem(words, f"a vocabulary of {size} is too small", f"Make it {least} or more")])
+    match = _TRAINED.fullmatch(option)
+    if not match:
+        raise InputError([_problem(option, "is malformed", "Write train:32000 or train:32000:wordpiece")])
+    size, word_piece = int(match[1]), bool(match[2])
+    minimum = len(_BERT_TOKENS) + 2 if word_piece else 256 + 2
+    if size < minimum:
+        raise InputError([_problem(option, f"a vocabulary of {size} is too small", f"Use {minimum} or more")])
     return size, word_piece
 
 
 def train(texts: Callable[[], Iterable[str]], size: int, word_piece: bool, target: Path) -> None:
-    """A byte-level BPE, or a cased WordPiece as BERT has, into the file `target`: the same each time."""
-    target.write_text(_word_piece(texts, size) if word_piece else _byte_level(texts(), size))
+    """Train a byte-level BPE, or a cased WordPiece as in BERT, and write it to `target`. It is deterministic."""
+    target.write_text(_train_word_piece(texts, size) if word_piece else _train_byte_level(texts(), size))
 
 
-def _byte_level(texts: Iterable[str], size: int) -> str:
+def _train_byte_level(texts: Iterable[str], size: int) -> str:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -131,106 +133,111 @@ def _byte_level(texts: Iterable[str], size: int) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=[_END_TOKEN], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.to_str()
 
 
-def _word_piece(texts: Callable[[], Iterable[str]], size: int) -> str:
-    """Characters inside words get their ids before the training.
+def _train_word_piece(texts: Callable[[], Iterable[str]], size: int) -> str:
+    """Train a WordPiece. The characters inside words get their ids before the training.
 
-    The library numbers them as it meets them in a hash map, another order each time, and of pairs that are equally
-    frequent merges the one of lower ids.
+    The library would number them in the order of a hash map, which differs in each run, and of equally frequent pairs
+    it merges the pair with the lower ids.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token=_UNKNOWN))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=_UNKNOWN_TOKEN))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     counts: Counter[str] = Counter()
     for text in texts():
         counts.update(text)
-    frequent = sorted((one for one in counts if one.isprintable() and not one.isspace()), key=lambda c: (-counts[c], c))
-    alphabet = sorted(frequent[: min(_ALPHABET, (size - len(_BERT)) // 2)])
+    visible = (character for character in counts if character.isprintable() and not character.isspace())
+    frequent = sorted(visible, key=lambda character: (-counts[character], character))
+    alphabet = sorted(frequent[: min(_ALPHABET_SIZE, (size - len(_BERT_TOKENS)) // 2)])
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
-        special_tokens=[*_BERT, *(f"##{one}" for one in alphabet)],
+        special_tokens=[*_BERT_TOKENS, *(f"##{character}" for character in alphabet)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
     content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in _BERT]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in _BERT_TOKENS]
     return json.dumps(content, ensure_ascii=False)
 
 
 def load(file: Path) -> Any:
-    """A tokenizers.Tokenizer that neither cuts nor pads. Raises InputError where the file is none."""
+    """Load a tokenizers.Tokenizer, without truncation or padding. Raises InputError if the file is no tokenizer."""
     from tokenizers import Tokenizer
 
     if not file.is_file():
         raise InputError([_problem(str(file), "there is no such file", "Name a tokenizer.json, bytes, or train:VOCAB")])
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise InputError([_problem(str(file), f"can't be read: {error}", "Name a model's tokenizer.json")]) from None
-    tokenizer.no_truncation()  # a BERT's file often says 512
+    tokenizer.no_truncation()  # a file for BERT often has 512
     tokenizer.no_padding()
     return tokenizer
 
 
-def adopt(file: Path, end: str | None, target: Path) -> Vocabulary:
-    """Read a tokenizer.json and write it to `target`, with an end token where it had none.
+def import_tokenizer(file: Path, end: str | None, target: Path) -> Vocabulary:
+    """Read a tokenizer.json and write it to `target`, with an end token added if it has none.
 
-    `end` names the token that ends documents; none: eos_token or sep_token of the tokenizer_config.json beside it, else
-    one that is commonly called so. Raises InputError where the file can't be read, or has no token `end`.
+    `end` is the token that ends documents; None: eos_token or sep_token of the tokenizer_config.json in the same
+    folder, or a token with a common name. Raises InputError if the file can't be read or has no token `end`.
     """
     tokenizer = load(file)
     _require_token(tokenizer, end, str(file))
-    says = _config(file.with_name("tokenizer_config.json"))
-    ends = [end] if end else [*(says.get(key) for key in ("eos_token", "sep_token")), *_ENDS]
-    if _first(tokenizer, ends) is None:
-        tokenizer.add_special_tokens([_END])
-        ends.append(_END)
-    found, mask = _first(tokenizer, ends), _first(tokenizer, [says.get("mask_token"), *_MASKS])
-    assert found is not None
+    special_tokens = _read_config(file.with_name("tokenizer_config.json"))
+    end_names = [end] if end else [*(special_tokens.get(key) for key in ("eos_token", "sep_token")), *_END_NAMES]
+    if _first_id(tokenizer, end_names) is None:
+        tokenizer.add_special_tokens([_END_TOKEN])
+        end_names.append(_END_TOKEN)
+    end_id = _first_id(tokenizer, end_names)
+    mask_id = _first_id(tokenizer, [special_tokens.get("mask_token"), *_MASK_NAMES])
+    assert end_id is not None
     target.write_text(tokenizer.to_str())
-    return Vocabulary(target, max(tokenizer.get_vocab().values()) + 1, found, mask)
+    return Vocabulary(target, max(tokenizer.get_vocab().values()) + 1, end_id, mask_id)
 
 
-def require(words: str, end: str | None) -> None:
-    """Raises InputError where `words` name no tokenizer, or none with a token `end`, as far as that is known before one
-    is trained."""
-    if words == "bytes":
+def require_tokenizer(option: str, end: str | None) -> None:
+    """Raise InputError if the option names no tokenizer, or a tokenizer without a token `end`.
+
+    The end token of a tokenizer that is to be trained is checked after the training.
+    """
+    if option == "bytes":
         if end is not None:
-            why = "bytes have no such token"
-            raise InputError([Problem(key="--end", value=end, why=why, fix="Leave it out")])
-    elif not trained(words):
-        _require_token(load(Path(words)), end, words)
+            reason = "bytes have no such token"
+            raise InputError([Problem(key="--end", value=end, reason=reason, fix="Remove the option")])
+    elif not parse_training(option):
+        _require_token(load(Path(option)), end, option)
 
 
 def _require_token(tokenizer: Any, end: str | None, name: str) -> None:
     if end is not None and tokenizer.token_to_id(end) is None:
-        why = f"{name} has no such token"
-        raise InputError([Problem(key="--end", value=end, why=why, fix="Name one of its tokens")])
+        reason = f"{name} has no such token"
+        raise InputError([Problem(key="--end", value=end, reason=reason, fix="Name one of its tokens")])
 
 
-def _config(file: Path) -> dict[str, Any]:
-    """The names of tokens by a tokenizer_config.json; empty where there is none."""
+def _read_config(file: Path) -> dict[str, Any]:
+    """Return the special tokens of a tokenizer_config.json by key; empty if there is no such file."""
     try:
-        read = json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return {key: value.get("content") if isinstance(value, dict) else value for key, value in read.items()}
+    return {key: value.get("content") if isinstance(value, dict) else value for key, value in config.items()}
 
 
-def _first(tokenizer: Any, names: Sequence[Any]) -> int | None:
+def _first_id(tokenizer: Any, names: Sequence[Any]) -> int | None:
+    """Return the id of the first name that is a token."""
     ids = [tokenizer.token_to_id(name) for name in names if isinstance(name, str)]
     return next((id for id in ids if id is not None), None)
 
 
-def _problem(value: str, why: str, fix: str) -> Problem:
-    return Problem(key="--tokenizer", value=value, why=why, fix=fix)
+def _problem(value: str, reason: str, fix: str) -> Problem:
+    return Problem(key="--tokenizer", value=value, reason=reason, fix=fix)

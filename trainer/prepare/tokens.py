@@ -1,101 +1,107 @@
-"""Text into token shards."""
+"""Converts text into shards of tokens."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from trainer.prepare import tokenizers
-from trainer.prepare.dataset import Request, Result, build, upload
-from trainer.prepare.documents import Document, Piece, Reading, documents, pieces_of
-from trainer.prepare.parts import Made, Part, is_held_out, order_of, parts_of
-from trainer.prepare.pool import Advance
-from trainer.prepare.progress import say
-from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files, require_apart
+from trainer.prepare.dataset import Request, Result, build_dataset, upload_shard
+from trainer.prepare.documents import Document, FilePart, ReadOptions, read_documents, split_file
+from trainer.prepare.partitioning import Part, PartResult, is_held_out, partition, shuffle_key
+from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files, require_target_outside_sources
 from trainer.prepare.tokenizers import BYTES, Vocabulary
-from trainer.prepare.work import Work, held_out_file
+from trainer.prepare.work_folder import WorkFolder, held_out_path
+from trainer.prepare.worker_pool import Advance
 from trainer.storage import open_storage
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import Shard, TokenDataset
 
-_BATCH = 1 << 20  # bytes of text that go to the tokenizer at once
-_MEASURED = 1 << 20  # bytes of text from which tokens per byte are measured
-LEARNT = 256 << 20  # bytes of text that a tokenizer is trained on, at most
+_BATCH_BYTES = 1 << 20  # text per call of the tokenizer
+_MEASURED_BYTES = 1 << 20  # text for the measurement of tokens per byte
+MAX_TRAINING_BYTES = 256 << 20  # text that a tokenizer is trained on
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """What tokens are made from, and how."""
+class TextOptions:
+    """Sources of a dataset of text, and options for its preparation."""
 
     sources: tuple[str, ...]
     pattern: str = "*"
     exclude: tuple[str, ...] = ()
-    format: Format | None = None  # none: by each file's suffix
-    reading: Reading = field(default_factory=Reading)
+    format: Format | None = None  # None: by each file's suffix
+    reading: ReadOptions = field(default_factory=ReadOptions)
     tokenizer: str = "bytes"
     end: str | None = None
     shard_tokens: int = 64_000_000
-    says: str | None = None  # the sources, in words; none: their names
+    description: str | None = None  # of the sources, for the index; None: their names
 
 
 @dataclass(frozen=True)
-class TokenMaker:
-    """What turns a part into a shard, in a process of its own."""
+class TokenShardBuilder:
+    """Converts a part to a shard of tokens, in a worker process."""
 
     target: str
     vocabulary: Vocabulary
-    reading: Reading
+    reading: ReadOptions
     held_out: float
 
-    def make(self, part: Part[Piece], work: Path, advance: Advance) -> Made:
-        partial = work / "temporary" / f"{part.address}.bin"
-        kept = held_out_file(work, part.address)
-        samples = left_out = held = 0
-        with partial.open("wb") as shard, kept.open("wb") as aside:
-            for batch in _batches(part.pieces, self.reading, advance):
+    def build(self, part: Part[FilePart], work: Path, advance: Advance) -> PartResult:
+        """Tokenize the documents of a part, and write them to the shard and to the held-out file."""
+        partial = work / "temporary" / f"{part.fingerprint}.bin"
+        held_out_file = held_out_path(work, part.fingerprint)
+        samples = empty_documents = held_out_tokens = 0
+        with partial.open("wb") as shard_stream, held_out_file.open("wb") as held_out_stream:
+            for batch in _batches(part.items, self.reading, advance):
                 filled = [document for document in batch if document.raw]
-                left_out += len(batch) - len(filled)
+                empty_documents += len(batch) - len(filled)
                 samples += len(filled)
                 for document, ids in zip(filled, self.vocabulary.encode(filled), strict=True):
-                    out = is_held_out(document.raw, self.held_out)
-                    held += len(ids) if out else 0
-                    (aside if out else shard).write(ids.data)
-        made = self._shard(partial, part.number)
-        return Made(shard=made, held_out=held, samples=samples, left_out=left_out)
+                    held_out = is_held_out(document.raw, self.held_out)
+                    held_out_tokens += len(ids) if held_out else 0
+                    (held_out_stream if held_out else shard_stream).write(ids.data)
+        shard = self._upload(partial, part.number)
+        return PartResult(shard=shard, held_out=held_out_tokens, samples=samples, empty_documents=empty_documents)
 
-    def _shard(self, file: Path, number: int) -> Shard | None:
+    def _upload(self, file: Path, number: int) -> Shard | None:
         count = file.stat().st_size // self.vocabulary.width
-        return upload(file, open_storage(self.target, "--target"), f"train-{number:05d}", ".bin", count)
+        return upload_shard(file, open_storage(self.target, "--target"), f"train-{number:05d}", ".bin", count)
 
 
-def prepare_tokens(text: Text, request: Request) -> Result:
-    """Make the dataset. Raises InputError on what the user can mend, OSError where machine or storage fail."""
-    require_apart(text.sources, request.target)
-    tokenizers.require(text.tokenizer, text.end)
-    pieces = _pieces(text)
-    if not pieces:
-        raise InputError([Problem(key="SOURCE", value=" ".join(text.sources), why="holds no text", fix="Name another")])
-    with request.open(_words(text, pieces)) as work:
-        vocabulary = _vocabulary(text, pieces, request.held_out, work)
-        per_token = _bytes_per_token(pieces, text.reading, vocabulary)
+def prepare_tokens(options: TextOptions, request: Request) -> Result:
+    """Prepare a dataset of tokens.
+
+    Raises InputError for invalid arguments or data, OSError for failures of machine or storage.
+    """
+    require_target_outside_sources(options.sources, request.target)
+    tokenizers.require_tokenizer(options.tokenizer, options.end)
+    file_parts = _list_file_parts(options)
+    if not file_parts:
+        source = " ".join(options.sources)
+        raise InputError([Problem(key="SOURCE", value=source, reason="holds no text", fix="Name another")])
+    with request.open_work_folder(_settings(options, file_parts)) as work:
+        vocabulary = _load_vocabulary(options, file_parts, request.held_out, work)
+        bytes_per_token = _bytes_per_token(file_parts, options.reading, vocabulary)
         settings = {
             "tokenizer": vocabulary.sha256,
             "end": vocabulary.end,
             "held_out": request.held_out,
-            "reading": text.reading,
+            "reading": options.reading,
         }
-        parts = parts_of(pieces, text.shard_tokens * per_token, settings)
-        maker = TokenMaker(request.target, vocabulary, text.reading, request.held_out)
+        parts = partition(file_parts, options.shard_tokens * bytes_per_token, settings)
+        builder = TokenShardBuilder(request.target, vocabulary, options.reading, request.held_out)
 
-        def index(train: list[Shard], validation: list[Shard], samples: int) -> TokenDataset:
+        def create_index(train: list[Shard], validation: list[Shard], samples: int) -> TokenDataset:
             return TokenDataset(
                 name=request.name,
-                source=f"{samples} documents of {text.says or ', '.join(text.sources)}",
+                source=f"{samples} documents of {options.description or ', '.join(options.sources)}",
                 train=tuple(train),
                 validation=tuple(validation),
                 kind="tokens",
-                tokenizer=tokenizers.FILE if vocabulary.file else "bytes",
+                tokenizer=tokenizers.TOKENIZER_FILE if vocabulary.file else "bytes",
                 dtype=vocabulary.dtype,
                 vocabulary=vocabulary.size,
                 end=vocabulary.end,
@@ -104,27 +110,27 @@ def prepare_tokens(text: Text, request: Request) -> Result:
 
         def merge(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
             width = vocabulary.width
-            together = joined(files, text.shard_tokens * width, work.temporary)
-            return ((file, file.stat().st_size // width) for file in together)
+            merged = concatenate_files(files, options.shard_tokens * width, work.temporary)
+            return ((file, file.stat().st_size // width) for file in merged)
 
-        beside = {tokenizers.FILE: vocabulary.file} if vocabulary.file else {}
-        return build(request, work, parts, maker, merge, ".bin", beside, index)
+        extra_files = {tokenizers.TOKENIZER_FILE: vocabulary.file} if vocabulary.file else {}
+        return build_dataset(request, work, parts, builder, merge, ".bin", extra_files, create_index)
 
 
-def joined(files: Iterable[Path], limit: int, folder: Path) -> Iterator[Path]:
-    """The files' bytes, one after the other, in new files of `limit` bytes; the last one is shorter."""
+def concatenate_files(files: Iterable[Path], limit_bytes: int, folder: Path) -> Iterator[Path]:
+    """Concatenate files into new files of `limit_bytes` each; the last new file may be shorter."""
     target: BinaryIO | None = None
     number = 0
     for file in files:
         with file.open("rb") as source:
             while True:
                 if target is None:
-                    target = (folder / f"joined-{number}").open("wb")
-                block = source.read(min(1 << 20, limit - target.tell()))
+                    target = (folder / f"merged-{number}").open("wb")
+                block = source.read(min(1 << 20, limit_bytes - target.tell()))
                 if not block:
                     break
                 target.write(block)
-                if target.tell() == limit:
+                if target.tell() == limit_bytes:
                     target.close()
                     yield Path(target.name)
                     target, number = None, number + 1
@@ -135,96 +141,99 @@ def joined(files: Iterable[Path], limit: int, folder: Path) -> Iterator[Path]:
             yield Path(target.name)
 
 
-def _pieces(text: Text) -> list[Piece]:
-    """In an order that mixes what the sources hold. Raises InputError where a file's format can't be told."""
-    found: list[Piece] = []
+def _list_file_parts(options: TextOptions) -> list[FilePart]:
+    """List the parts of all files, in an order that mixes the sources.
+
+    Raises InputError if the format of a file is unknown.
+    """
+    file_parts: list[FilePart] = []
     problems: list[Problem] = []
-    for file in list_files(text.sources, text.pattern, text.exclude):
-        format = text.format or FORMATS.get(file.suffix)
+    for file in list_files(options.sources, options.pattern, options.exclude):
+        format = options.format or FORMATS.get(file.suffix)
         if format is None:
-            why = f"its suffix {file.suffix!r} tells no format"
-            problems.append(file.problem(why, "Give --format text, jsonl or parquet, or choose files with --pattern"))
+            reason = f"its suffix {file.suffix!r} has no known format"
+            problems.append(file.problem(reason, "Set --format text, jsonl or parquet, or select files with --pattern"))
             continue
         try:
-            found += pieces_of(file, format, text.reading)
+            file_parts += split_file(file, format, options.reading)
         except InputError as error:
             problems += error.problems
     if problems:
-        more = [replace(problems[9], why=f"and {len(problems) - 9} more files")] if len(problems) > 10 else []
+        more = [replace(problems[9], reason=f"and {len(problems) - 9} more files")] if len(problems) > 10 else []
         raise InputError(problems[:9] + more if more else problems)
-    return sorted(found, key=lambda piece: (order_of(piece.file.name, piece.start), piece.file.uri))
+    return sorted(file_parts, key=lambda part: (shuffle_key(part.file.name, part.start), part.file.uri))
 
 
-def _words(text: Text, pieces: list[Piece]) -> dict[str, object]:
-    """What decides the outcome, for the work folder: what was asked, and the files as they were."""
-    files: dict[str, SourceFile] = {piece.file.uri: piece.file for piece in pieces}
-    listed = "\n".join(f"{file.uri} {file.size} {file.modified}" for _, file in sorted(files.items()))
-    tokenizer = Path(text.tokenizer)
+def _settings(options: TextOptions, file_parts: list[FilePart]) -> dict[str, object]:
+    """Return all settings that determine the dataset, for the work folder: arguments, and the state of the files."""
+    files: dict[str, SourceFile] = {part.file.uri: part.file for part in file_parts}
+    listing = "\n".join(f"{file.uri} {file.size} {file.modified}" for _, file in sorted(files.items()))
+    tokenizer = Path(options.tokenizer)
     content = tokenizer.read_bytes() if tokenizer.is_file() else b""
     return {
-        "format": text.format,
-        "--field": text.reading.field,
-        "--encoding-errors": text.reading.replace,
-        "--document-kib": text.reading.document,
-        "--tokenizer": text.tokenizer,
+        "format": options.format,
+        "--field": options.reading.field,
+        "--encoding-errors": options.reading.replace_invalid,
+        "--document-kib": options.reading.document_bytes,
+        "--tokenizer": options.tokenizer,
         "the tokenizer's file": hashlib.sha256(content).hexdigest(),
-        "--end": text.end,
-        "--shard-tokens": text.shard_tokens,
-        "the files of SOURCE": hashlib.sha256(listed.encode()).hexdigest(),
+        "--end": options.end,
+        "--shard-tokens": options.shard_tokens,
+        "the files of SOURCE": hashlib.sha256(listing.encode()).hexdigest(),
     }
 
 
-def _vocabulary(text: Text, pieces: list[Piece], held_out: float, work: Work) -> Vocabulary:
-    if text.tokenizer == "bytes":
+def _load_vocabulary(options: TextOptions, file_parts: list[FilePart], held_out: float, work: WorkFolder) -> Vocabulary:
+    if options.tokenizer == "bytes":
         return BYTES
-    file = Path(text.tokenizer)
-    if asked := tokenizers.trained(text.tokenizer):
-        file = work.folder / "trained.json"
+    file = Path(options.tokenizer)
+    if training := tokenizers.parse_training(options.tokenizer):
+        file = work.path / "trained.json"
         if not file.exists():
-            say(f"trains a tokenizer on up to {LEARNT >> 20} MiB of the text")
+            log.info("training a tokenizer on up to %d MiB of the text", MAX_TRAINING_BYTES >> 20)
             partial = work.temporary / file.name
 
             def texts() -> Iterator[str]:
-                some = _some(pieces, text.reading, LEARNT)
-                return (document.text for document in some if not is_held_out(document.raw, held_out))
+                documents = _first_documents(file_parts, options.reading, MAX_TRAINING_BYTES)
+                return (document.text for document in documents if not is_held_out(document.raw, held_out))
 
-            tokenizers.train(texts, *asked, partial)
+            tokenizers.train(texts, *training, partial)
             partial.rename(file)
-    return tokenizers.adopt(file, text.end, work.folder / tokenizers.FILE)
+    return tokenizers.import_tokenizer(file, options.end, work.path / tokenizers.TOKENIZER_FILE)
 
 
-def _bytes_per_token(pieces: list[Piece], reading: Reading, vocabulary: Vocabulary) -> float:
+def _bytes_per_token(file_parts: list[FilePart], reading: ReadOptions, vocabulary: Vocabulary) -> float:
     if vocabulary.file is None:
         return 1.0
-    some = list(_some(pieces, reading, _MEASURED))
-    tokens = sum(len(ids) for ids in vocabulary.encode(some))
-    return sum(len(document.raw) for document in some) / max(1, tokens) or 1.0
+    documents = list(_first_documents(file_parts, reading, _MEASURED_BYTES))
+    tokens = sum(len(ids) for ids in vocabulary.encode(documents))
+    return sum(len(document.raw) for document in documents) / max(1, tokens) or 1.0
 
 
-def _some(pieces: Iterable[Piece], reading: Reading, limit: int) -> Iterator[Document]:
-    """The first documents, of at most `limit` bytes together, and at least one."""
-    for piece in pieces:
-        for document in documents(piece, reading):
-            if limit <= 0:
+def _first_documents(file_parts: Iterable[FilePart], reading: ReadOptions, limit_bytes: int) -> Iterator[Document]:
+    """Yield documents until they have at least `limit_bytes`."""
+    for part in file_parts:
+        for document in read_documents(part, reading):
+            if limit_bytes <= 0:
                 return
-            limit -= len(document.raw)
+            limit_bytes -= len(document.raw)
             yield document
 
 
-def _batches(pieces: Iterable[Piece], reading: Reading, advance: Advance) -> Iterator[list[Document]]:
+def _batches(file_parts: Iterable[FilePart], reading: ReadOptions, advance: Advance) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
-    for piece in pieces:
-        left = piece.size
-        for document in documents(piece, reading):
+    for part in file_parts:
+        remaining = part.size
+        for document in read_documents(part, reading):
             batch.append(document)
             size += len(document.raw)
-            if size >= _BATCH:
+            if size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
-            done = min(left, len(document.raw))
-            left -= done
+            done = min(remaining, len(document.raw))
+            remaining -= done
             advance(done)
-        advance(left)
+        advance(remaining)
     if batch:
         yield batch

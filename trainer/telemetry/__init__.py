@@ -1,1 +1,1 @@
-"""What a run tells of itself: its metrics, where its time goes, traces, and its results."""
+"""Telemetry of a run: metrics, step timing, FLOPs, traces and results."""

@@ -1,80 +1,82 @@
-"""A run's newest figures as Prometheus' text format, for the textfile collector of the node's exporter.
+"""A run's latest metrics in Prometheus' text format, for the textfile collector of the node exporter.
 
-Names as Prometheus' conventions have them: base units, in the name; `_total` for what only grows. Source:
+Names follow Prometheus' conventions: base units, in the name; `_total` for counters. Source:
 prometheus.io/docs/practices/naming and docs/instrumenting/exposition_formats.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Metric, write_to_textfile
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from trainer.telemetry.timing import PHASES
 from trainyard.models.metrics import MetricLine
 
 _GIB = 2**30
-Samples = Iterable[tuple[Mapping[str, str], float | None]]
+_PREFIX = "trainyard_train"
 
 
-class TextFile:
-    """`trainer.prom`: whoever reads it sees all of one step."""
+class PrometheusTextfile:
+    """Writes `trainer.prom` atomically, with the metrics of one step."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path, self._run = path, run
-        self._skipped = 0
-        self._validation_loss: float | None = None  # the last one: between held-out losses it stands
+        self._line: MetricLine | None = None
+        self._skipped_steps = 0  # of this attempt
+        self._validation_loss: float | None = None  # the last value, exported until the next validation
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def write(self, line: MetricLine) -> None:
-        self._skipped += line.skipped
+        """Replace the file by the metrics of a step."""
+        self._line = line
+        self._skipped_steps += line.skipped
         if line.validation_loss is not None:
             self._validation_loss = line.validation_loss
-        whole = line.model_copy(update={"validation_loss": self._validation_loss})
-        partial = self._path.with_suffix(".prom.partial")  # the collector reads *.prom only
-        partial.write_text(text_of(whole, self._run, self._skipped))
-        partial.rename(self._path)
+        write_to_textfile(str(self._path), self._registry)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families of the last step, for prometheus_client. A metric without a value is omitted."""
+        line = self._line
+        if line is None:
+            return
+        yield self._info(line)
+        yield self._step_seconds(line)
+        counters = (
+            ("steps", "Optimizer steps of the whole run.", line.step),
+            ("skipped_steps", "Steps that were skipped because of an fp16 overflow.", self._skipped_steps),
+            ("samples", "Samples consumed by the whole run.", line.consumed),
+        )
+        for name, description, count in counters:
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", description, value=count)
+        gauges = (
+            ("last_step_timestamp_seconds", "Unix time of the end of the last step.", line.time),
+            ("loss", "Mean training loss, nats.", line.loss),
+            ("validation_loss", "Last validation loss, nats.", self._validation_loss),
+            ("learning_rate", "Learning rate of the step.", line.learning_rate),
+            ("gradient_norm", "Global gradient norm before clipping.", line.gradient_norm),
+            ("loss_scale", "Loss scale of fp16.", line.loss_scale),
+            ("samples_per_second", "Samples per second of all ranks.", line.samples_per_second),
+            ("tokens_per_second", "Tokens per second of all ranks.", line.tokens_per_second),
+            ("mfu_ratio", "Model FLOPs utilization.", line.mfu),
+            ("memory_peak_bytes", "Peak memory of rank 0: of its GPU, or resident.", line.memory_gib * _GIB),
+        )
+        for name, description, value in gauges:
+            if value is not None:
+                yield GaugeMetricFamily(f"{_PREFIX}_{name}", description, value=value)
 
-def text_of(line: MetricLine, run: str, skipped: int) -> str:
-    """The whole file. `skipped`: steps of this attempt that changed no weight."""
-    bytes_ = line.memory_gib * _GIB
-    phases = {name: getattr(line, f"{name}_seconds") for name in PHASES}
-    phases["checkpoint"] = line.checkpoint_seconds
-    split = {**phases, "other": max(0.0, line.step_seconds - sum(phases.values()))}
-    families = [
-        _family("info", "gauge", "The run and its attempt.", [({"run": run, "attempt": str(line.attempt)}, 1)]),
-        _family("last_step_timestamp_seconds", "gauge", "Unix time of the last step's end.", _one(line.time)),
-        _family("steps_total", "counter", "Optimizer steps of the whole run.", _one(line.step)),
-        _family("skipped_steps_total", "counter", "Steps that fp16's overflow has skipped.", _one(skipped)),
-        _family("samples_total", "counter", "Samples consumed by the whole run.", _one(line.consumed)),
-        _family("loss", "gauge", "Mean training loss, nats.", _one(line.loss)),
-        _family("validation_loss", "gauge", "Last held-out loss, nats.", _one(line.validation_loss)),
-        _family("learning_rate", "gauge", "Learning rate of the step.", _one(line.learning_rate)),
-        _family("gradient_norm", "gauge", "Global gradient norm before clipping.", _one(line.gradient_norm)),
-        _family("loss_scale", "gauge", "Factor on the loss in fp16.", _one(line.loss_scale)),
-        _family("samples_per_second", "gauge", "Samples over all ranks.", _one(line.samples_per_second)),
-        _family("tokens_per_second", "gauge", "Tokens over all ranks.", _one(line.tokens_per_second)),
-        _family("mfu_ratio", "gauge", "Model FLOPs utilization.", _one(line.mfu)),
-        _family("memory_peak_bytes", "gauge", "Peak of the first rank: its GPU's, or resident.", _one(bytes_)),
-        _family(
-            "step_seconds",
-            "gauge",
-            "What the step spent its time on; the checkpoint's part is what saving held training up.",
-            [({"phase": name}, seconds) for name, seconds in split.items()],
-        ),
-    ]
-    return "".join(families)
+    def _info(self, line: MetricLine) -> Metric:
+        family = GaugeMetricFamily(f"{_PREFIX}_info", "The run and its attempt.", labels=["run", "attempt"])
+        family.add_metric([self._run, str(line.attempt)], 1)
+        return family
 
-
-def _one(value: float | None) -> Samples:
-    return [({}, value)]
-
-
-def _family(name: str, kind: str, about: str, samples: Samples) -> str:
-    """Empty where there is no value."""
-    full = f"trainyard_train_{name}"
-    lines = [f"{full}{_labels(labels)} {float(value)!r}\n" for labels, value in samples if value is not None]
-    return "".join([f"# HELP {full} {about}\n# TYPE {full} {kind}\n", *lines]) if lines else ""
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    told = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
-    return f"{{{told}}}" if told else ""
+    def _step_seconds(self, line: MetricLine) -> Metric:
+        seconds = {phase: getattr(line, f"{phase}_seconds") for phase in PHASES}
+        seconds["checkpoint"] = line.checkpoint_seconds
+        seconds["other"] = max(0.0, line.step_seconds - sum(seconds.values()))
+        description = "Duration of the step by phase; checkpoint is the time that training waited for a save."
+        family = GaugeMetricFamily(f"{_PREFIX}_step_seconds", description, labels=["phase"])
+        for phase, value in seconds.items():
+            family.add_metric([phase], value)
+        return family

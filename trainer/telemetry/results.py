@@ -1,4 +1,4 @@
-"""`results.json`: what a finished run was."""
+"""Contents of `results.json`: the outcome, configuration and software versions of a finished run."""
 
 import hashlib
 import platform
@@ -21,7 +21,7 @@ _LIBRARIES = (
 )
 
 
-def results_of(
+def build_results(
     config: TrainerConfig,
     environment: Environment,
     progress: Progress,
@@ -33,6 +33,7 @@ def results_of(
     checkpoints: list[str],
     exports: Mapping[Literal["safetensors", "int8"], Export] = MappingProxyType({}),
 ) -> Results:
+    """Return the results of a run. `seconds`: duration of this attempt; `parameters`: size of the model."""
     length = None if config.model.kind == "images" else config.model.sequence_length
     return Results(
         run=environment.run,
@@ -56,7 +57,7 @@ def results_of(
 
 
 def code_sha256() -> str:
-    """Over names and contents of the trainer's own modules."""
+    """Return a SHA-256 over the names and contents of the trainer's modules."""
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for file in sorted(folder.rglob("*.py")):
@@ -65,9 +66,9 @@ def code_sha256() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that may have run, and CUDA's."""
-    found = {name: _version(name) for name in _LIBRARIES}
-    return found | ({"cuda": torch.version.cuda} if torch.cuda.is_available() and torch.version.cuda else {})
+    """Return the versions of the libraries that the trainer uses, and of CUDA."""
+    libraries = {name: _version(name) for name in _LIBRARIES}
+    return libraries | ({"cuda": torch.version.cuda} if torch.cuda.is_available() and torch.version.cuda else {})
 
 
 def _version(library: str) -> str:

@@ -1,4 +1,4 @@
-"""What a step spends its time on, phase by phase."""
+"""Durations of the phases of a training step."""
 
 import time
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import torch
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
-class Clock:
-    """Times one step after the other; a phase's passes of one step add up.
+class StepTimer:
+    """Measures the phases of each step; repeated passes of a phase within a step are added.
 
-    On a GPU by CUDA events in the stream of the training thread: the host goes on while the GPU works, so its own clock
-    would charge all of it to whatever waits first. `data` is the host's waiting, on any device.
+    On a GPU by CUDA events in the stream of the training thread: GPU work is asynchronous, so the host's clock would
+    count it in the phase that first waits for it. `data` is the waiting time of the host, on any device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,15 +23,15 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around one pass of a phase, one of PHASES. Nothing waits for the GPU here.
+        """Measure one pass of a phase, one of PHASES, without waiting for the GPU.
 
-        A pass that an exception cuts short does not count.
+        A pass that an exception interrupts does not count.
         """
         assert name in PHASES, name
         if self._stream is None or name == "data":
-            begun = time.perf_counter()
+            started = time.perf_counter()
             yield
-            self._host[name] += time.perf_counter() - begun
+            self._host[name] += time.perf_counter() - started
         else:
             first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -41,11 +41,11 @@ class Clock:
             self._events.append((name, first, last))
 
     def read(self) -> dict[str, float]:
-        """Seconds of each phase since the last reading. Waits until the GPU has done what was timed: after the step."""
-        spent, self._host = self._host, dict.fromkeys(PHASES, 0.0)
+        """Return and reset the seconds of each phase. Waits for the measured GPU work: call it after the step."""
+        seconds, self._host = self._host, dict.fromkeys(PHASES, 0.0)
         events, self._events = self._events, []
         if events:
             events[-1][2].synchronize()
         for name, first, last in events:
-            spent[name] += first.elapsed_time(last) / 1e3
-        return spent
+            seconds[name] += first.elapsed_time(last) / 1e3
+        return seconds

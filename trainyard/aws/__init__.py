@@ -1,1 +1,1 @@
-"""AWS calls and names: S3, the lease, tags, ECR."""
+"""AWS access: boto3 clients, S3, Auto Scaling, EC2, the lease on worker groups, tag names, ECR image references."""

@@ -1,19 +1,20 @@
-"""The lease: a one-off scheduled action that ends a group's workers. The launch puts it, the controller moves it."""
+"""The lease: a scheduled action that terminates a group's workers. The launch creates it, the controller renews it."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+
+from trainyard.aws.clients import client
 
 LEASE = "trainyard-lease"
 
 
-def put_lease(autoscaling: Any, groups: Iterable[str], until: float) -> None:
-    """Let AWS itself end the groups' workers at `until` (Unix time, seconds), whoever dies before.
+def put_lease(region: str, groups: Iterable[str], until: float) -> None:
+    """Schedule the termination of all workers of the groups at `until` (Unix time, seconds).
 
-    Moves an earlier lease. `autoscaling` is a boto3 client.
+    AWS runs the action even when the operator's process and the controller no longer run. Replaces an earlier lease.
     """
     for name in groups:
-        autoscaling.put_scheduled_update_group_action(
+        client("autoscaling", region).put_scheduled_update_group_action(
             AutoScalingGroupName=name,
             ScheduledActionName=LEASE,
             StartTime=datetime.fromtimestamp(until, UTC),
@@ -22,8 +23,9 @@ def put_lease(autoscaling: Any, groups: Iterable[str], until: float) -> None:
         )
 
 
-def lease_of(autoscaling: Any, groups: Iterable[str]) -> float | None:
-    """When the lease ends the first of the groups' workers, Unix time in seconds; None where there is none."""
+def read_lease(region: str, groups: Iterable[str]) -> float | None:
+    """Return the earliest end of the groups' leases, Unix time in seconds; None when no group has a lease."""
+    autoscaling = client("autoscaling", region)
     actions = [
         action
         for name in groups

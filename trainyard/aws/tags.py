@@ -1,6 +1,6 @@
-"""Tags by which a stack's things are found, with or without the Pulumi CLI, and by which old ones are archived."""
+"""Tags that identify a stack's resources, with or without the Pulumi CLI, and that select old objects for archiving."""
 
-OWN_PREFIX = "trainyard:"
+TRAINYARD_PREFIX = "trainyard:"
 STACK = "trainyard:stack"
 ROLE = "trainyard:role"
 STACK_KEY = "stack-key"
@@ -9,12 +9,13 @@ STAGING_BUCKET = "staging-bucket"
 BUILDER = "builder"
 IMAGE = "image"
 
-# On a builder: which bake it is of, and the Unix time of its end. On an image: what it holds, and the image below it.
+# On a builder instance: the id of its bake, and the Unix time at which it terminates. On an image: the SHA-256 of its
+# content, and the image that it is based on.
 BAKE = "trainyard:bake"
 UNTIL = "trainyard:until"
 CONTENT = "trainyard:content"
 SOURCE = "trainyard:source"
 
-# On old checkpoints and results. The data bucket's lifecycle rule moves what bears it to Deep Archive.
+# On old checkpoints and results. The data bucket's lifecycle rule moves objects with this tag to Deep Archive.
 ARCHIVE = "trainyard:archive"
 OLD = "old"

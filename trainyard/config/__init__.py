@@ -1,1 +1,4 @@
-"""Stack settings, the hardware catalog, prices, quotas and their validation."""
+"""Stack settings, the hardware catalog, prices and quotas, and their validation."""
+
+CONFIG_KEY = "trainyard:cluster"
+"""The configuration key of a Pulumi stack file that holds all settings."""

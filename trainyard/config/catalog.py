@@ -1,4 +1,4 @@
-"""The hardware catalog: what the stacks' instance types are made of. The data stands in `catalog.json`, dated."""
+"""The hardware catalog: facts of the EC2 instance types that a stack may use. Data: `catalog.json`."""
 
 from functools import cache
 from pathlib import Path
@@ -6,46 +6,50 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
-from trainyard.config.gpus import Chip, chips
+from trainyard.base import StrictModel
+from trainyard.config.gpus import GpuModel, gpu_models
 
-MATMUL_SHARE = 0.5  # of the peak that NVIDIA gives: large products reach 65 to 85 % on a healthy GPU
-TORCH_CUDA = "13.2"  # what the torch of trainer/requirements.txt is built for
+MATMUL_FLOOR = 0.5  # share of NVIDIA's peak; large matrix products reach 65 to 85 % on a healthy GPU
+TORCH_CUDA = "13.2"  # CUDA version of the torch build in trainer/requirements.txt
 
 
-class Gpu(Contract):
+class Gpu(StrictModel):
     """The GPUs of an instance type."""
 
-    model: str = Field(description="NVIDIA's model name, one of the catalog's chips.")
+    model: str = Field(description="NVIDIA's model name, listed in gpus.json.")
     count: int = Field(gt=0, description="GPUs per instance.")
-    memory_mib: int = Field(gt=0, description="Memory of each, MiB.")
-    interconnect: Literal["nvswitch", "nvlink", "pcie"] | None = Field(description="Between them; none for one GPU.")
+    memory_mib: int = Field(gt=0, description="Memory of each GPU, MiB.")
+    interconnect: Literal["nvswitch", "nvlink", "pcie"] | None = Field(
+        description="Interconnect of the GPUs; none for one GPU."
+    )
     clocks: tuple[int, int] | None = Field(
-        None, description="Application clocks that AWS advises, memory and graphics, MHz; none: the driver's own."
+        None,
+        description="Application clocks that AWS recommends, memory and graphics, MHz; none: the driver's default.",
     )
 
     @property
-    def chip(self) -> Chip:
-        return next(chip for chip in chips() if chip.model == self.model)
+    def specs(self) -> GpuModel:
+        """Specifications of the GPU model."""
+        return next(entry for entry in gpu_models() if entry.model == self.model)
 
 
-class Cards(Contract):
-    """Network cards that are equal, with consecutive indexes."""
+class NetworkCards(StrictModel):
+    """Identical network cards with consecutive indexes."""
 
-    count: int = Field(gt=0, description="How many.")
-    interfaces: int = Field(gt=0, description="Network interfaces that each bears.")
-    efa: bool = Field(description="Whether each bears an EFA interface. Plain interfaces they all do.")
+    count: int = Field(gt=0, description="Number of cards.")
+    interfaces: int = Field(gt=0, description="Maximum network interfaces of each card.")
+    efa: bool = Field(description="Whether each card supports an EFA interface.")
 
 
-class NetworkCard(Contract):
+class NetworkCard(StrictModel):
     """One network card, as DescribeInstanceTypes lists it."""
 
     index: int = Field(ge=0, description="Network card index.")
-    interfaces: int = Field(gt=0, description="Network interfaces that the card bears.")
-    efa: bool = Field(description="Whether the card bears an EFA interface.")
+    interfaces: int = Field(gt=0, description="Maximum network interfaces of the card.")
+    efa: bool = Field(description="Whether the card supports an EFA interface.")
 
 
-class InterfaceSpec(Contract):
+class InterfaceSpec(StrictModel):
     """One network interface of a launch template."""
 
     card: int = Field(ge=0, description="NetworkCardIndex.")
@@ -53,49 +57,52 @@ class InterfaceSpec(Contract):
     type: Literal["interface", "efa-only"] = Field(description="InterfaceType.")
 
 
-class InstanceStore(Contract):
-    """NVMe disks that live and die with the instance."""
+class InstanceStore(StrictModel):
+    """NVMe instance store volumes."""
 
-    disks: int = Field(gt=0, description="How many.")
-    gb: int = Field(gt=0, description="Size of each, GB.")
+    disks: int = Field(gt=0, description="Number of volumes.")
+    gb: int = Field(gt=0, description="Size of each volume, GB.")
 
 
-class InstanceType(Contract):
+class InstanceType(StrictModel):
     """One EC2 instance type."""
 
-    name: str = Field(description="EC2's name.")
+    name: str = Field(description="Instance type name.")
     vcpus: int = Field(gt=0, description="Default vCPUs.")
     memory_gib: float = Field(gt=0, description="Memory, GiB.")
     on_demand_usd: float | None = Field(
-        gt=0, description="List price, USD an hour, Linux, us-east-1; none where it is sold by Capacity Block only."
+        gt=0, description="On-demand list price, USD an hour, Linux, us-east-1; none: sold in Capacity Blocks only."
     )
     capacity_block_usd: float | None = Field(
-        None, gt=0, description="Effective rate of a Capacity Block, USD an hour; none where it is not sold so."
+        None, gt=0, description="Effective rate of a Capacity Block, USD an hour; none: not sold in Capacity Blocks."
     )
-    cluster_placement: bool = Field(True, description="Whether a cluster placement group takes it.")
+    cluster_placement: bool = Field(True, description="Whether it supports cluster placement groups.")
     gpu: Gpu | None = Field(None, description="GPUs; none for CPU types.")
-    cards: tuple[Cards, ...] = Field(min_length=1, description="Network cards, by index, equal ones together.")
-    instance_store: InstanceStore | None = Field(None, description="Local NVMe disks.")
-    nvlink_gbs: float | None = Field(None, gt=0, description="Floor of an all-reduce within a node, GB/s.")
-    network_gbs: float | None = Field(None, gt=0, description="Floor of an all-reduce over all nodes by EFA, GB/s.")
+    cards: tuple[NetworkCards, ...] = Field(min_length=1, description="Network cards, by index, grouped.")
+    instance_store: InstanceStore | None = Field(None, description="NVMe instance store.")
+    nvlink_gbs: float | None = Field(None, gt=0, description="Minimum all-reduce bus bandwidth within a node, GB/s.")
+    network_gbs: float | None = Field(
+        None, gt=0, description="Minimum all-reduce bus bandwidth over EFA between nodes, GB/s."
+    )
 
     @property
     def network_cards(self) -> tuple[NetworkCard, ...]:
-        each = [group for group in self.cards for _ in range(group.count)]
+        """Every network card, in the order of DescribeInstanceTypes."""
+        cards = [group for group in self.cards for _ in range(group.count)]
         return tuple(
-            NetworkCard(index=index, interfaces=group.interfaces, efa=group.efa) for index, group in enumerate(each)
+            NetworkCard(index=index, interfaces=card.interfaces, efa=card.efa) for index, card in enumerate(cards)
         )
 
     @property
     def efa_interfaces(self) -> int:
-        """EFA interfaces that it bears: one on each card that bears any."""
+        """Maximum EFA interfaces: one on each card that supports EFA."""
         return sum(group.count for group in self.cards if group.efa)
 
     @property
     def matmul_tflops(self) -> float | None:
-        """Floor of a bf16 matrix product on one GPU; none without such tensor cores."""
-        peak = self.gpu.chip.bf16_tflops if self.gpu else None
-        return round(peak * MATMUL_SHARE, 1) if peak else None
+        """Minimum TFLOP/s of a bf16 matrix product on one GPU; None without bf16 tensor cores."""
+        peak = self.gpu.specs.bf16_tflops if self.gpu else None
+        return round(peak * MATMUL_FLOOR, 1) if peak else None
 
     @property
     def nvswitch(self) -> bool:
@@ -104,26 +111,26 @@ class InstanceType(Contract):
 
     @property
     def nvlink5(self) -> bool:
-        """Whether the NVLink between its GPUs is Blackwell's, which Fabric Manager shares with a subnet manager."""
-        return self.gpu is not None and self.nvswitch and float(self.gpu.chip.compute_capability) >= 10
+        """Whether its NVLink is of the fifth generation (Blackwell), which needs a subnet manager."""
+        return self.gpu is not None and self.nvswitch and float(self.gpu.specs.compute_capability) >= 10
 
-    def undriven(self, cuda: str = TORCH_CUDA) -> str | None:
-        """Why a torch built for this CUDA (major.minor) can't use the type's GPUs; None where it can, or has none."""
-        if self.gpu is None or self.gpu.chip.last_cuda is None or _release(cuda) <= _release(self.gpu.chip.last_cuda):
+    def unsupported_by_cuda(self, cuda: str = TORCH_CUDA) -> str | None:
+        """Return why torch built for this CUDA version (major.minor) does not support the GPUs; None if it does."""
+        last = self.gpu.specs.last_cuda if self.gpu else None
+        if self.gpu is None or last is None or _version(cuda) <= _version(last):
             return None
-        last = self.gpu.chip.last_cuda
-        return f"its {self.gpu.model} GPUs are supported up to CUDA {last}, and torch is built for CUDA {cuda}"
+        return f"CUDA supports its {self.gpu.model} GPUs up to {last}, and torch is built for CUDA {cuda}"
 
     def interfaces(self, efa: bool) -> list[InterfaceSpec]:
-        """The interfaces of a launch template, laid out as AWS documents for EFA-accelerated types.
+        """Network interfaces of a launch template, in the layout that AWS documents for EFA-accelerated types.
 
-        The primary one (card 0, device 0) is a plain interface that holds the IP address. With EFA every card that
-        bears it gets one `efa-only`: at device 1 beside the primary on card 0, at device 0 on the others.
+        The primary interface (card 0, device 0) is a plain interface with the IP address. With EFA, every card that
+        supports it has one `efa-only` interface: at device 1 on card 0, at device 0 on the other cards.
         Source: EC2 user guide, "EFA-accelerated instance types".
         """
         layout = [InterfaceSpec(card=0, device=0, type="interface")]
         if efa:
-            assert self.efa_interfaces, f"{self.name} bears no EFA"
+            assert self.efa_interfaces, f"{self.name} does not support EFA"
             layout += [
                 InterfaceSpec(card=card.index, device=1 if card.index == 0 else 0, type="efa-only")
                 for card in self.network_cards
@@ -132,22 +139,23 @@ class InstanceType(Contract):
         return layout
 
 
-class Catalog(Contract):
-    """All instance types that a stack may name."""
+class Catalog(StrictModel):
+    """All instance types that a stack may use."""
 
     dated: str = Field(description="Day of the data, YYYY-MM-DD.")
-    sources: tuple[str, ...] = Field(min_length=1, description="Where the data is from, one line a kind of fact.")
-    instance_types: tuple[InstanceType, ...] = Field(min_length=1, description="The types.")
+    sources: tuple[str, ...] = Field(min_length=1, description="Sources of the data, one line for each kind of fact.")
+    instance_types: tuple[InstanceType, ...] = Field(min_length=1, description="The instance types.")
 
     def get(self, name: str) -> InstanceType | None:
+        """Return the entry of an instance type, or None."""
         return next((entry for entry in self.instance_types if entry.name == name), None)
 
 
 @cache
 def catalog() -> Catalog:
-    """The catalog as shipped."""
+    """Return the catalog of `catalog.json`."""
     return Catalog.model_validate_json((Path(__file__).parent / "catalog.json").read_text())
 
 
-def _release(cuda: str) -> tuple[int, ...]:
+def _version(cuda: str) -> tuple[int, ...]:
     return tuple(int(part) for part in cuda.split("."))

@@ -1,31 +1,81 @@
-"""What a cluster costs, itemised: each part's hourly price, and the total until a deadline."""
-
-from collections.abc import Iterable
+"""Estimate the cost of a stack at list prices."""
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
+from trainyard.config.prices import monthly_to_hourly, prices
+from trainyard.config.settings import StackSettings
+from trainyard.config.settings.capacity import GroupPlan
+
+_SCRATCH_THROUGHPUT = 200  # MB/s per TiB, the price class of SCRATCH_2 in prices.json
+_HEAD_ALARMS = 1
 
 
-class Item(Contract):
-    """One line of a bill."""
+class CostItem(StrictModel):
+    """One line of a cost estimate."""
 
-    what: str = Field(description="What is paid for.")
-    count: float = Field(ge=0, description="How many, or how much, of it.")
-    usd_per_hour: float = Field(ge=0, description="USD an hour of one.")
+    name: str = Field(description="Billed resource.")
+    count: float = Field(ge=0, description="Quantity.")
+    unit_usd_per_hour: float = Field(ge=0, description="Price of one unit, USD an hour.")
 
     @property
-    def hourly(self) -> float:
-        """USD an hour of all of them."""
-        return self.count * self.usd_per_hour
+    def usd_per_hour(self) -> float:
+        """Price of the whole quantity, USD an hour."""
+        return self.count * self.unit_usd_per_hour
 
 
-def hourly(items: Iterable[Item]) -> float:
-    """USD an hour of all together."""
-    return sum(item.hourly for item in items)
+def cost_items(settings: StackSettings) -> list[CostItem]:
+    """Hourly cost of a running cluster, without data transfer, requests and S3 storage.
+
+    A spot node counts at its maximum price. A Capacity Block is paid in advance and counts as 0.
+    """
+    listed = prices()
+    items = [_workers(settings, group) for group in settings.groups]
+    head = settings.head_type
+    items.append(CostItem(name=f"head, {head.name}", count=1, unit_usd_per_hour=head.on_demand_usd or 0.0))
+    items.append(
+        CostItem(
+            name="root volumes, GiB of gp3",
+            count=settings.root_volume_gib * (settings.nodes + 1),
+            unit_usd_per_hour=monthly_to_hourly(listed.gp3_gb_month),
+        )
+    )
+    if settings.fsx:
+        monthly = listed.fsx_lustre_gb_month[settings.fsx.deployment_type]
+        price = monthly_to_hourly(monthly[settings.fsx.throughput or _SCRATCH_THROUGHPUT])
+        count = settings.fsx.storage_capacity_gib
+        items.append(CostItem(name="FSx for Lustre, GiB", count=count, unit_usd_per_hour=price))
+    if settings.network.existing is None:
+        endpoints = len(settings.endpoint_services)
+        price = listed.interface_endpoint_hour
+        items.append(CostItem(name="interface endpoints", count=endpoints, unit_usd_per_hour=price))
+        if settings.network.nat_gateway:
+            price = listed.nat_gateway_hour + listed.public_ipv4_hour
+            items.append(CostItem(name="NAT gateway and its address", count=1, unit_usd_per_hour=price))
+    alarms = len(settings.groups) + _HEAD_ALARMS
+    alarm_price = monthly_to_hourly(listed.alarm_month)
+    items.append(CostItem(name="CloudWatch alarms", count=alarms, unit_usd_per_hour=alarm_price))
+    items.append(CostItem(name="KMS key", count=1, unit_usd_per_hour=monthly_to_hourly(listed.kms_key_month)))
+    return items
 
 
-def capped(items: Iterable[Item], minutes: float) -> float:
-    """USD of all together when they end after so many minutes."""
-    assert minutes >= 0, f"{minutes} minutes"
-    return hourly(items) * minutes / 60
+def usd_per_hour(settings: StackSettings) -> float:
+    """USD an hour while all nodes run."""
+    return round(sum(item.usd_per_hour for item in cost_items(settings)), 2)
+
+
+def max_run_usd(settings: StackSettings) -> float:
+    """Maximum cost of a run, USD: the whole cluster until the job's time limit."""
+    hours = settings.job.time_limit_minutes / 60
+    return round(sum(item.usd_per_hour for item in cost_items(settings)) * hours, 2)
+
+
+def _workers(settings: StackSettings, group: GroupPlan) -> CostItem:
+    entry = settings.worker_type
+    listed = entry.on_demand_usd or 0.0
+    price, note = {
+        "on-demand": (listed, "on-demand"),
+        "spot": (group.max_price_usd or listed, "spot, maximum"),
+        "capacity-block": (0.0, "Capacity Block, paid in advance"),
+    }[group.market]
+    return CostItem(name=f"{group.name}, {entry.name} ({note})", count=group.nodes, unit_usd_per_hour=price)

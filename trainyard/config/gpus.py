@@ -1,4 +1,4 @@
-"""The models of GPU in the hardware catalog, and what each can do at best. Nodes have them, too."""
+"""GPU models of the hardware catalog with their peak performance. Data: `gpus.json`."""
 
 from functools import cache
 from pathlib import Path
@@ -6,30 +6,30 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 
-class Chip(Contract):
-    """One model of GPU."""
+class GpuModel(StrictModel):
+    """A GPU model."""
 
     model: str = Field(description="NVIDIA's model name.")
     compute_capability: str = Field(pattern=r"^\d+\.\d$", description="CUDA compute capability.")
-    bf16_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack bf16.")
-    fp16_tflops: float = Field(description="Dense peak, TFLOP/s, summed in fp32.")
-    fp8_tflops: float | None = Field(description="Dense peak, TFLOP/s; none where the tensor cores lack fp8.")
-    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that it needs.")
+    bf16_tflops: float | None = Field(description="Dense bf16 peak, TFLOP/s; none: no bf16 tensor cores.")
+    fp16_tflops: float = Field(description="Dense fp16 peak with fp32 accumulation, TFLOP/s.")
+    fp8_tflops: float | None = Field(description="Dense fp8 peak, TFLOP/s; none: no fp8 tensor cores.")
+    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the NVIDIA driver that it needs.")
     last_cuda: str | None = Field(
-        pattern=r"^\d+\.\d$", description="Last CUDA that supports it; none where every CUDA to date does."
+        pattern=r"^\d+\.\d$", description="Last CUDA release that supports it; none: every release."
     )
 
 
-class _Chips(Contract):
+class _GpuModels(StrictModel):
     dated: str = Field(description="Day of the data, YYYY-MM-DD.")
-    sources: tuple[str, ...] = Field(min_length=1, description="Where the data is from, one line a kind of fact.")
-    chips: tuple[Chip, ...] = Field(min_length=1, description="The models.")
+    sources: tuple[str, ...] = Field(min_length=1, description="Sources of the data, one line for each kind of fact.")
+    models: tuple[GpuModel, ...] = Field(min_length=1, description="The GPU models.")
 
 
 @cache
-def chips() -> tuple[Chip, ...]:
-    """Those of `gpus.json`, as shipped."""
-    return _Chips.model_validate_json((Path(__file__).parent / "gpus.json").read_text()).chips
+def gpu_models() -> tuple[GpuModel, ...]:
+    """Return the GPU models of `gpus.json`."""
+    return _GpuModels.model_validate_json((Path(__file__).parent / "gpus.json").read_text()).models

@@ -1,4 +1,4 @@
-"""List prices of what a cluster has beside its instances (those are in the hardware catalog). Data: prices.json."""
+"""List prices of AWS resources other than instances. Data: `prices.json`."""
 
 from functools import cache
 from pathlib import Path
@@ -6,19 +6,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
-HOURS_PER_MONTH = 730  # by which AWS's own calculator turns a month's price into an hour's
+HOURS_PER_MONTH = 730  # as in the AWS Pricing Calculator
 
 FsxDeployment = Literal["SCRATCH_2", "PERSISTENT_2"]
 
 
-class Prices(Contract):
+class Prices(StrictModel):
     """USD in one region, before tax, discounts and the free tier."""
 
     dated: str = Field(description="Day of the data, YYYY-MM-DD.")
-    region: str = Field(description="Region that the prices are of.")
-    sources: tuple[str, ...] = Field(min_length=1, description="Where they are from, one line a kind.")
+    region: str = Field(description="Region of the prices.")
+    sources: tuple[str, ...] = Field(min_length=1, description="Sources of the prices, one line for each kind.")
     nat_gateway_hour: float = Field(gt=0, description="A NAT gateway, USD an hour.")
     interface_endpoint_hour: float = Field(gt=0, description="An interface endpoint in one zone, USD an hour.")
     public_ipv4_hour: float = Field(gt=0, description="A public IPv4 address, USD an hour.")
@@ -32,10 +32,10 @@ class Prices(Contract):
 
 @cache
 def prices() -> Prices:
-    """The prices as shipped. In another region they are an estimate."""
+    """Return the prices of `prices.json`. They are an estimate for other regions."""
     return Prices.model_validate_json((Path(__file__).parent / "prices.json").read_text())
 
 
-def per_hour(usd_a_month: float) -> float:
-    """USD an hour of what AWS prices by the month."""
-    return usd_a_month / HOURS_PER_MONTH
+def monthly_to_hourly(usd_per_month: float) -> float:
+    """Convert a monthly price into USD an hour."""
+    return usd_per_month / HOURS_PER_MONTH

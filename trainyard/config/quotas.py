@@ -1,23 +1,27 @@
-"""EC2's service quotas on running instances, which count vCPUs by class of instance type.
+"""EC2 service quotas on running instances: vCPUs by class of instance type.
 
-Names and codes: EC2 developer guide, "Amazon EC2 instance type quotas". Capacity Blocks fall under none of these.
+Names and codes: EC2 developer guide, "Amazon EC2 instance type quotas". Capacity Blocks count against none of these.
 """
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
+from trainyard.config import CONFIG_KEY
 from trainyard.config.catalog import InstanceType
+from trainyard.config.settings import StackSettings
+from trainyard.config.shared_settings import Market
 
-Market = Literal["on-demand", "spot"]
+QuotaMarket = Literal["on-demand", "spot"]
 
 
-class Quota(Contract):
-    """One quota of the service `ec2`, in vCPUs of an account and region."""
+class Quota(StrictModel):
+    """A quota of the service `ec2`, in vCPUs of an account and region."""
 
     code: str = Field(pattern="^L-[0-9A-F]{8}$", description="Quota code.")
-    name: str = Field(description="AWS's name for it.")
+    name: str = Field(description="Quota name.")
 
 
 _P = Quota(code="L-417A185B", name="Running On-Demand P instances")
@@ -28,8 +32,8 @@ _SPOT_P5 = Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests")
 _SPOT_G = Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests")
 _SPOT_STANDARD = Quota(code="L-34B43A08", name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
 
-# Beginning of the type's name -> its quotas. AWS names no class of spot requests for P6: nothing to compare with.
-_CLASSES: dict[str, dict[Market, Quota | None]] = {
+# Prefix of the instance type -> its quotas. AWS publishes no quota of Spot requests for P6.
+_QUOTAS_BY_PREFIX: dict[str, dict[QuotaMarket, Quota | None]] = {
     "p3": {"on-demand": _P, "spot": _SPOT_P4},
     "p4": {"on-demand": _P, "spot": _SPOT_P4},
     "p5": {"on-demand": _P, "spot": _SPOT_P5},
@@ -41,12 +45,49 @@ _CLASSES: dict[str, dict[Market, Quota | None]] = {
 }
 
 QUOTAS = tuple(
-    sorted({quota for quotas in _CLASSES.values() for quota in quotas.values() if quota}, key=lambda q: q.code)
+    sorted(
+        {quota for quotas in _QUOTAS_BY_PREFIX.values() for quota in quotas.values() if quota},
+        key=lambda quota: quota.code,
+    )
 )
 
 
-def quota_of(instance_type: InstanceType, market: Market) -> Quota | None:
-    """The quota that the default vCPUs of such instances count against, or None where AWS publishes none."""
-    found = [quotas for beginning, quotas in _CLASSES.items() if instance_type.name.startswith(beginning)]
-    assert len(found) == 1, f"{len(found)} classes of quota for {instance_type.name}"
-    return found[0][market]
+def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
+    """The quota that the default vCPUs of the instance type count against, or None where AWS publishes none."""
+    matches = [quotas for prefix, quotas in _QUOTAS_BY_PREFIX.items() if instance_type.name.startswith(prefix)]
+    assert len(matches) == 1, f"{len(matches)} quota classes for {instance_type.name}"
+    return matches[0][market]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaRequirement:
+    """vCPUs that a stack needs of one quota. `key` and `value` are the setting with the largest share."""
+
+    code: str
+    name: str
+    vcpus: int
+    key: str
+    value: Any
+
+
+def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
+    """The quotas that a stack needs, one entry each, without those that AWS does not publish."""
+    worker, head = settings.worker_type, settings.head_type
+    uses: list[tuple[InstanceType, Market, int, str, Any]] = [
+        (worker, group.market, worker.vcpus * group.nodes, "nodes", settings.nodes) for group in settings.groups
+    ]
+    uses.append((head, "on-demand", head.vcpus, "head_instance_type", settings.head_instance_type))
+    requirements: dict[str, QuotaRequirement] = {}
+    for entry, market, vcpus, key, value in uses:
+        quota = None if market == "capacity-block" else quota_of(entry, market)
+        if quota is None:
+            continue
+        first = requirements.get(quota.code)
+        requirements[quota.code] = QuotaRequirement(
+            code=quota.code,
+            name=quota.name,
+            vcpus=vcpus + (first.vcpus if first else 0),
+            key=first.key if first else f"{CONFIG_KEY}.{key}",
+            value=first.value if first else value,
+        )
+    return list(requirements.values())

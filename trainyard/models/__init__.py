@@ -1,1 +1,1 @@
-"""Data that crosses a process boundary, as pydantic models: manifest, run, events, metrics, S3 layout."""
+"""Pydantic models of the data that processes exchange: manifest, run, events, metrics, S3 keys."""

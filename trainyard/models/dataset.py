@@ -1,16 +1,16 @@
-"""The index of a dataset of shards: `dataset.json`, written last, so that a dataset without it does not count."""
+"""The index of a dataset of shards: `dataset.json`. It is written last: a dataset without it is incomplete."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 INDEX = "dataset.json"
 
 
-class Shard(Contract):
-    """One file."""
+class Shard(StrictModel):
+    """One file of a dataset."""
 
     key: str = Field(description="File name relative to the index.")
     count: int = Field(gt=0, description="Number of tokens, or of images, in the file.")
@@ -18,40 +18,45 @@ class Shard(Contract):
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the file.")
 
 
-class _Dataset(Contract):
+class _Dataset(StrictModel):
     name: str = Field(description="Name of the dataset.")
-    source: str = Field(description="What it was made from, in words.")
+    source: str = Field(description="Description of the source of the data.")
     train: tuple[Shard, ...] = Field(min_length=1, description="Shards to train on, in order.")
     validation: tuple[Shard, ...] = Field(min_length=1, description="Held-out shards, in order.")
 
 
 class TokenDataset(_Dataset):
-    """Text. Its shards are consecutive tokens: raw little-endian integers without a header."""
+    """A text dataset. Its shards are consecutive tokens: raw little-endian integers without a header."""
 
     kind: Literal["tokens"] = Field("tokens", description="A dataset of tokens.")
     tokenizer: str = Field(
-        "bytes", description="How text became tokens: bytes, or the file beside the index of a Hugging Face tokenizer."
+        "bytes",
+        description="Tokenizer of the text: bytes, or the file name of a Hugging Face tokenizer next to the index.",
     )
     dtype: Literal["uint8", "uint16", "uint32"] = Field("uint8", description="Type of one token in the files.")
     vocabulary: int = Field(256, gt=1, description="Number of token ids.")
-    end: int | None = Field(None, ge=0, description="Token id that ends each document; none where nothing does.")
-    mask: int | None = Field(None, ge=0, description="Token id of what is masked; none where the tokenizer has none.")
+    end: int | None = Field(
+        None, ge=0, description="Token id at the end of each document; none if documents have no end token."
+    )
+    mask: int | None = Field(
+        None, ge=0, description="Token id of masked positions; none if the tokenizer has no such token."
+    )
 
     @model_validator(mode="after")
-    def _shards_hold_their_tokens(self) -> Self:
+    def _require_matching_shard_sizes(self) -> Self:
         width = int(self.dtype.removeprefix("uint")) // 8
         for shard in (*self.train, *self.validation):
             if shard.bytes != shard.count * width:
-                wanted = f"{shard.count} tokens of {self.dtype} are {shard.count * width} bytes"
-                raise ValueError(f"{shard.key} has {shard.bytes} bytes, and {wanted}: prepare the dataset anew")
+                expected = f"{shard.count} tokens of {self.dtype} are {shard.count * width} bytes"
+                raise ValueError(f"{shard.key} has {shard.bytes} bytes, but {expected}: prepare the dataset again")
         return self
 
 
 class ImageDataset(_Dataset):
-    """Labelled images. Its shards are tar files as WebDataset has them: `NAME.jpg` or `NAME.png`, then `NAME.cls`."""
+    """A dataset of labelled images. Its shards are WebDataset tar files: `NAME.jpg` or `NAME.png`, then `NAME.cls`."""
 
     kind: Literal["images"] = Field(description="A dataset of images.")
-    classes: tuple[str, ...] = Field(min_length=2, description="Names of the classes, by their number.")
+    classes: tuple[str, ...] = Field(min_length=2, description="Names of the classes; the index is the label.")
 
 
 def _kind_of(value: Any) -> str:

@@ -1,123 +1,127 @@
-"""What a node tells: one JSON object a line, in numbered chunks in S3."""
+"""Events that nodes report: one JSON object a line, in numbered chunks in S3."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from trainyard.base import Contract
-from trainyard.models.health_check import CheckedNode, Fault, Measured, Verdict
+from trainyard.base import StrictModel
+from trainyard.models.health_check import HealthCheckDecision, NodeFault, NodeMeasurements, NodeResult
 
 NodeRole = Literal["head", "worker", "builder"]
-"""A builder is no node of a run: it configures itself as a worker does, and becomes their image."""
+"""A builder belongs to no run: it configures itself as a worker does, and an image is made of its disk."""
 
 
-class _Event(Contract):
+class _Event(StrictModel):
     time: float = Field(description="Unix time, seconds.")
     instance: str = Field(description="EC2 instance id.")
-    role: NodeRole = Field(description="What the node is.")
+    role: NodeRole = Field(description="Role of the node.")
     boot: str = Field(description="Number of this boot of the instance, from 0001.")
 
 
 class TaskEvent(_Event):
-    """The end of one Ansible task on this node."""
+    """One Ansible task has ended on this node."""
 
     kind: Literal["task"] = "task"
-    ansible_role: str = Field(description="Ansible role, empty outside one.")
-    task: str = Field(description="The task's name.")
-    status: Literal["ok", "changed", "skipped", "failed"] = Field(description="How it ended.")
+    ansible_role: str = Field(description="Ansible role; empty for a task outside roles.")
+    task: str = Field(description="Name of the task.")
+    status: Literal["ok", "changed", "skipped", "failed"] = Field(description="Result of the task.")
     seconds: float = Field(ge=0, description="Duration, seconds.")
-    message: str = Field("", description="A failed task's own message, or what a debug task says.")
+    message: str = Field("", description="Error message of a failed task, or the message of a debug task.")
 
 
-class PlayEvent(_Event):
-    """A play began or ended on this node."""
+class PlaybookEvent(_Event):
+    """The node playbook has started or ended on this node."""
 
-    kind: Literal["play"] = "play"
+    kind: Literal["playbook"] = "playbook"
     status: Literal["started", "ok", "failed", "rebooting", "deferred"] = Field(
-        description="What the play came to. `deferred`: it waits for a reboot, for which a job is not ended."
+        description="State of the playbook. `deferred`: it needs a reboot, and waits for the end of the job."
     )
     seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
-    changed: int = Field(0, ge=0, description="Tasks that changed something.")
-    message: str = Field("", description="Why it failed, or why the node reboots.")
+    changed: int = Field(0, ge=0, description="Number of tasks that changed the node.")
+    message: str = Field("", description="Reason of the failure, or of the reboot.")
 
 
 class ServiceEvent(_Event):
-    """A service of the head is up."""
+    """A service of the head has started."""
 
     kind: Literal["service"] = "service"
-    service: Literal["rendezvous", "controller"] = Field(description="Which one.")
-    address: str = Field(description="Address it listens on, or the node's own.")
+    service: Literal["rendezvous", "controller"] = Field(description="Name of the service.")
+    address: str = Field(description="Address on which it listens, or the address of the node.")
 
 
-class RankFailure(Contract):
-    """How one rank of an attempt failed."""
+class RankFailure(StrictModel):
+    """Failure of one rank in an attempt."""
 
     rank: int = Field(ge=0, description="Global rank.")
-    time: float = Field(description="Unix time at which torchrun saw it end, seconds.")
+    time: float = Field(description="Unix time at which torchrun noticed the exit of the rank, seconds.")
     exitcode: int = Field(description="Exit code; negative for a signal.")
     message: str = Field(description="Last line of the traceback, or the signal.")
-    traceback: str = Field(description="Tail of that rank's stderr.")
+    traceback: str = Field(description="Last part of the rank's stderr.")
 
 
 class AgentEvent(_Event):
-    """A state of the node's job agent."""
+    """The node's job agent has changed its state."""
 
     kind: Literal["agent"] = "agent"
     run: str = Field(description="Run id.")
-    attempt: int = Field(ge=0, description="Attempt the state belongs to; 0 before the first.")
-    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "left"] = Field(description="The state.")
-    address: str = Field(description="Private address that peers reach.")
+    attempt: int = Field(ge=0, description="Attempt to which the state belongs; 0 before the first.")
+    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "drained"] = Field(
+        description="State of the agent."
+    )
+    address: str = Field(description="Private address of the node.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")
 
 
 class ActivityEvent(_Event):
-    """Whether a node's job works. A job at work says so once, after it was idle; an idle one says it every minute."""
+    """Whether the job computes on a node. An idle node reports every minute, a busy node once after it was idle."""
 
     kind: Literal["activity"] = "activity"
     run: str = Field(description="Run id.")
-    attempt: int = Field(gt=0, description="Attempt that was looked at.")
-    idle_since: float | None = Field(description="Unix time since which no look saw work; none: it works.")
-    measured: Literal["gpu", "cpu"] = Field(description="What was looked at.")
-    percent: float = Field(ge=0, description="Its use at the last look: of the busiest GPU, or of a core a process.")
+    attempt: int = Field(gt=0, description="Attempt that was sampled.")
+    idle_since: float | None = Field(description="Unix time since which every sample was idle; none: the job computes.")
+    resource: Literal["gpu", "cpu"] = Field(description="Resource that was sampled.")
+    percent: float = Field(
+        ge=0, description="Utilization in the last sample: of the busiest GPU, or of one core per process."
+    )
 
 
-class VerificationEvent(_Event):
-    """What a node measured in a check before the job, at its end: come to well, failed, or cut at the deadline."""
+class HealthCheckEvent(_Event):
+    """Measurements of one node in a health check: reported when it passes, fails or reaches its deadline."""
 
-    kind: Literal["verification"] = "verification"
+    kind: Literal["health_check"] = "health_check"
     run: str = Field(description="Run id.")
-    check: int = Field(gt=0, description="Number of the check.")
+    number: int = Field(gt=0, description="Number of the health check.")
     group: str = Field(description="Worker group of the node.")
-    measured: Measured = Field(description="What it found until then.")
-    faults: tuple[Fault, ...] = Field((), description="Faults of its own that kept it from the end.")
-    absent: tuple[str, ...] = Field((), description="Peers that it waited for in vain.")
-    stuck: str | None = Field(None, description="What did not end on all nodes together, so that nobody came further.")
+    measurements: NodeMeasurements = Field(description="Values that the node measured before the health check ended.")
+    faults: tuple[NodeFault, ...] = Field((), description="Faults of this node that stopped the health check.")
+    missing_peers: tuple[str, ...] = Field((), description="Nodes that did not arrive while this node waited.")
+    incomplete_stage: str | None = Field(None, description="Stage over all nodes that no node completed.")
 
     @property
-    def checked(self) -> CheckedNode:
-        """The node as its own word has it."""
-        return CheckedNode(
+    def node_result(self) -> NodeResult:
+        """The result of the node, as it reports it."""
+        return NodeResult(
             node=self.instance,
             group=self.group,
-            measured=self.measured,
+            measurements=self.measurements,
             faults=self.faults,
-            absent=self.absent,
-            stuck=self.stuck,
+            missing_peers=self.missing_peers,
+            incomplete_stage=self.incomplete_stage,
         )
 
 
-class VerdictEvent(_Event):
-    """What the controller concludes from a check, for who watches; `verification.json` has all of it."""
+class HealthCheckResultEvent(_Event):
+    """Decision of the controller on a health check; `health_check.json` has all details."""
 
-    kind: Literal["verdict"] = "verdict"
+    kind: Literal["health_check_result"] = "health_check_result"
     run: str = Field(description="Run id.")
-    check: int = Field(gt=0, description="Number of the check.")
-    verdict: Verdict = Field(description="What follows.")
-    text: str = Field(description="Why, in one sentence.")
+    number: int = Field(gt=0, description="Number of the health check.")
+    decision: HealthCheckDecision = Field(description="Decision of the controller.")
+    text: str = Field(description="Reason, in one sentence.")
 
 
 NodeEvent = Annotated[
-    TaskEvent | PlayEvent | ServiceEvent | AgentEvent | ActivityEvent | VerificationEvent | VerdictEvent,
+    TaskEvent | PlaybookEvent | ServiceEvent | AgentEvent | ActivityEvent | HealthCheckEvent | HealthCheckResultEvent,
     Field(discriminator="kind"),
 ]
 NODE_EVENT: TypeAdapter[NodeEvent] = TypeAdapter(NodeEvent)

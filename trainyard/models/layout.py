@@ -1,8 +1,8 @@
-"""Where things lie in S3: the one place that spells keys.
+"""Keys of all S3 objects. No other module spells keys.
 
 Data bucket: `datasets/<name>/` and `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
-`archived/<prefix>` there says that all objects under `<prefix>` bear the tag by which S3 archives them.
-Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), and what head and builders tell.
+An object `archived/<prefix>` in it means that all objects under `<prefix>` have the tag by which S3 archives them.
+Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
@@ -18,48 +18,52 @@ COMMIT_MARK = ".metadata"
 
 
 def dataset_prefix(name: str) -> str:
+    """Prefix of a dataset in the data bucket."""
     return f"datasets/{name}/"
 
 
 def bundle_key(sha256: str) -> str:
+    """Key of a bundle in the staging bucket."""
     return f"bundle/{sha256}.tar.gz"
 
 
 def job_source_key(sha256: str) -> str:
+    """Key of the archive of the user's sources in the staging bucket."""
     return f"job/{sha256}.tar.gz"
 
 
 def archived_key(prefix: str) -> str:
-    """The object that says that all under `prefix` is tagged for the archive."""
+    """Key of the object that marks all objects under `prefix` as tagged for the archive."""
     return ARCHIVED + prefix.rstrip("/")
 
 
 def chunk_prefix(stream: str, instance: str, boot: str, source: str) -> str:
-    """Prefix of one writer's chunks under a stream such as `runs/<run>/events/`."""
+    """Prefix of the chunks of one writer in a stream such as `runs/<run>/events/`."""
     return f"{stream}{instance}/{boot}/{source}-"
 
 
 def chunk_key(prefix: str, seq: int) -> str:
+    """Key of the chunk with sequence number `seq` of one writer."""
     return f"{prefix}{seq:08d}.jsonl"
 
 
 def attempt_source(attempt: int, source: str) -> str:
-    """A writer's source for what belongs to one attempt."""
+    """Name of a source that belongs to one attempt."""
     return f"{attempt:04d}-{source}"
 
 
-def check_source(check: int, source: str) -> str:
-    """A writer's source for what belongs to one check. It is no rank's: the job's logs are those of its ranks."""
-    return f"check-{check:04d}-{source}"
+def health_check_source(number: int, source: str) -> str:
+    """Name of a source that belongs to one health check. It differs from the names of the job's ranks."""
+    return f"check-{number:04d}-{source}"
 
 
 def chunk_attempt(key: str) -> int:
-    """The attempt that a chunk of such a source belongs to."""
+    """Number of the attempt to which a chunk of an attempt's source belongs."""
     return int(key.rsplit("/", 1)[-1].split("-")[0])
 
 
 def complete_checkpoints(keys: Iterable[str], prefix: str) -> list[str]:
-    """Names of the checkpoints under `prefix` that bear the commit mark, in order."""
+    """Sorted names of the checkpoints under `prefix` that have the commit mark."""
     marks = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
     return sorted(name.removesuffix(f"/{COMMIT_MARK}") for name in marks if name.endswith(f"/{COMMIT_MARK}"))
 
@@ -72,47 +76,56 @@ class RunLayout:
 
     @property
     def prefix(self) -> str:
+        """Prefix of all objects of the run."""
         return f"runs/{self.run}/"
 
     @property
     def record(self) -> str:
+        """Key of the run record."""
         return f"{self.prefix}run.json"
 
     @property
     def control(self) -> str:
+        """Key of the orders of the controller."""
         return f"{self.prefix}control.json"
 
     @property
     def outcome(self) -> str:
+        """Key of the outcome."""
         return f"{self.prefix}outcome.json"
 
     @property
-    def verification(self) -> str:
-        """The last check."""
-        return f"{self.prefix}verification.json"
+    def latest_health_check(self) -> str:
+        """Result of the latest health check."""
+        return f"{self.prefix}health_check.json"
 
-    def check(self, number: int) -> str:
-        """Each check."""
-        return f"{self.prefix}verification/{number:04d}.json"
+    def health_check(self, number: int) -> str:
+        """Result of one health check."""
+        return f"{self.prefix}health_checks/{number:04d}.json"
 
     @property
     def checkpoints(self) -> str:
+        """Prefix of the checkpoints."""
         return f"{self.prefix}checkpoints/"
 
     @property
     def results(self) -> str:
+        """Prefix of the results."""
         return f"{self.prefix}results/"
 
     @property
     def metrics(self) -> str:
+        """Prefix of the metrics stream."""
         return f"{self.prefix}metrics/"
 
     @property
     def events(self) -> str:
+        """Prefix of the events stream."""
         return f"{self.prefix}events/"
 
     @property
     def logs(self) -> str:
+        """Prefix of the logs stream."""
         return f"{self.prefix}logs/"
 
 

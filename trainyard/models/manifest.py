@@ -1,27 +1,27 @@
-"""What the Pulumi program tells the nodes: `manifest.json` in the staging bucket. Holds no clock and no secret."""
+"""Configuration that the Pulumi program passes to nodes: `manifest.json` in the staging bucket.
+
+It contains no time of its creation and no secrets.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field
 
-from trainyard.base import Contract
-from trainyard.config.training import TrainerConfig
-
-Market = Literal["on-demand", "spot", "capacity-block"]
-SystemRole = Literal["nvidia_driver", "cuda", "efa", "container", "nvme", "lustre"]
+from trainyard.base import StrictModel
+from trainyard.config.shared_settings import JobSpec, Market, NodeSettings
 
 
-class Archive(Contract):
+class Archive(StrictModel):
     """A content-addressed gzip'd tar archive in S3."""
 
     uri: str = Field(description="S3 URI.")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive.")
 
 
-class Head(Contract):
+class Head(StrictModel):
     """The head instance."""
 
     instance: str = Field(description="EC2 instance id.")
@@ -29,182 +29,159 @@ class Head(Contract):
     rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
 
 
-class Gpus(Contract):
-    """What roles and verification must know of a node's GPUs."""
+class Gpus(StrictModel):
+    """Properties of a node's GPUs that roles and health checks need."""
 
     model: str = Field(description="NVIDIA's model name, e.g. A100.")
-    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that they need.")
-    nvswitch: bool = Field(description="Whether they need Fabric Manager.")
-    nvlink5: bool = Field(
-        False, description="Whether their NVLink is of the fifth generation: it has a subnet manager."
-    )
+    driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the driver that the GPUs need.")
+    nvswitch: bool = Field(description="Whether the GPUs need Fabric Manager.")
+    nvlink5: bool = Field(False, description="Whether the GPUs have NVLink 5, which needs a subnet manager.")
     clocks: tuple[int, int] | None = Field(None, description="Application clocks, memory and graphics, MHz.")
 
 
-class Hardware(Contract):
-    """What the catalog says of a group's instance type, as far as nodes need it."""
+class Hardware(StrictModel):
+    """Properties of a group's instance type from the catalog that nodes need."""
 
-    gpus: Gpus | None = Field(None, description="Its GPUs; none for CPU types.")
-    disks: int = Field(0, ge=0, description="NVMe disks of the instance store.")
-    matmul_tflops: float | None = Field(None, gt=0, description="Least TFLOP/s of a bf16 matrix product on one GPU.")
+    gpus: Gpus | None = Field(None, description="GPUs of the type; none for CPU types.")
+    disks: int = Field(0, ge=0, description="Number of NVMe disks of the instance store.")
+    matmul_tflops: float | None = Field(None, gt=0, description="Minimum TFLOP/s of a bf16 matrix product on one GPU.")
     nvlink_gbs: float | None = Field(
-        None, gt=0, description="Least bus bandwidth of an all-reduce within a node, GB/s."
+        None, gt=0, description="Minimum bus bandwidth of an all-reduce within a node, GB/s."
     )
-    network_gbs: float | None = Field(None, gt=0, description="Least bus bandwidth of one over all nodes by EFA, GB/s.")
+    network_gbs: float | None = Field(
+        None, gt=0, description="Minimum bus bandwidth of an all-reduce over all nodes by EFA, GB/s."
+    )
 
 
-class WorkerGroup(Contract):
+class WorkerGroup(StrictModel):
     """One Auto Scaling group of workers."""
 
     name: str = Field(description="Name of the group in the stack, e.g. workers.")
     autoscaling_group: str = Field(description="Name of the Auto Scaling group.")
-    lifecycle_hook: str = Field(description="Name of its termination lifecycle hook, which every leaving node passes.")
+    lifecycle_hook: str = Field(
+        description="Name of its termination lifecycle hook, which holds every terminating node."
+    )
     instance_type: str = Field(description="EC2 instance type.")
-    nodes: int = Field(gt=0, description="Nodes that a launch starts, all or none.")
+    nodes: int = Field(gt=0, description="Number of nodes that a launch starts, all or none.")
     subnets: tuple[str, ...] = Field(min_length=1, description="Subnet ids that the group may use.")
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
-    efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 where EFA is not used.")
-    hardware: Hardware = Field(default_factory=Hardware, description="What else its type is.")
+    efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 if EFA is not used.")
+    hardware: Hardware = Field(default_factory=Hardware, description="Properties of the instance type.")
     market: Market = Field(
-        "on-demand", description="Where its nodes come from; those of a capacity reservation count as on-demand."
+        "on-demand", description="Purchase option of its nodes; a capacity reservation counts as on-demand."
     )
-    ends: float | None = Field(
+    capacity_end_time: float | None = Field(
         None,
-        description="Unix time at which AWS takes the group's capacity away, e.g. of a Capacity Block; none: never.",
+        description="Unix time at which the group's capacity ends, e.g. of a Capacity Block; none: never.",
     )
 
     @property
     def spot(self) -> bool:
-        """Whether AWS may take the nodes back, with two minutes' notice."""
+        """Whether AWS may interrupt the nodes, with two minutes' notice."""
         return self.market == "spot"
 
     @property
-    def launched_by(self) -> Literal["launch-instances", "desired-capacity"]:
-        """How nodes are asked for: by Auto Scaling's synchronous LaunchInstances, or by its desired capacity where that
-        call does not reach (Capacity Blocks)."""
+    def launch_method(self) -> Literal["launch-instances", "desired-capacity"]:
+        """Auto Scaling API that launches nodes: the synchronous LaunchInstances, or the desired capacity for Capacity
+        Blocks, which LaunchInstances does not support."""
         return "desired-capacity" if self.market == "capacity-block" else "launch-instances"
 
 
-class Fsx(Contract):
+class Fsx(StrictModel):
     """The FSx for Lustre file system."""
 
     dns_name: str = Field(description="DNS name.")
     mount_name: str = Field(description="Lustre mount name.")
-    mount_point: str = Field("/fsx", description="Where nodes mount it.")
+    mount_point: str = Field("/fsx", description="Mount point on the nodes.")
 
 
-class NodeSystem(Contract):
-    """How nodes come to their software."""
-
-    system: Literal["configure", "as-is"] = Field(
-        "configure",
-        description="configure: the play changes the system and verifies what the image brings (driver, EFA). as-is: "
-        "the image is complete, the play only verifies the Python environment and starts services.",
-    )
-    leave_out: tuple[SystemRole, ...] = Field(
-        (), description="Roles that the play leaves out though the stack calls for them: the image has seen to that."
-    )
-    variables: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        description="Variables of the play's roles, over their defaults in playbooks/roles/*/defaults/main.yml.",
-    )
-    accelerators: bool = Field(
-        True, description="Whether the job uses the nodes' GPUs and EFA devices; false runs it on their CPUs."
-    )
-    venv: str | None = Field(
-        None, description="Path on the nodes of an existing Python environment for the job; none: the play makes one."
-    )
-    package_index: str | None = Field(
-        None,
-        description="URL of the Python package index, or where wheels lie (a folder, or s3://bucket/prefix/), for the "
-        "nodes; none: pip's default.",
-    )
-
-    @property
-    def wheels_in_s3(self) -> str | None:
-        """The package index, where that is a prefix in S3: nodes need the right to read it."""
-        return self.package_index if (self.package_index or "").startswith("s3://") else None
-
-
-class Job(Contract):
+class Job(JobSpec):
     """The job as nodes run it."""
 
-    name: str = Field(description="Name of the job.")
-    source: Archive | None = Field(description="The user's sources; none for the built-in trainer.")
-    command: tuple[str, ...] | None = Field(
-        description="Script and arguments that torchrun runs in the source's folder; none for the built-in trainer."
-    )
-    train: TrainerConfig | None = Field(description="Configuration of the built-in trainer; none for a user's job.")
-    data_uri: str = Field(description="DATA_URI: the dataset's prefix in S3.")
-    builtin_corpus: bool = Field(description="Whether the launch may fill an empty DATA_URI with the built-in corpus.")
-    resume: str | None = Field(description="Run whose newest checkpoint a new run starts from.")
-    container: str | None = Field(None, description="Image that the command runs in; none: the node's environment.")
-    secrets: dict[str, str] = Field(description="Environment variable -> name of the SSM parameter with its value.")
-    environment: dict[str, str] = Field(description="Plain environment variables of the job.")
-    checkpoint_on_request: bool = Field(
-        False, description="Whether the user's job saves when CHECKPOINT_REQUEST appears, as the built-in trainer does."
-    )
+    source: Archive | None = Field(description="Source archive of a custom job; none for the built-in trainer.")
+    data_uri: str = Field(description="DATA_URI: S3 prefix of the dataset.")
 
     @property
     def saves_on_request(self) -> bool:
+        """Whether the job saves a checkpoint when the file CHECKPOINT_REQUEST appears."""
         return self.train is not None or self.checkpoint_on_request
 
 
-class Limits(Contract):
-    """Deadlines that nodes, controller and launch hold."""
+class Limits(StrictModel):
+    """Deadlines that nodes, controller and launch enforce."""
 
-    bring_up_minutes: float = Field(gt=0, description="Minutes from the launch until the job must have started.")
-    lease_minutes: float = Field(gt=0, description="Minutes after which AWS ends the workers unless renewed.")
-    time_limit_minutes: float = Field(
-        gt=0, description="Minutes after the launch at which the workers end in any case."
+    startup_timeout_minutes: float = Field(gt=0, description="Minutes from the launch until the job must have started.")
+    lease_minutes: float = Field(
+        gt=0, description="Minutes after which AWS terminates the workers unless the lease is renewed."
     )
-    idle_minutes: float | None = Field(
+    time_limit_minutes: float = Field(
+        gt=0, description="Minutes after the launch at which the workers are terminated in any case."
+    )
+    idle_timeout_minutes: float | None = Field(
         None,
         gt=0,
-        description="Minutes without work on any node's GPUs (CPUs, where the job uses none) that end the run; none: "
-        "no such limit.",
+        description="Minutes after which the run ends if all nodes' GPUs (CPUs if the job uses no GPUs) are idle; "
+        "none: no such limit.",
     )
-    verify_minutes: float = Field(
-        0.0, ge=0, description="Minutes that a check of the nodes before the job may take; 0: no check."
+    health_check_timeout_minutes: float = Field(
+        0.0, ge=0, description="Minutes that a health check of the nodes may take; 0: no health check."
     )
 
 
-# What a run may change while it goes on.
-SIZES_AND_DEADLINES: Mapping[str, Any] = {"limits": True, "groups": {"__all__": {"nodes", "ends"}}}
+# Fields that may change during a run.
+SIZES_AND_DEADLINES: Mapping[str, Any] = {"limits": True, "groups": {"__all__": {"nodes", "capacity_end_time"}}}
 
 
-class Manifest(Contract):
-    """All that a node or the launch must know of the cluster."""
+class Manifest(StrictModel):
+    """Configuration of the cluster for nodes and launch."""
+
+    # The module of the Pulumi program that produces the manifest, or a key of it: preflight names it in its messages.
+    model_config = ConfigDict(json_schema_extra={"producer": "infra/components/manifest.py"})
 
     project: str = Field(description="Pulumi project.")
     stack: str = Field(description="Pulumi stack.")
     account: str = Field(pattern="^[0-9]{12}$", description="AWS account id.")
     region: str = Field(description="AWS region.")
     partition: str = Field(description="AWS partition, e.g. aws.")
-    bundle: Archive = Field(description="What nodes configure themselves from.")
-    data_bucket: str = Field(description="Bucket that outlives the cluster.")
-    staging_bucket: str = Field(description="Bucket that goes with the cluster.")
-    head: Head = Field(description="The head instance.")
-    groups: tuple[WorkerGroup, ...] = Field(
-        min_length=1, description="Worker groups: together they are the cluster's nodes."
+    bundle: Archive = Field(
+        description="Archive of the code and playbooks that nodes run.",
+        json_schema_extra={"producer": "infra/packaging/bundle.py"},
     )
-    fsx: Fsx | None = Field(description="The shared file system, where the stack has one.")
-    node: NodeSystem = Field(description="How nodes come to their software.")
+    data_bucket: str = Field(
+        description="Bucket that outlives the cluster.", json_schema_extra={"producer": "infra/components/storage.py"}
+    )
+    staging_bucket: str = Field(
+        description="Bucket that is deleted with the cluster.",
+        json_schema_extra={"producer": "infra/components/storage.py"},
+    )
+    head: Head = Field(description="The head instance.", json_schema_extra={"producer": "infra/components/head.py"})
+    groups: tuple[WorkerGroup, ...] = Field(
+        min_length=1,
+        description="Worker groups: their nodes are the nodes of the cluster.",
+        json_schema_extra={"producer": "infra/components/workers.py"},
+    )
+    fsx: Fsx | None = Field(
+        description="The shared file system, if the stack has one.",
+        json_schema_extra={"producer": "infra/components/filesystem.py"},
+    )
+    node: NodeSettings = Field(description="How nodes get their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
 
     @property
     def nodes(self) -> int:
-        """Nodes of all groups together."""
+        """Number of nodes of all groups."""
         return sum(group.nodes for group in self.groups)
 
     @property
-    def ends(self) -> float | None:
-        """Unix time at which the first group loses its capacity, and with it the run its nodes; none: never."""
-        return min((group.ends for group in self.groups if group.ends is not None), default=None)
+    def capacity_end_time(self) -> float | None:
+        """Unix time at which the capacity of the first group ends, and with it the run; None: never."""
+        return min(
+            (group.capacity_end_time for group in self.groups if group.capacity_end_time is not None), default=None
+        )
 
     def digest(self) -> str:
-        """SHA-256 of all but sizes and deadlines: a run of the same digest can become what this manifest says."""
-        told = self.model_dump(mode="json", exclude=SIZES_AND_DEADLINES)
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the manifest without sizes and deadlines: a run with the same digest can adopt this manifest."""
+        content = self.model_dump(mode="json", exclude=SIZES_AND_DEADLINES)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -4,67 +4,71 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
 BackendName = Literal["process", "nspawn"]
 
 
-class NotRehearsed(Contract):
-    """Something of the real cluster that did not run here."""
+class NotRehearsed(StrictModel):
+    """A part of the real cluster that the rehearsal does not run."""
 
-    what: str = Field(description="The thing.")
-    why: str = Field(description="Why it could not run.")
-
-
-class Scaled(Contract):
-    """A substitution made for this machine."""
-
-    what: str = Field(description="What the real cluster uses.")
-    by: str = Field(description="What stood in for it.")
-    why: str = Field(description="Why.")
+    subject: str = Field(description="The part that does not run.")
+    reason: str = Field(description="Why it cannot run on this machine.")
 
 
-class LostResource(Contract):
-    """Something found in the account after destroy that was not there before and should not stay."""
+class Scaled(StrictModel):
+    """A part of the real cluster that the rehearsal replaces so that it fits this machine."""
 
-    service: str = Field(description="AWS service.")
-    kind: str = Field(description="Kind of resource.")
-    id: str = Field(description="Its id.")
+    original: str = Field(description="The part of the real cluster.")
+    replacement: str = Field(description="Its replacement in the rehearsal.")
+    reason: str = Field(description="Why it is replaced.")
 
 
-class Billed(Contract):
-    """What the instances of one type are billed for."""
+class LeakedResource(StrictModel):
+    """A resource that exists after destroy, did not exist before, and is not retained on purpose."""
+
+    service: str = Field(description="AWS service, such as ec2.")
+    kind: str = Field(description="Kind of resource, such as volume.")
+    id: str = Field(description="Resource id.")
+
+
+class Billed(StrictModel):
+    """Billed time of all instances of one type."""
 
     type: str = Field(description="EC2 instance type.")
-    instances: int = Field(gt=0, description="Instances launched.")
-    seconds: float = Field(gt=0, description="Their seconds from launch to termination, a minute each at least.")
+    instances: int = Field(gt=0, description="Number of instances launched.")
+    seconds: float = Field(gt=0, description="Instance-seconds from launch to termination, at least 60 per instance.")
 
 
-class Report(Contract):
-    """One rehearsal, start to destroyed."""
+class Report(StrictModel):
+    """The result of one rehearsal, from the preview to the audit after destroy."""
 
-    ok: bool = Field(description="Whether all of it was as it should be.")
-    errors: tuple[str, ...] = Field(description="What was not, one sentence each.")
-    stack: str = Field(description="Pulumi stack.")
-    backend: BackendName = Field(description="How nodes were booted.")
+    ok: bool = Field(description="Whether the rehearsal had no errors.")
+    errors: tuple[str, ...] = Field(description="Error messages.")
+    stack: str = Field(description="Pulumi stack name.")
+    backend: BackendName = Field(description="How the nodes ran: as process trees or as systemd-nspawn containers.")
     engine: EngineName = Field(description="What ran the Pulumi program.")
-    run: str | None = Field(description="Run id.")
-    nodes: int = Field(ge=0, description="Worker nodes that ran.")
-    processes_per_node: int = Field(ge=0, description="Processes on each node.")
-    resources_created: int = Field(ge=0, description="The program's own aws resources that were made.")
-    resources_deleted: int = Field(ge=0, description="Of these, how many destroy deleted.")
-    retained: tuple[str, ...] = Field(description="Resources that destroy keeps on purpose.")
-    images: tuple[str, ...] = Field((), description="Baked images of the stack, with their snapshots: they stay.")
-    leaked: tuple[LostResource, ...] = Field(description="What stayed in the account and should not have.")
-    billed: tuple[Billed, ...] = Field(description="Instances launched in this rehearsal, by instance type.")
-    faults: tuple[str, ...] = Field(description="Faults injected on purpose, as --fault takes them.")
-    phases: dict[str, float] = Field(description="Phase -> seconds; disjoint, their sum is the wall time.")
-    first_loss: float | None = Field(description="Loss of the run's first metric line.")
-    last_loss: float | None = Field(description="Loss of the run's last metric line.")
-    steps: int | None = Field(description="Step of the last metric line.")
-    checkpoints: tuple[str, ...] = Field(description="URIs of complete checkpoints, each loaded in a fresh process.")
-    results_uri: str | None = Field(description="Where the run's results lie.")
-    objects: dict[str, int] = Field(description="Kind of object under the run -> how many lie in S3.")
-    scaled: tuple[Scaled, ...] = Field(description="Each substitution made for this machine.")
-    not_rehearsed: tuple[NotRehearsed, ...] = Field(description="What of the real cluster did not run.")
+    run: str | None = Field(description="Run id; null if no run started.")
+    nodes: int = Field(ge=0, description="Number of worker nodes that ran.")
+    processes_per_node: int = Field(ge=0, description="Training processes on each worker node.")
+    resources_created: int = Field(ge=0, description="AWS resources that the Pulumi program created.")
+    resources_deleted: int = Field(ge=0, description="Of these, AWS resources that destroy deleted.")
+    retained: tuple[str, ...] = Field(description="Resources that destroy keeps on purpose (retain_on_delete).")
+    images: tuple[str, ...] = Field((), description="Baked AMIs of the stack and their snapshots; destroy keeps them.")
+    leaked: tuple[LeakedResource, ...] = Field(description="Resources left in the account by mistake.")
+    billed: tuple[Billed, ...] = Field(description="Billed time of the launched instances, by instance type.")
+    faults: tuple[str, ...] = Field(description="Injected faults, in the syntax of --fault.")
+    phases: dict[str, float] = Field(
+        description="Seconds per phase; phases do not overlap and add up to the total time."
+    )
+    first_loss: float | None = Field(description="Loss in the first metric line of the run.")
+    last_loss: float | None = Field(description="Loss in the last metric line of the run.")
+    steps: int | None = Field(description="Step number of the last metric line.")
+    checkpoints: tuple[str, ...] = Field(
+        description="URIs of the complete checkpoints, each loaded once in a new process."
+    )
+    results_uri: str | None = Field(description="S3 URI of the results of the run.")
+    objects: dict[str, int] = Field(description="Number of S3 objects of the run, by kind.")
+    scaled: tuple[Scaled, ...] = Field(description="Parts of the real cluster that the rehearsal replaces.")
+    not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Parts of the real cluster that do not run.")

@@ -1,4 +1,4 @@
-"""JSON Schemas of the contract: `python -m trainyard.models.schemas FOLDER` writes one file a model."""
+"""JSON Schemas of the models: `python -m trainyard.models.schemas FOLDER` writes one file per model."""
 
 import json
 import sys
@@ -7,20 +7,20 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 from trainyard.config.catalog import Catalog
 from trainyard.config.prices import Prices
 from trainyard.config.settings import StackSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.dataset import DATASET
 from trainyard.models.events import NODE_EVENT
-from trainyard.models.health_check import Verification
+from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine, Results
 from trainyard.models.report import Report
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 
-_MODELS: dict[str, type[Contract]] = {
+_MODELS: dict[str, type[StrictModel]] = {
     "settings": StackSettings,
     "training": TrainerConfig,
     "catalog": Catalog,
@@ -33,13 +33,13 @@ _MODELS: dict[str, type[Contract]] = {
     "control": Control,
     "outcome": Outcome,
     "launch": LaunchResult,
-    "verification": Verification,
+    "health_check": HealthCheckResult,
 }
-_UNIONS: dict[str, TypeAdapter[Any]] = {"dataset": DATASET, "event": NODE_EVENT}  # which are no models of their own
+_UNIONS: dict[str, TypeAdapter[Any]] = {"dataset": DATASET, "event": NODE_EVENT}  # unions of models
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Name -> JSON Schema, of every model that crosses a wall."""
+    """Name -> JSON Schema, of every model that processes exchange."""
     return {name: _schema(name) for name in (*_MODELS, *_UNIONS)}
 
 
@@ -48,13 +48,14 @@ def _schema(name: str) -> dict[str, Any]:
 
 
 def schema_text(name: str) -> str:
-    """One schema as it is written to a file: sorted, so that equal models give equal bytes."""
+    """Text of one schema file. Keys are sorted, so that equal models give equal bytes."""
     return json.dumps(_schema(name), indent=1, sort_keys=True) + "\n"
 
 
 def main() -> int:
+    """Write all schema files to the folder that the command line names."""
     if len(sys.argv) != 2:
-        print("usage: python -m trainyard.models.schemas FOLDER", file=sys.stderr)
+        sys.stderr.write("usage: python -m trainyard.models.schemas FOLDER\n")
         return 2
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How numbered chunks are read: a cursor over a stream (`events/`, `metrics/`, `logs/`) that yields each line once."""
+"""Readers of chunked streams in S3 (`events/`, `metrics/`, `logs/`): a cursor that yields each line once."""
 
 from collections.abc import Iterator
 
@@ -9,39 +9,39 @@ from trainyard.models.metrics import MetricLine
 
 
 class Cursor:
-    """Reads each chunk under `prefix` once. Chunks of one writer come in order; writers interleave."""
+    """Reads each chunk under `prefix` once. Chunks of one writer are in order; chunks of several writers interleave."""
 
-    def __init__(self, store: Bucket, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-        self._seen: set[str] = set()
+    def __init__(self, bucket: Bucket, prefix: str) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self._read_keys: set[str] = set()
 
-    def skip(self) -> None:
-        """Leave out all that is there by now."""
-        self._seen.update(self._store.keys(self._prefix))
+    def skip_existing(self) -> None:
+        """Ignore all chunks that exist now."""
+        self._read_keys.update(self._bucket.keys(self._prefix))
 
     def lines(self) -> Iterator[tuple[str, bytes]]:
-        """(key, line) of every line that came since the last call."""
-        for key in self._store.keys(self._prefix):
-            if key in self._seen:
+        """(key, line) of each line that was written since the last call."""
+        for key in self._bucket.keys(self._prefix):
+            if key in self._read_keys:
                 continue
-            content = self._store.read(key)
-            self._seen.add(key)
+            content = self._bucket.read(key)
+            self._read_keys.add(key)
             for line in content.splitlines():
                 if line.strip():
                     yield key, line
 
 
 def node_events(cursor: Cursor) -> Iterator[NodeEvent]:
-    """What nodes told since the last call. Raises ValidationError for a line that is no event."""
+    """Events that nodes reported since the last call. Raises ValidationError for a line that is not an event."""
     for _, line in cursor.lines():
         yield NODE_EVENT.validate_json(line)
 
 
-def metric_lines(store: Bucket, run: str) -> list[MetricLine]:
-    """A run's metrics, one line a step: where a resumed attempt repeats a step, the later attempt's line counts."""
-    found: dict[int, MetricLine] = {}
-    for _, line in Cursor(store, RunLayout(run).metrics).lines():
+def metric_lines(bucket: Bucket, run: str) -> list[MetricLine]:
+    """Metrics of a run, one line per step. If an attempt repeats a step, the line of the later attempt counts."""
+    lines: dict[int, MetricLine] = {}
+    for _, line in Cursor(bucket, RunLayout(run).metrics).lines():
         metric = MetricLine.model_validate_json(line)
-        if metric.step not in found or metric.attempt >= found[metric.step].attempt:
-            found[metric.step] = metric
-    return [found[step] for step in sorted(found)]
+        if metric.step not in lines or metric.attempt >= lines[metric.step].attempt:
+            lines[metric.step] = metric
+    return [lines[step] for step in sorted(lines)]

@@ -1,1 +1,1 @@
-"""What runs on nodes beside the job: bootstrap, play, agent, rendezvous store, controller."""
+"""Programs that run on nodes: bootstrap, playbook, job agent, rendezvous store, controller."""

@@ -1,4 +1,4 @@
-"""What this node is, as the bootstrap found it, and where its files lie."""
+"""Identity of this node, as the bootstrap wrote it, and the paths of its files."""
 
 import os
 from functools import cache
@@ -6,21 +6,26 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 from trainyard.models.events import NodeRole
 from trainyard.models.manifest import Manifest, WorkerGroup
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
-NEWER_CODE = 75  # exit code of a service that ends to be started again from a newer bundle (EX_TEMPFAIL)
+# Program below BASE that runs a command in the job's container, and the name of that container; at most one per node.
+# The playbook installs the program, and removes the container when the agent's service stops.
+CONTAINER_WRAPPER = "bin/run-in-container"
+CONTAINER_NAME = "trainyard-job"
+EXIT_NEWER_BUNDLE = 75  # exit code of a service that systemd must restart from a newer bundle (EX_TEMPFAIL)
 
 
-class Node(Contract):
-    """`node.json`, written by the bootstrap at each boot."""
+class Node(StrictModel):
+    """Identity of a node: `node.json`, written by the bootstrap at each boot."""
 
-    role: NodeRole = Field(description="What the node is.")
+    role: NodeRole = Field(description="Role of the node.")
     group: str | None = Field(
-        None, description="Name in the manifest of the worker group that it is in; a builder's, that its image is for."
+        None,
+        description="Name of the node's worker group in the manifest; for a builder, the group of its image.",
     )
     instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private IPv4 address.")
@@ -29,33 +34,34 @@ class Node(Contract):
     manifest_uri: str = Field(description="S3 URI of the manifest.")
     bundle: str = Field(description="Folder of the unpacked bundle.")
 
-    def stamp(self, time: float) -> dict[str, object]:
-        """The fields that every event of this node bears."""
+    def event_fields(self, time: float) -> dict[str, object]:
+        """Fields of every event of this node. `time`: Unix time in seconds."""
         return {"time": time, "instance": self.instance, "role": self.role, "boot": self.boot}
 
 
 @cache
-def this_node() -> Node:
+def read_node() -> Node:
+    """Identity of this node, read once per process."""
     return Node.model_validate_json((BASE / "node.json").read_text())
 
 
-def manifest_at_boot() -> Manifest:
-    """The manifest that the bootstrap fetched."""
+def read_manifest() -> Manifest:
+    """The manifest on this node: the bootstrap downloads it, a refresh replaces it."""
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
 
 
-def outdated(node: Node) -> bool:
-    """Whether a newer bundle has taken the place of the one that this process was started from."""
+def is_outdated(node: Node) -> bool:
+    """Whether the current bundle is newer than the bundle from which this process was started."""
     current = BASE / "current"
     return current.exists() and current.resolve() != Path(node.bundle).resolve()
 
 
-def own_group(node: Node, manifest: Manifest) -> WorkerGroup:
-    """The worker group that this node is in, as its user-data names it.
+def find_group(node: Node, manifest: Manifest) -> WorkerGroup:
+    """Worker group of this node, as its user data names it.
 
-    Raises LookupError where the manifest does not know that group.
+    Raises LookupError if the manifest does not contain that group.
     """
     for group in manifest.groups:
         if group.name == node.group:
             return group
-    raise LookupError(f"this node is in the group {node.group}, which the manifest does not name")
+    raise LookupError(f"the manifest does not contain {node.group}, the worker group of this node")

@@ -1,5 +1,6 @@
 """Run the node playbook with ansible-runner and stream its events to S3: `python -m trainyard.node.playbook`."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -10,14 +11,25 @@ from typing import Any, Literal
 
 import ansible_runner
 
-from trainyard.models.events import PlayEvent, TaskEvent
+from trainyard.models.events import PlaybookEvent, TaskEvent
 from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
-from trainyard.node.events import events_writer
-from trainyard.node.identity import BASE, ROOT, Node, manifest_at_boot, own_group, this_node
+from trainyard.node.events import open_event_writer
+from trainyard.node.identity import (
+    BASE,
+    CONTAINER_NAME,
+    CONTAINER_WRAPPER,
+    ROOT,
+    Node,
+    find_group,
+    read_manifest,
+    read_node,
+)
+from trainyard.node.log import configure_logging
 
-REBOOT = ROOT / "run/trainyard/reboot-required"
-MOST_REBOOTS = 3
+REBOOT_REQUEST = ROOT / "run/trainyard/reboot-required"
+MAXIMUM_REBOOTS = 3
+LOG = logging.getLogger("playbook")
 _STATUS: dict[str, Literal["ok", "changed", "skipped", "failed"]] = {
     "runner_on_ok": "ok",
     "runner_on_skipped": "skipped",
@@ -26,18 +38,21 @@ _STATUS: dict[str, Literal["ok", "changed", "skipped", "failed"]] = {
 }
 
 
-def asked_to_reboot() -> str:
-    """Why a role wants the machine started again before the play goes on; empty where none does. A reboot clears it."""
-    return REBOOT.read_text().strip() if REBOOT.exists() else ""
+def read_reboot_request() -> str:
+    """Reason for which a role requests a reboot before the playbook continues; empty without a request.
+
+    A reboot deletes the request.
+    """
+    return REBOOT_REQUEST.read_text().strip() if REBOOT_REQUEST.exists() else ""
 
 
-def job_may_run() -> bool:
-    """Whether the job's agent runs: this play is not the one that configures the node, but of a changed manifest."""
+def is_job_active() -> bool:
+    """Whether the job's agent runs: then this playbook applies a changed manifest to a configured node."""
     return subprocess.run(["systemctl", "is-active", "--quiet", "trainyard-job.service"], check=False).returncode == 0
 
 
 def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
-    """One ansible-runner event as ours; None for those that say nothing of a task's end."""
+    """TaskEvent of one ansible-runner event; None if that event is not the end of a task."""
     data = event.get("event_data", {})
     status = _STATUS.get(event.get("event", ""))
     if status is None or (status == "failed" and data.get("ignore_errors")):
@@ -52,7 +67,7 @@ def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
         message = str(result.get("msg", ""))
     return TaskEvent.model_validate(
         {
-            **node.stamp(time.time()),
+            **node.event_fields(time.time()),
             "ansible_role": data.get("role", ""),
             "task": data.get("task", ""),
             "status": status,
@@ -63,108 +78,120 @@ def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
 
 
 def failure_message(result: dict[str, Any]) -> str:
-    """What a failed task says of itself: its message, and what the command that it ran wrote."""
+    """Error message of a failed task: its own message and the output of its command."""
     parts = [str(result.get(key, "")).strip() for key in ("msg", "stderr", "stdout", "exception")]
-    said = [part for part in parts if part and part != "(traceback unavailable)"]  # Ansible's filler
-    return "\n".join(dict.fromkeys(said))[:4000] or "no message"
+    texts = [part for part in parts if part and part != "(traceback unavailable)"]  # Ansible's placeholder
+    return "\n".join(dict.fromkeys(texts))[:4000] or "no message"
 
 
 def main() -> int:
-    node, manifest = this_node(), manifest_at_boot()
+    """Run the playbook of this node's role, then reboot if a role requests it; the exit code."""
+    node, manifest = read_node(), read_manifest()
+    configure_logging("playbook", node.instance)
     playbook = "head.yml" if node.role == "head" else "node.yml"
-    changed, failed = 0, ""
-    began = time.monotonic()
-    with events_writer(node, manifest, "play") as writer:
+    changed, failure = 0, ""
+    started_at = time.monotonic()
+    with open_event_writer(node, manifest, "playbook") as writer:
 
-        def handle(event: dict[str, Any]) -> bool:
-            nonlocal changed, failed
-            told = task_event(node, event)
-            if told is not None:
-                changed += told.status == "changed"
-                if told.status == "failed":
-                    failed = f"{told.ansible_role or playbook}: {told.task}: {told.message}"
-                writer.tell(told)
+        def handle_event(event: dict[str, Any]) -> bool:
+            nonlocal changed, failure
+            task = task_event(node, event)
+            if task is not None:
+                changed += task.status == "changed"
+                if task.status == "failed":
+                    failure = f"{task.ansible_role or playbook}: {task.task}: {task.message}"
+                writer.write_event(task)
             return True
 
-        def ended(status: str, message: str) -> None:
-            told = {"status": status, "seconds": time.monotonic() - began, "changed": changed, "message": message}
-            writer.tell(PlayEvent.model_validate({**node.stamp(time.time()), **told}))
+        def report_status(status: str, message: str) -> None:
+            seconds = time.monotonic() - started_at
+            fields = {"status": status, "seconds": seconds, "changed": changed, "message": message}
+            writer.write_event(PlaybookEvent.model_validate({**node.event_fields(time.time()), **fields}))
 
-        ended("started", "")
+        report_status("started", "")
         writer.flush()
         try:
             require_bakeable(node)
-            code = run_playbook(node, manifest, playbook, handle)
-        except Exception as error:  # also what keeps the play from starting is said in S3
-            ended("failed", f"{type(error).__name__}: {error}")
+            code = run_playbook(node, manifest, playbook, handle_event)
+        except Exception as error:  # the launch must also see why the playbook does not start
+            report_status("failed", f"{type(error).__name__}: {error}")
             raise
-        good = code == 0
-        reason = asked_to_reboot() if good else ""
-        if reason and int(node.boot) > MOST_REBOOTS:
-            good, failed = False, f"a role asks for a reboot at boot {int(node.boot)} still: {reason}"
-        deferred = bool(good and reason and job_may_run())
-        if good and reason:
-            ended("deferred" if deferred else "rebooting", reason)
+        succeeded = code == 0
+        reboot_reason = read_reboot_request() if succeeded else ""
+        if reboot_reason and int(node.boot) > MAXIMUM_REBOOTS:
+            succeeded, failure = False, f"a role requests another reboot at boot {int(node.boot)}: {reboot_reason}"
+        deferred = bool(succeeded and reboot_reason and is_job_active())
+        if succeeded and reboot_reason:
+            report_status("deferred" if deferred else "rebooting", reboot_reason)
+        elif succeeded:
+            report_status("ok", "")
         else:
-            ended("ok" if good else "failed", "" if good else failed or f"ansible-runner ended with {code}")
-    if good and reason and not deferred:
-        print(f"play {playbook}: reboots, {reason}", flush=True)
+            report_status("failed", failure or f"ansible-runner ended with {code}")
+    if succeeded and reboot_reason and not deferred:
+        LOG.info("%s: reboot: %s", playbook, reboot_reason)
         subprocess.run(["systemctl", "reboot"], check=True)
         return 0
-    seconds = time.monotonic() - began
-    print(f"play {playbook}: {'ok' if good else 'failed'}, {changed} changed, {seconds:.1f} s {failed}", flush=True)
-    return 0 if good else 1
+    seconds = time.monotonic() - started_at
+    if not succeeded:
+        LOG.error("%s failed, %d changed, %.1f s: %s", playbook, changed, seconds, failure)
+        return 1
+    LOG.info("%s ok, %d changed, %.1f s", playbook, changed, seconds)
+    return 0
 
 
 def require_bakeable(node: Node) -> None:
-    """Raises RuntimeError for a builder that is no machine: there is no disk of its own to make an image of."""
+    """Raise RuntimeError for a builder that is a folder of processes: it has no disk for an image."""
     if node.role == "builder" and str(ROOT) != "/":
-        raise RuntimeError("a node that is a folder of processes can't be baked: rehearse it with booted nodes")
+        raise RuntimeError("a node that is a folder of processes cannot be baked: rehearse it with the nspawn back-end")
 
 
-def play_folder(node: Node) -> Path:
-    """Where ansible-runner works. A builder's is in memory: what it still writes at its end is in no image."""
-    folder = ROOT / "run/trainyard/play" if node.role == "builder" else BASE / "play"
+def runner_folder(node: Node) -> Path:
+    """Working folder of ansible-runner. That of a builder is in memory, so that its image has none of these files."""
+    folder = ROOT / "run/trainyard/playbook" if node.role == "builder" else BASE / "playbook"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def configured_for(node: Node, manifest: Manifest) -> WorkerGroup:
-    """The group that this node configures itself for. A builder of another type has none of the group's hardware: what
-    drives it is left to the nodes."""
-    group = own_group(node, manifest)
+def target_group(node: Node, manifest: Manifest) -> WorkerGroup:
+    """Worker group for which this node is configured.
+
+    A builder of another instance type has none of the group's hardware: the nodes install the drivers themselves.
+    """
+    group = find_group(node, manifest)
     if node.role == "builder" and bootstrap.metadata("meta-data/instance-type") != group.instance_type:
         return group.model_copy(update={"gpus": 0, "efa_interfaces": 0, "hardware": Hardware()})
     return group
 
 
-def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable[[dict[str, Any]], bool]) -> int:
-    """Run one playbook of the bundle on this machine; ansible-runner's exit code."""
+def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Callable[[dict[str, Any]], bool]) -> int:
+    """Run one playbook of the bundle on this machine; the exit code of ansible-runner."""
     bundle = Path(node.bundle)
-    more: dict[str, Any] = {}
+    worker_variables: dict[str, Any] = {}
     if node.role != "head":
-        more = {"group": configured_for(node, manifest).model_dump(mode="json"), "baking": node.role == "builder"}
+        group = target_group(node, manifest).model_dump(mode="json")
+        worker_variables = {"group": group, "baking": node.role == "builder"}
     runner = ansible_runner.run(
-        private_data_dir=str(play_folder(node)),
+        private_data_dir=str(runner_folder(node)),
         project_dir=str(bundle / "playbooks"),
         playbook=playbook,
-        inventory=f"localhost ansible_connection=local ansible_python_interpreter={interpreter(manifest)}",
+        inventory=f"localhost ansible_connection=local ansible_python_interpreter={ansible_interpreter(manifest)}",
         extravars={
             **manifest.node.variables,
             "manifest": manifest.model_dump(mode="json"),
             "manifest_schema": str(bundle / "schemas/manifest.schema.json"),
             "node": node.model_dump(mode="json"),
-            **more,
-            # Empty on a machine: its root is the system's. A node that is a folder has its own.
+            **worker_variables,
+            # Empty on a machine, where it is the root of the system.
             "root": "" if str(ROOT) == "/" else str(ROOT),
-            "play_python": sys.executable,
+            "service_python": sys.executable,
+            "job_container": {"name": CONTAINER_NAME, "wrapper": str(BASE / CONTAINER_WRAPPER)},
         },
         envvars={
             "ANSIBLE_CONFIG": str(bundle / "playbooks/ansible.cfg"),
-            # ansible-playbook is looked up there, and no virtual environment is active.
+            # ansible-runner searches ansible-playbook in PATH, and no virtual environment is active.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         },
-        event_handler=handle,
+        event_handler=handle_event,
         quiet=True,
         rotate_artifacts=5,
     )
@@ -172,9 +199,9 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle: Callable
     return code
 
 
-def interpreter(manifest: Manifest) -> str:
-    """Python of Ansible's modules: the system's where the play changes the system (it has python3-apt)."""
-    return "/usr/bin/python3" if manifest.node.system == "configure" else sys.executable
+def ansible_interpreter(manifest: Manifest) -> str:
+    """Python interpreter for Ansible modules: that of the system if roles change the system (it has python3-apt)."""
+    return "/usr/bin/python3" if manifest.node.provisioning == "configure" else sys.executable
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Brings a changed manifest to a running node: `python -m trainyard.node.refresh`, by a timer.
+"""Apply a changed manifest to a running node: `python -m trainyard.node.refresh`, started by a timer.
 
-What runs is left alone: the bundle is fetched and checked beside it, and only a whole one takes its place; then the
-play is run again. A bundle that can't be had, or is not what the manifest says, is told and leaves the node as it is.
+Running processes are not touched. The new bundle is downloaded and verified first, then it replaces the current one and
+the node playbook runs again. If the bundle is not available or does not match the manifest, the failure is reported and
+the node does not change.
 """
 
+import logging
 import subprocess
 import sys
 import time
@@ -11,32 +13,34 @@ import time
 from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
-from trainyard.models.events import PlayEvent
+from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import split_s3_uri
 from trainyard.models.manifest import SIZES_AND_DEADLINES, Manifest
 from trainyard.node import bootstrap
-from trainyard.node.events import events_writer
-from trainyard.node.identity import BASE, Node, manifest_at_boot, this_node
+from trainyard.node.events import open_event_writer
+from trainyard.node.identity import BASE, Node, read_manifest, read_node
+from trainyard.node.log import configure_logging
 
 UNIT = "trainyard-node.service"
-REFUSED = BASE / "refused"  # the manifest that was told last as unusable: once is enough
+REJECTED = BASE / "rejected"  # the last manifest that was reported as unusable: it is reported once
+LOG = logging.getLogger("refresh")
 
 
-def concerns_nodes(before: Manifest, after: Manifest) -> bool:
-    """Whether the play would do anything else: sizes, deadlines and jobs are the run's own."""
-    without = {**SIZES_AND_DEADLINES, "job": True}
-    return before.model_dump(exclude=without) != after.model_dump(exclude=without)
+def affects_nodes(before: Manifest, after: Manifest) -> bool:
+    """Whether a changed manifest affects the playbook: sizes, deadlines and jobs belong to the run."""
+    excluded = {**SIZES_AND_DEADLINES, "job": True}
+    return before.model_dump(exclude=excluded) != after.model_dump(exclude=excluded)
 
 
-def take(text: bytes, node: Node) -> bool:
-    """Put a changed manifest in force; whether the play must run again.
+def apply_manifest(text: bytes, node: Node) -> bool:
+    """Install a changed manifest and its bundle; whether the playbook must run again.
 
-    Raises Fatal or ValidationError where it, or its bundle, can't be used.
+    Raises BootstrapError or ValidationError if the manifest or its bundle is not usable.
     """
-    # One of a newer tree may have keys that this code does not know: its own bundle is asked, not this one.
-    before, bundle = manifest_at_boot(), bootstrap.bundle_of(text)
+    # A newer manifest may have keys that this code does not know: the code of the new bundle validates it then.
+    before, bundle = read_manifest(), bootstrap.bundle_of(text)
     try:
-        changed = concerns_nodes(before, Manifest.model_validate_json(text))
+        changed = affects_nodes(before, Manifest.model_validate_json(text))
     except ValidationError:
         if bundle["sha256"] == before.bundle.sha256:
             raise
@@ -45,33 +49,36 @@ def take(text: bytes, node: Node) -> bool:
     (BASE / "manifest.json").write_bytes(text)
     if changed:
         (BASE / "node.json").write_text(node.model_copy(update={"bundle": str(folder)}).model_dump_json())
-        bootstrap.switch(bootstrap.CURRENT, folder)
+        bootstrap.replace_link(bootstrap.CURRENT, folder)
     return changed
 
 
-def tell(node: Node, manifest: Manifest, reason: str) -> None:
-    event = {**node.stamp(time.time()), "status": "failed", "message": reason}
-    with events_writer(node, manifest, "refresh") as writer:
-        writer.tell(PlayEvent.model_validate(event))
+def report_failure(node: Node, manifest: Manifest, reason: str) -> None:
+    """Report a manifest that is not usable as an event."""
+    event = {**node.event_fields(time.time()), "status": "failed", "message": reason}
+    with open_event_writer(node, manifest, "refresh") as writer:
+        writer.write_event(PlaybookEvent.model_validate(event))
 
 
 def main() -> int:
-    node, file = this_node(), BASE / "manifest.json"
+    """Compare the manifest in S3 with the local one and apply a change; the exit code."""
+    node, file = read_node(), BASE / "manifest.json"
+    configure_logging("refresh", node.instance)
     bucket, key = split_s3_uri(node.manifest_uri)
     text = Bucket(bucket, node.region).read(key)
-    if text == file.read_bytes() or (REFUSED.exists() and REFUSED.read_bytes() == text):
+    if text == file.read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):
         return 0
-    manifest = manifest_at_boot()
+    manifest = read_manifest()
     try:
-        again = take(text, node)
-    except (bootstrap.Fatal, OSError, ValueError) as error:
-        reason = f"the changed manifest is not taken, all stays as it is: {error}"
-        print(f"refresh: {reason}", file=sys.stderr, flush=True)
-        tell(node, manifest, reason)
-        REFUSED.write_bytes(text)
+        changed = apply_manifest(text, node)
+    except (bootstrap.BootstrapError, OSError, ValueError) as error:
+        reason = f"the changed manifest is not applied, and this node does not change: {error}"
+        LOG.error(reason)
+        report_failure(node, manifest, reason)
+        REJECTED.write_bytes(text)
         return 0
-    if again:
-        print("refresh: the manifest has changed: the play runs again", flush=True)
+    if changed:
+        LOG.info("the manifest has changed: the playbook runs again")
         subprocess.run(["systemctl", "restart", "--no-block", UNIT], check=True)
     return 0
 

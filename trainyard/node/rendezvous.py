@@ -1,10 +1,11 @@
-"""The rendezvous store on the head: `python -m trainyard.node.rendezvous`, supervised by systemd.
+"""The rendezvous store on the head: `python -m trainyard.node.rendezvous`, run by systemd.
 
-torchrun's agents meet in it (`--rdzv-backend=c10d`, `is_host=0`), so that workers may come and go, and so do the
-processes of a check. It binds the head's own address only: a plain TCPStore takes its port on every address, hence the
-pre-bound socket.
+torchrun on the workers (`--rdzv-backend=c10d`, `is_host=0`) and the processes of health checks use it, so that it
+outlives any worker. It listens only on the head's private address. A plain TCPStore listens on every address, so it
+gets a socket that is already bound.
 """
 
+import logging
 import resource
 import signal
 import socket
@@ -14,29 +15,34 @@ import time
 from datetime import timedelta
 
 from trainyard.models.events import ServiceEvent
-from trainyard.node.events import events_writer
-from trainyard.node.identity import manifest_at_boot, this_node
+from trainyard.node.events import open_event_writer
+from trainyard.node.identity import read_manifest, read_node
+from trainyard.node.log import configure_logging
+
+LOG = logging.getLogger("rendezvous")
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A listening socket on one address, ready for the store."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((address, port))
-    found.listen(1024)
-    return found
+def create_listener(address: str, port: int) -> socket.socket:
+    """A listening socket on one address."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(1024)
+    return listener
 
 
 def main() -> int:
-    # Imported late: it takes seconds, and a bad manifest is told at once.
+    """Serve the store until SIGTERM or SIGINT; the exit code."""
+    # Imported here because it takes seconds: systemd sees an invalid manifest at once.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    node, manifest = this_node(), manifest_at_boot()
-    # In a check every process of every node has a connection; systemd's soft limit is 1,024.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    node, manifest = read_node(), read_manifest()
+    configure_logging("rendezvous", node.instance)
+    # In a health check every process of every node has a connection; systemd's soft limit is 1,024.
+    maximum = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     port = manifest.head.rendezvous_port
-    listener = listen(node.address, port)
+    listener = create_listener(node.address, port)
     store = TCPStore(
         node.address,
         port,
@@ -45,17 +51,14 @@ def main() -> int:
         timeout=timedelta(seconds=60),
         master_listen_fd=listener.detach(),
     )
-    print(f"rendezvous store on {node.address}:{store.port}", flush=True)
-    ending = threading.Event()
+    LOG.info("rendezvous store on %s:%s", node.address, store.port)
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    with events_writer(node, manifest, "rendezvous") as writer:
-        writer.tell(
-            ServiceEvent.model_validate(
-                {**node.stamp(time.time()), "service": "rendezvous", "address": f"{node.address}:{port}"}
-            )
-        )
-    ending.wait()
+        signal.signal(number, lambda *_: stop.set())
+    with open_event_writer(node, manifest, "rendezvous") as writer:
+        fields = {"service": "rendezvous", "address": f"{node.address}:{port}"}
+        writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
+    stop.wait()
     return 0
 
 

@@ -1,5 +1,6 @@
-"""Streams to S3 as numbered chunks: S3 has no append, and what a node said must outlive it."""
+"""Streams to S3 as numbered chunks, because S3 objects cannot be appended to: they outlive the node."""
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -9,21 +10,22 @@ from typing import Self
 from botocore.exceptions import ClientError
 
 from trainyard.aws.s3 import Bucket
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 from trainyard.models.layout import chunk_key
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
-CLOSE_SECONDS = 120.0  # an outage of S3 that a writer outlives at its end
-# A role that was just made may not be known everywhere yet; one that has gone does not come back.
+CLOSE_SECONDS = 120.0  # a writer that closes survives an S3 outage of this length
+# A new role may not be known everywhere yet; a deleted role stays deleted.
 REFUSED_SECONDS = 20.0
+LOG = logging.getLogger("streams")
 
 
 class ChunkWriter:
-    """Collects lines and puts them to S3 every two seconds, in order, as `<prefix><seq>.jsonl`.
+    """Collects lines and writes them to S3 every two seconds, in order, as `<prefix><seq>.jsonl`.
 
-    A later writer under the same prefix goes on with the next number. A failed put is tried again with the next flush;
-    `close` flushes what is left, trying for two minutes; for less where S3 answers and refuses.
+    A later writer with the same prefix continues with the next number. A failed write is repeated with the next flush.
+    `close` writes the remaining lines and retries for CLOSE_SECONDS, or for REFUSED_SECONDS if S3 denies access.
     """
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
@@ -31,18 +33,21 @@ class ChunkWriter:
         self._seq = sum(1 for _ in bucket.keys(prefix))
         self._lines: list[bytes] = []
         self._lock, self._flushing = threading.Lock(), threading.Lock()
-        self._ending = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"chunks {prefix}", daemon=True)
         self._thread.start()
 
-    def add(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
+        """Add one line to the next chunk."""
         with self._lock:
             self._lines.append(line.rstrip(b"\n") + b"\n")
 
-    def tell(self, event: Contract) -> None:
-        self.add(event.model_dump_json().encode())
+    def write_event(self, event: StrictModel) -> None:
+        """Add one event, as a JSON line, to the next chunk."""
+        self.write_line(event.model_dump_json().encode())
 
     def flush(self) -> None:
+        """Write all lines to S3 now. Raises the error of S3; the lines are kept for the next flush."""
         with self._flushing:
             with self._lock:
                 lines, self._lines = self._lines, []
@@ -56,26 +61,27 @@ class ChunkWriter:
                 raise
             self._seq += 1
 
-    def hurry(self) -> None:
-        """Flush now where S3 answers; where it does not, the lines stay and a later flush takes them."""
+    def try_flush(self) -> None:
+        """Write all lines to S3 now; log an error of S3 and keep the lines for the next flush."""
         try:
             self.flush()
         except Exception as error:
-            print(f"chunks: {self._prefix}: {error}", flush=True)
+            LOG.warning("%s: %s", self._prefix, error)
 
     def _run(self) -> None:
-        while not self._ending.wait(FLUSH_SECONDS):
-            self.hurry()
+        while not self._closing.wait(FLUSH_SECONDS):
+            self.try_flush()
 
     def close(self) -> None:
-        self._ending.set()
+        """Write the remaining lines. Raises the error of S3 if that fails until the deadline."""
+        self._closing.set()
         self._thread.join()
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
             try:
                 return self.flush()
             except Exception as error:
-                if time.monotonic() > began + (REFUSED_SECONDS if refused(error) else CLOSE_SECONDS):
+                if time.monotonic() > started_at + (REFUSED_SECONDS if is_refused(error) else CLOSE_SECONDS):
                     raise
                 time.sleep(FLUSH_SECONDS)
 
@@ -88,37 +94,37 @@ class ChunkWriter:
         self.close()
 
 
-def refused(error: Exception) -> bool:
-    """Whether S3 was there and said no: the bucket or the right is missing."""
+def is_refused(error: Exception) -> bool:
+    """Whether S3 denied the request: the bucket or the permission does not exist."""
     if not isinstance(error, ClientError):
         return False
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403, 404}
 
 
-def line_end(piece: bytes) -> int:
-    """Bytes up to and with the last end of a line."""
-    return max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+def last_line_end(block: bytes) -> int:
+    """Offset after the last line end in `block`; 0 if there is none."""
+    return max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
 
 
-class Tail:
-    """Follows one growing file and hands its complete lines to a writer."""
+class FileTail:
+    """Follows one growing file and passes its complete lines to a writer."""
 
     def __init__(self, file: Path, writer: ChunkWriter) -> None:
         self._file, self._writer = file, writer
         self._offset = 0
 
-    def pump(self, last: bool = False) -> None:
-        """Take what came since the last call; with `last` also a line that has no end."""
+    def forward(self, final: bool = False) -> None:
+        """Write the lines since the last call. `final`: also write a last line without a line end."""
         if not self._file.exists():
             return
         with self._file.open("rb") as stream:
             stream.seek(self._offset)
-            while piece := stream.read(CHUNK_BYTES):
-                full = len(piece) == CHUNK_BYTES
-                # A progress bar ends its lines with a carriage return; a full piece without any end goes as it is.
-                end = len(piece) if last and not full else line_end(piece) or (len(piece) if full else 0)
-                for line in piece[:end].splitlines():
-                    self._writer.add(line)
+            while block := stream.read(CHUNK_BYTES):
+                full = len(block) == CHUNK_BYTES
+                # A progress bar ends its lines with a carriage return. A full block without a line end is one line.
+                end = len(block) if final and not full else last_line_end(block) or (len(block) if full else 0)
+                for line in block[:end].splitlines():
+                    self._writer.write_line(line)
                 self._offset += end
                 if not full:
                     break

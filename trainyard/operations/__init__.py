@@ -1,1 +1,1 @@
-"""The operator's operations: launch, runs, status, results, bake."""
+"""The operator's operations on a stack: launch, stop, status, logs, results, bake."""

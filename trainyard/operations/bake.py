@@ -1,7 +1,8 @@
-"""The baked image: one builder configures itself as a worker does, is cleaned, and becomes the image that workers boot.
+"""Bake the workers' image: a builder configures itself like a worker, stops, and becomes the image that workers boot.
 
-Whatever breaks: the builder is gone, and nothing is written. A builder whose operator has died switches itself off, for
-which EC2 terminates it; one that was stopped already goes with the next bake, `trainyard stop` or `pulumi destroy`.
+When a bake fails, the builder is terminated and the stack file is not changed. When the operator's process is killed, a
+running builder shuts down at its time limit and EC2 terminates it; a stopped builder is terminated by the next bake,
+`trainyard stop` or `pulumi destroy`.
 """
 
 import secrets
@@ -11,34 +12,39 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainyard.base import Contract, InputError, Problem
+from trainyard.base import StrictModel
 from trainyard.config.catalog import catalog
+from trainyard.errors import InputError, Problem
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
-from trainyard.operations.image_builder import Builder, Template, end_builders, template_of
-from trainyard.operations.images import Content, Images, content_of
+from trainyard.operations.image_builder import Builder, LaunchTemplate, read_launch_template, terminate_builders
+from trainyard.operations.images import ImageContent, StackImages, compute_content
 from trainyard.operations.progress import Display
-from trainyard.operations.signals import interruptible, undisturbed
-from trainyard.operations.stack_file import StackFile, path_of
+from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
+from trainyard.operations.stack_file import StackFile, stack_file_path
 from trainyard.operations.startup import Deadline
 
 
-class BakeResult(Contract):
+class BakeResult(StrictModel):
     """`trainyard bake --json`."""
 
     image: str = Field(description="Id of the image.")
-    made: bool = Field(description="Whether this bake has made it; an image of the same content is used again.")
-    source: str = Field(description="The image below it.")
-    content: str = Field(description="SHA-256 of all that it holds, as in its tag.")
-    drivers: bool = Field(description="Whether what drives the group's hardware is in it.")
-    file: str = Field(description="The stack's file, which names it.")
-    written: bool = Field(description="Whether the file has changed.")
+    created: bool = Field(description="Whether this bake created it; an image with the same content is reused.")
+    source_image: str = Field(description="Id of the image that it is based on.")
+    content_sha256: str = Field(description="SHA-256 of the image's inputs, as in its tag trainyard:content.")
+    has_drivers: bool = Field(description="Whether the drivers of the group's hardware are installed in it.")
+    stack_file: str = Field(description="The stack's file, which names the image.")
+    stack_file_changed: bool = Field(description="Whether this bake changed the file.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """`minutes`: when the builder ends in any case. None: the first group, its own type, the stack's own file."""
+class BakeOptions:
+    """Options of a bake.
+
+    `minutes`: time limit, after which the builder terminates. `group`: None for the first worker group.
+    `instance_type`: None for the group's type. `file`: None for the stack's file in stacks/.
+    """
 
     minutes: float
     group: str | None = None
@@ -46,104 +52,111 @@ class Asked:
     file: Path | None = None
 
 
-def bake(cluster: Cluster, asked: Asked, show: Display) -> BakeResult:
-    """Raises InputError for what the user can mend, LaunchError for all that breaks."""
-    file = StackFile(asked.file or path_of(cluster.stack))
-    group = _group(cluster, asked.group)
-    instance_type = asked.instance_type or group.instance_type
-    complete = instance_type == group.instance_type
-    template, images = template_of(cluster, group), Images(cluster.stack, cluster.region)
-    content = content_of(cluster.manifest, group, images.source_of(template.image), complete)
-    if left := end_builders(cluster, time.time()):
-        show.line("builder", f"ended, as an earlier bake left them: {', '.join(left)}")
-    deadline = Deadline(asked.minutes, "--minutes")
+def bake(cluster: Cluster, options: BakeOptions, display: Display) -> BakeResult:
+    """Create the image of a worker group and write it into the stack's file.
+
+    Raises InputError for a user error, LaunchError for every other failure.
+    """
+    file = StackFile(options.file or stack_file_path(cluster.stack))
+    group = _find_group(cluster, options.group)
+    instance_type = options.instance_type or group.instance_type
+    has_drivers = instance_type == group.instance_type
+    template, images = read_launch_template(cluster, group), StackImages(cluster.stack, cluster.region)
+    content = compute_content(cluster.manifest, group, images.source_image(template.image), has_drivers)
+    if expired := terminate_builders(cluster, time.time()):
+        display.line("builder", f"terminated builders of an earlier bake that was killed: {', '.join(expired)}")
+    deadline = Deadline(options.minutes, "--minutes")
     image = images.find(content)
-    made = image is None
+    created = image is None
     if image is not None:
-        show.line("image", f"{image} of this very content is there")
-        images.wait(image, deadline.at, show)
+        display.line("image", f"{image} has the same content and is reused")
+        images.wait_until_available(image, deadline.at, display)
     else:
-        image = _Bake(cluster, group, template, content, images, deadline, show).go(instance_type)
-    show.line("image", f"{image} ready")
-    written = file.write_image(image)
+        image = _ImageBuild(cluster, group, template, content, images, deadline, display).run(instance_type)
+    display.line("image", f"{image} available")
+    stack_file_changed = file.write_image(image)
     return BakeResult(
         image=image,
-        made=made,
-        source=content.source,
-        content=content.sha256,
-        drivers=complete,
-        file=str(file.path),
-        written=written,
+        created=created,
+        source_image=content.source,
+        content_sha256=content.sha256,
+        has_drivers=has_drivers,
+        stack_file=str(file.path),
+        stack_file_changed=stack_file_changed,
     )
 
 
 @dataclass(frozen=True)
-class _Bake:
-    """One builder's way to an image."""
+class _ImageBuild:
+    """The creation of one image with one builder."""
 
     cluster: Cluster
     group: WorkerGroup
-    template: Template
-    content: Content
-    images: Images
+    template: LaunchTemplate
+    content: ImageContent
+    images: StackImages
     deadline: Deadline
-    show: Display
+    display: Display
 
-    def go(self, instance_type: str) -> str:
-        builder = Builder(self.cluster, f"bake-{secrets.token_hex(8)}", self.show)
+    def run(self, instance_type: str) -> str:
+        """Create the image and terminate the builder; return the image's id."""
+        builder = Builder(self.cluster, f"bake-{secrets.token_hex(8)}", self.display)
         image = ""
-        with interruptible():
+        with sigterm_as_interrupt():
             try:
-                own, until = self.template.tags, self.deadline.at
-                request = self.template.request(
-                    self.group, self.content.source, instance_type, until, builder.tags(own, until)
-                )
-                name = builder.launch(request)
-                self.show.line(
-                    "builder", f"{name}, {_priced(instance_type)}, at most {self.deadline.minutes:g} minutes"
-                )
-                builder.wait_until_clean(self.deadline)
-                self.show.line("builder", f"{name} is configured and clean: stopping it")
+                name = builder.launch(self._request(builder, instance_type))
+                limit = f"at most {self.deadline.minutes:g} minutes"
+                self.display.line("builder", f"{name}, {_describe_price(instance_type)}, {limit}")
+                builder.wait_until_configured(self.deadline)
+                self.display.line("builder", f"{name} is configured: stopping it")
                 builder.stop(self.deadline)
-                image = self.images.make(name, self.content, own)
-                self.show.line("image", f"{image} is being made")
-                self.images.wait(image, self.deadline.at, self.show)
+                image = self.images.create(name, self.content, self.template.tags)
+                self.display.line("image", f"creating {image}")
+                self.images.wait_until_available(image, self.deadline.at, self.display)
             except BaseException as error:
-                with undisturbed():
-                    stays = [told for told in (image and self.images.remove(image), builder.end()) if told]
-                if stays:
+                with ignore_signals():
+                    problems = [image and self.images.delete(image), builder.terminate()]
+                if remaining := [problem for problem in problems if problem]:
                     reason = str(error) or type(error).__name__
-                    raise LaunchError(f"{reason}. {'. '.join(stays)}") from None
+                    raise LaunchError(f"{reason}. {'. '.join(remaining)}") from None
                 raise
-            with undisturbed():
-                stays_on = builder.end()
-        if stays_on:
-            raise LaunchError(f"the image {image} is ready, and nothing was written: {stays_on}. Then bake again")
+            with ignore_signals():
+                problem = builder.terminate()
+        if problem:
+            raise LaunchError(
+                f"the image {image} is available, but the stack file is not changed: {problem}. Bake again"
+            )
         return image
 
+    def _request(self, builder: Builder, instance_type: str) -> dict[str, object]:
+        until = self.deadline.at
+        builder_tags = builder.tags(self.template.tags, until)
+        return self.template.request(self.group, self.content.source, instance_type, until, builder_tags)
 
-def _group(cluster: Cluster, name: str | None) -> WorkerGroup:
+
+def _find_group(cluster: Cluster, name: str | None) -> WorkerGroup:
     groups = cluster.manifest.groups
     for group in groups:
         if name in (None, group.name):
             return group
-    named = ", ".join(group.name for group in groups)
-    raise InputError(
-        [Problem(key="--group", value=name, why="the stack has no such group", fix=f"Name one of {named}")]
+    names = ", ".join(group.name for group in groups)
+    problem = Problem(
+        key="--group", value=name, reason="the stack has no worker group of this name", fix=f"Use one of {names}"
     )
+    raise InputError([problem])
 
 
-def _priced(instance_type: str) -> str:
-    known = catalog().get(instance_type)
-    price = known.on_demand_usd if known else None
-    return instance_type if price is None else f"{instance_type} at {price:g} USD an hour (list price)"
+def _describe_price(instance_type: str) -> str:
+    entry = catalog().get(instance_type)
+    price = entry.on_demand_usd if entry else None
+    return instance_type if price is None else f"{instance_type} at {price:g} USD per hour (list price)"
 
 
-def in_words(result: BakeResult, stack: str) -> list[str]:
-    """What came of it, and what to do next."""
-    lines = [f"image: {result.image} ({'made' if result.made else 'was there'}), on {result.source}"]
-    if not result.drivers:
-        lines.append("the drivers of the group's hardware are not in it: nodes install them where the image has none")
-    stands = "is written into" if result.written else "stands in"
-    lines.append(f"it {stands} {result.file}; next: pulumi up -s {stack} (nodes that run are not touched)")
+def format_result(result: BakeResult, stack: str) -> list[str]:
+    """Return the result as lines for people, with the next command."""
+    lines = [f"image: {result.image} ({'created' if result.created else 'reused'}), based on {result.source_image}"]
+    if not result.has_drivers:
+        lines.append("the image has no drivers for the group's hardware: nodes install them when they boot")
+    change = "was written to" if result.stack_file_changed else "is already in"
+    lines.append(f"the image {change} {result.stack_file}; next: pulumi up -s {stack} (running nodes are not changed)")
     return lines

@@ -1,4 +1,4 @@
-"""The built-in corpus: the sources of Python's standard library as bytes, real text on every machine."""
+"""The built-in corpus: the source files of Python's standard library as bytes, real text on every machine."""
 
 import hashlib
 import json
@@ -8,27 +8,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainyard.aws.s3 import Bucket
-from trainyard.base import CONFIG_KEY, InputError, Problem
+from trainyard.config import CONFIG_KEY
+from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import INDEX, Shard, TokenDataset
 from trainyard.models.layout import dataset_prefix
 
 SHARD_BYTES = 4 << 20
-VALIDATION_SHARE = 20  # one file in twenty is held out
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+VALIDATION_INTERVAL = 20  # every twentieth file is for validation
+_EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 
 
-def sources(folder: Path) -> Iterator[Path]:
-    """The library's modules in an order that mixes packages and is the same everywhere."""
-    files = [file for file in folder.rglob("*.py") if not _LEFT_OUT & set(file.relative_to(folder).parts)]
-    return iter(sorted(files, key=lambda file: _order(str(file.relative_to(folder)))))
+def list_source_files(folder: Path) -> Iterator[Path]:
+    """Yield the library's modules in an order that mixes packages and is the same on every machine."""
+    files = [file for file in folder.rglob("*.py") if not _EXCLUDED_FOLDERS & set(file.relative_to(folder).parts)]
+    return iter(sorted(files, key=lambda file: _hash_name(str(file.relative_to(folder)))))
 
 
-def _order(name: str) -> str:
+def _hash_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def shards(files: list[Path]) -> Iterator[bytes]:
-    """The files' bytes, one after the other, in pieces of SHARD_BYTES; the last one is shorter."""
+def split_into_shards(files: list[Path]) -> Iterator[bytes]:
+    """Yield the concatenated files in shards of SHARD_BYTES; the last shard is shorter."""
     buffer = bytearray()
     for file in files:
         buffer += file.read_bytes() + b"\n"
@@ -39,30 +40,29 @@ def shards(files: list[Path]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path | None = None) -> TokenDataset:
-    """Upload the corpus as dataset `name`; the index goes last, so that a cut upload does not count.
+def upload_corpus(bucket: Bucket, name: str, report: Callable[[str], None], folder: Path | None = None) -> TokenDataset:
+    """Upload the corpus as dataset `name`. The index is last, so that an interrupted upload is not a dataset.
 
-    `folder` is the library's, by default this Python's own. Raises InputError where the sources are not there.
+    `folder` is a standard library, by default that of this Python; `report` receives the progress as text. Raises
+    InputError when the folder has no source files.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    files = list(sources(folder))
+    files = list(list_source_files(folder))
     if not files:
-        raise InputError(
-            [
-                Problem(
-                    key=f"{CONFIG_KEY}.job.builtin_corpus",
-                    value=True,
-                    why=f"this Python has no library sources in {folder}",
-                    fix="Run with a Python that has them, or upload a dataset of your own",
-                )
-            ]
+        problem = Problem(
+            key=f"{CONFIG_KEY}.job.builtin_corpus",
+            value=True,
+            reason=f"this Python has no source files of its standard library in {folder}",
+            fix="Use a Python that has them, or upload a dataset",
         )
-    began, sent = time.monotonic(), 0
+        raise InputError([problem])
+    start_time, uploaded_bytes = time.monotonic(), 0
     prefix = dataset_prefix(name)
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     for split in splits:
-        chosen = [file for number, file in enumerate(files) if (number % VALIDATION_SHARE == 0) == (split != "train")]
-        for number, content in enumerate(shards(chosen)):
+        is_train = split == "train"
+        split_files = [file for number, file in enumerate(files) if (number % VALIDATION_INTERVAL != 0) == is_train]
+        for number, content in enumerate(split_into_shards(split_files)):
             shard = Shard(
                 key=f"{split}-{number:05d}.bin",
                 count=len(content),
@@ -71,8 +71,8 @@ def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path 
             )
             bucket.write(prefix + shard.key, content)
             splits[split].append(shard)
-            sent += len(content)
-            say(f"{name}: {sent / 1e6:.1f} MB uploaded")
+            uploaded_bytes += len(content)
+            report(f"{name}: {uploaded_bytes / 1e6:.1f} MB uploaded")
     index = TokenDataset(
         kind="tokens",
         name=name,
@@ -81,6 +81,6 @@ def prepare(bucket: Bucket, name: str, say: Callable[[str], None], folder: Path 
         validation=tuple(splits["validation"]),
     )
     bucket.write(prefix + INDEX, json.dumps(index.model_dump(mode="json"), indent=1).encode())
-    count = len(splits["train"]) + len(splits["validation"])
-    say(f"{name}: {sent / 1e6:.1f} MB in {count} shards, {time.monotonic() - began:.1f} s")
+    shard_count = len(splits["train"]) + len(splits["validation"])
+    report(f"{name}: {uploaded_bytes / 1e6:.1f} MB in {shard_count} shards, {time.monotonic() - start_time:.1f} s")
     return index

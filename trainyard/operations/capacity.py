@@ -1,110 +1,96 @@
-"""How a group is asked for nodes, by each of the ways that AWS has: what came of it, and why not the rest."""
+"""Launch the instances of one worker group: by LaunchInstances, or by the group's desired capacity."""
 
 import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from botocore.exceptions import ClientError
 
+from trainyard.aws import autoscaling
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
 
-# LaunchInstances takes at most 100 instances a call.
-INSTANCES_PER_CALL = 100
-# What a desired capacity asks for is a Capacity Block's, paid for already: waiting costs nothing. Auto Scaling tries a
-# refused launch again after a minute or two, so that this holds several tries; it would go on for most of an hour.
-CAPACITY_SECONDS = 5 * 60.0
+# Instances by desired capacity are those of a Capacity Block, which is paid for in advance: waiting costs nothing. Auto
+# Scaling retries a refused launch after one or two minutes, so that this time covers several tries; Auto Scaling itself
+# would continue for most of an hour.
+CAPACITY_TIMEOUT_SECONDS = 5 * 60.0
 POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Came:
-    """Nodes that one group was given, and AWS's reasons where these are too few."""
+class LaunchedNodes:
+    """The instances that AWS launched in one group, and AWS's reasons when they are fewer than requested."""
 
     nodes: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
     @property
-    def why(self) -> str:
-        return "; ".join(self.reasons) or "AWS gave no reason"
+    def reason(self) -> str:
+        """All reasons as one text."""
+        return "; ".join(self.reasons) or "AWS reports no reason"
 
 
-def launch_instances(autoscaling: Any, group: WorkerGroup, wanted: int, token: str) -> Came:
-    """Auto Scaling's synchronous LaunchInstances: it says at once what it got. `autoscaling` is a boto3 client.
+def launch_instances(region: str, group: WorkerGroup, count: int, token: str) -> LaunchedNodes:
+    """Launch `count` nodes with Auto Scaling's LaunchInstances, which reports the launched instances synchronously.
 
-    `token` makes the calls idempotent: another launch has another one.
+    `token` makes the calls idempotent; each launch has its own.
     """
     nodes: list[str] = []
-    while len(nodes) < wanted:
-        count = min(INSTANCES_PER_CALL, wanted - len(nodes))
-        # A token has 64 characters at most, fewer than its parts may have.
+    while len(nodes) < count:
+        call_count = min(autoscaling.MAX_INSTANCES_PER_CALL, count - len(nodes))
+        # A client token has at most 64 characters; its parts may have more.
         parts = f"{token} {group.autoscaling_group} {len(nodes)}"
+        call_token = hashlib.sha256(parts.encode()).hexdigest()
         try:
-            answer = autoscaling.launch_instances(
-                AutoScalingGroupName=group.autoscaling_group,
-                RequestedCapacity=count,
-                SubnetIds=[group.subnets[0]],
-                ClientToken=hashlib.sha256(parts.encode()).hexdigest(),
-                RetryStrategy="none",
+            response = autoscaling.launch_instances(
+                region, group.autoscaling_group, group.subnets[0], call_count, call_token
             )
         except ClientError as error:
-            return Came(nodes, [_refusal(error)])
-        started = [name for part in answer.get("Instances", []) for name in part["InstanceIds"]]
-        nodes += started
-        if len(started) < count:
-            return Came(
-                nodes,
-                [
-                    f"{one['ErrorCode']} in {one.get('AvailabilityZone', 'the group')}: {one.get('ErrorMessage', '')}"
-                    for one in answer.get("Errors", [])
-                ],
-            )
-    return Came(nodes)
+            return LaunchedNodes(nodes, [_describe_error(error)])
+        launched = [name for part in response.get("Instances", []) for name in part["InstanceIds"]]
+        nodes += launched
+        if len(launched) < call_count:
+            reasons = [
+                f"{error['ErrorCode']} in {error.get('AvailabilityZone', 'the group')}: {error.get('ErrorMessage', '')}"
+                for error in response.get("Errors", [])
+            ]
+            return LaunchedNodes(nodes, reasons)
+    return LaunchedNodes(nodes)
 
 
-def raise_desired(
-    autoscaling: Any, group: WorkerGroup, desired: int, wanted: int, new: Callable[[], list[str]], show: Display
-) -> Came:
-    """The group's desired capacity, from `desired` up by `wanted`, for what LaunchInstances does not reach.
+def raise_desired_capacity(
+    region: str, group: WorkerGroup, current: int, count: int, new_nodes: Callable[[], list[str]], display: Display
+) -> LaunchedNodes:
+    """Raise the group's desired capacity from `current` by `count`, for capacity that LaunchInstances does not support.
 
-    Waits for the members that `new` then tells, as long as CAPACITY_SECONDS.
+    Waits at most CAPACITY_TIMEOUT_SECONDS for the members that `new_nodes` returns.
     """
     name = group.autoscaling_group
-    known = {one["ActivityId"] for one in _activities(autoscaling, name)}
+    earlier_activities = {activity["ActivityId"] for activity in autoscaling.describe_activities(region, name)}
     try:
-        autoscaling.set_desired_capacity(
-            AutoScalingGroupName=name, DesiredCapacity=desired + wanted, HonorCooldown=False
-        )
+        autoscaling.set_desired_capacity(region, name, current + count)
     except ClientError as error:
-        return Came(reasons=[_refusal(error)])
-    until = time.monotonic() + CAPACITY_SECONDS
+        return LaunchedNodes(reasons=[_describe_error(error)])
+    deadline = time.monotonic() + CAPACITY_TIMEOUT_SECONDS
     while True:
-        nodes = new()
-        if len(nodes) >= wanted:
-            return Came(nodes)
+        nodes = new_nodes()
+        if len(nodes) >= count:
+            return LaunchedNodes(nodes)
         failures = [
-            one.get("StatusMessage", one.get("Description", one["StatusCode"]))
-            for one in reversed(_activities(autoscaling, name))
-            if one["ActivityId"] not in known and one["StatusCode"] in {"Failed", "Cancelled"}
+            activity.get("StatusMessage", activity.get("Description", activity["StatusCode"]))
+            for activity in reversed(autoscaling.describe_activities(region, name))
+            if activity["ActivityId"] not in earlier_activities and activity["StatusCode"] in {"Failed", "Cancelled"}
         ]
         reasons = list(dict.fromkeys(failures))
         for reason in reasons:
-            show.line(group.name, reason)
-        if time.monotonic() > until:
-            late = f"no more came to {name} within {CAPACITY_SECONDS / 60:g} minutes"
-            return Came(nodes, [*reasons, late])
-        show.detail(group.name, f"{len(nodes)} of {wanted} nodes")
+            display.line(group.name, reason)
+        if time.monotonic() > deadline:
+            timeout = f"group {name} had {len(nodes)} of {count} nodes after {CAPACITY_TIMEOUT_SECONDS / 60:g} minutes"
+            return LaunchedNodes(nodes, [*reasons, timeout])
+        display.detail(group.name, f"{len(nodes)} of {count} nodes")
         time.sleep(POLL_SECONDS)
 
 
-def _activities(autoscaling: Any, group: str) -> list[dict[str, Any]]:
-    """The group's latest scaling activities, the newest first."""
-    answer = autoscaling.describe_scaling_activities(AutoScalingGroupName=group, MaxRecords=100)
-    found: list[dict[str, Any]] = answer["Activities"]
-    return found
-
-
-def _refusal(error: ClientError) -> str:
+def _describe_error(error: ClientError) -> str:
     return f"{error.response['Error']['Code']} in the group: {error}"

@@ -1,17 +1,17 @@
-"""How a launch fails."""
+"""Errors of a launch or a bake."""
 
 
 class LaunchError(RuntimeError):
-    """The launch ended, and nothing that it added runs unless the message says so; the message says why."""
+    """The launch failed with this reason. No node that it added still runs, unless the message names one."""
 
 
-class BringUpError(LaunchError):
-    """What was waited for will not come."""
+class StartupError(LaunchError):
+    """A node or the job failed to start."""
 
 
-class DeadlineError(BringUpError):
-    """What was waited for did not come in time."""
+class DeadlineError(StartupError):
+    """A node or the job did not start within the time limit."""
 
 
 class CapacityError(LaunchError):
-    """Fewer nodes than asked for could be launched; the message has AWS's error codes."""
+    """AWS launched fewer nodes than requested; the message contains the AWS error codes."""

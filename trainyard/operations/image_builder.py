@@ -1,4 +1,4 @@
-"""The instance that becomes the workers' image: launched on what their launch template says, watched, ended."""
+"""The builder: an instance that configures itself like a worker and becomes the workers' image."""
 
 import base64
 import re
@@ -9,73 +9,79 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import tags
-from trainyard.aws.s3 import client
-from trainyard.models.events import PlayEvent
+from trainyard.aws import autoscaling, ec2, tags
+from trainyard.aws.ec2 import Tags, tag_specifications, tags_of
+from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS
 from trainyard.models.manifest import WorkerGroup
 from trainyard.models.streams import Cursor, node_events
-from trainyard.operations import startup as bringup
+from trainyard.operations import startup
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import BringUpError, LaunchError
-from trainyard.operations.images import Tags
+from trainyard.operations.errors import LaunchError, StartupError
 from trainyard.operations.progress import Display
-from trainyard.operations.startup import Deadline, Plays, console_of, tell
+from trainyard.operations.startup import Deadline, PlaybookFailures, describe_console, display_event
 
-TRIES, PAUSE_SECONDS = 5, 2.0
-_COMMAND = re.compile(r"(--role )worker( --group \S+ --manifest \S+ --region \S+)$", re.MULTILINE)
-_SAME = ("IamInstanceProfile", "MetadataOptions", "BlockDeviceMappings")
-_GONE = {"shutting-down", "terminated"}
+MAX_TRIES, RETRY_DELAY_SECONDS = 5, 2.0
+_WORKER_COMMAND = re.compile(r"(--role )worker( --group \S+ --manifest \S+ --region \S+)$", re.MULTILINE)
+_COPIED_KEYS = ("IamInstanceProfile", "MetadataOptions", "BlockDeviceMappings")
+_TERMINATED_STATES = {"shutting-down", "terminated"}
 
 
 @dataclass(frozen=True)
-class Template:
-    """A worker group's launch template as EC2 has it."""
+class LaunchTemplate:
+    """The launch template of a worker group. `data`: LaunchTemplateData of the EC2 API."""
 
     data: Mapping[str, Any]
 
     @property
     def image(self) -> str:
+        """Id of the image that workers boot."""
         return str(self.data["ImageId"])
 
     @property
     def tags(self) -> Tags:
-        """Those of its instances."""
-        specifications = {each["ResourceType"]: each["Tags"] for each in self.data.get("TagSpecifications", [])}
-        return {tag["Key"]: tag["Value"] for tag in specifications.get("instance", [])}
+        """Tags of the group's instances."""
+        specifications = {item["ResourceType"]: item for item in self.data.get("TagSpecifications", [])}
+        return tags_of(specifications.get("instance", {}))
 
     def user_data(self, until: float) -> str:
-        """The workers' own, for a builder that is switched off at `until`, Unix time.
+        """Return the workers' user data, changed for a builder that shuts down at `until` (Unix time, seconds).
 
-        Raises LaunchError where it is of another tree, which knows no builders.
+        Raises LaunchError when another version of Trainyard created the template.
         """
         text = base64.b64decode(self.data["UserData"]).decode()
-        changed, count = _COMMAND.subn(rf"\1builder\2 --until {until:.0f}", text)
+        changed, count = _WORKER_COMMAND.subn(rf"\1builder\2 --until {until:.0f}", text)
         if count != 1 or "--until" not in text:
-            raise LaunchError("the workers' launch template was made by an earlier Trainyard: run pulumi up, then bake")
+            raise LaunchError(
+                "the workers' launch template was created by an earlier version of Trainyard: run pulumi up, then bake"
+            )
         return changed
 
-    def request(self, group: WorkerGroup, image: str, instance_type: str, until: float, own: Tags) -> dict[str, Any]:
-        """What RunInstances is asked for: no placement, no EFA, no spot, all of which a request could not take off a
-        template that it names. Reserved capacity of the group's own type is used: it is paid for."""
-        reserved = instance_type == group.instance_type
+    def request(
+        self, group: WorkerGroup, image: str, instance_type: str, until: float, builder_tags: Tags
+    ) -> dict[str, Any]:
+        """Return the parameters of RunInstances for a builder.
+
+        They have no placement group, EFA or spot market; RunInstances cannot remove these from a template that it
+        names. Reserved capacity is used when the builder has the group's instance type, because it is paid for.
+        """
+        is_reserved = instance_type == group.instance_type
         market = self.data.get("InstanceMarketOptions", {}).get("MarketType")
-        asked: dict[str, Any] = {key: self.data[key] for key in _SAME if self.data.get(key)}
-        if "MetadataOptions" in asked:  # EC2 tells a state in them, and takes none
-            options = asked["MetadataOptions"].items()
-            asked["MetadataOptions"] = {key: value for key, value in options if key != "State"}
-        if reserved and self.data.get("CapacityReservationSpecification"):
-            asked["CapacityReservationSpecification"] = self.data["CapacityReservationSpecification"]
-        if reserved and market == "capacity-block":
-            asked["InstanceMarketOptions"] = {"MarketType": market}
-        named = [{"Key": key, "Value": value} for key, value in own.items()]
+        options: dict[str, Any] = {key: self.data[key] for key in _COPIED_KEYS if self.data.get(key)}
+        if "MetadataOptions" in options:  # the template's description has a State, which RunInstances refuses
+            metadata_options = options["MetadataOptions"].items()
+            options["MetadataOptions"] = {key: value for key, value in metadata_options if key != "State"}
+        if is_reserved and self.data.get("CapacityReservationSpecification"):
+            options["CapacityReservationSpecification"] = self.data["CapacityReservationSpecification"]
+        if is_reserved and market == "capacity-block":
+            options["InstanceMarketOptions"] = {"MarketType": market}
         return {
-            **asked,
+            **options,
             "ImageId": image,
             "InstanceType": instance_type,
             "MinCount": 1,
             "MaxCount": 1,
-            "ClientToken": own[tags.BAKE],
+            "ClientToken": builder_tags[tags.BAKE],
             "UserData": self.user_data(until),
             "InstanceInitiatedShutdownBehavior": "terminate",
             "NetworkInterfaces": [
@@ -86,138 +92,122 @@ class Template:
                     "DeleteOnTermination": True,
                 }
             ],
-            "TagSpecifications": [
-                {"ResourceType": kind, "Tags": named} for kind in ("instance", "volume", "network-interface")
-            ],
+            "TagSpecifications": tag_specifications(builder_tags, ("instance", "volume", "network-interface")),
         }
 
 
-def template_of(cluster: Cluster, group: WorkerGroup) -> Template:
-    """Raises LaunchError where the group or its template is gone."""
-    groups = client("autoscaling", cluster.region).describe_auto_scaling_groups(
-        AutoScalingGroupNames=[group.autoscaling_group]
-    )["AutoScalingGroups"]
+def read_launch_template(cluster: Cluster, group: WorkerGroup) -> LaunchTemplate:
+    """Return the group's launch template. Raises LaunchError when the Auto Scaling group does not exist."""
+    groups = autoscaling.describe_groups(cluster.region, [group.autoscaling_group])
     if not groups:
-        raise LaunchError(f"the Auto Scaling group {group.autoscaling_group} is gone: run pulumi up, then bake")
-    named = groups[0]["LaunchTemplate"]
-    (version,) = client("ec2", cluster.region).describe_launch_template_versions(
-        LaunchTemplateId=named["LaunchTemplateId"], Versions=[named.get("Version", "$Default")]
-    )["LaunchTemplateVersions"]
-    return Template(version["LaunchTemplateData"])
+        raise LaunchError(f"the Auto Scaling group {group.autoscaling_group} does not exist: run pulumi up, then bake")
+    template = groups[0]["LaunchTemplate"]
+    data = ec2.launch_template_data(cluster.region, template["LaunchTemplateId"], template.get("Version", "$Default"))
+    return LaunchTemplate(data)
 
 
 class Builder:
-    """One builder, from its launch to its end. `bake` marks it, so that it is found also where the launch's answer got
-    lost."""
+    """One builder, from launch to termination.
 
-    def __init__(self, cluster: Cluster, bake: str, show: Display) -> None:
-        self._cluster, self._bake, self._show = cluster, bake, show
-        self._ec2 = client("ec2", cluster.region)
+    `bake` is a unique id, which tags the instance: it is found even when the response of its launch is lost.
+    """
+
+    def __init__(self, cluster: Cluster, bake: str, display: Display) -> None:
+        self._cluster, self._bake, self._display = cluster, bake, display
+        self._region = cluster.region
         self.id: str | None = None
 
-    def tags(self, own: Tags, until: float) -> Tags:
+    def tags(self, stack_tags: Tags, until: float) -> Tags:
+        """Return the builder's tags; `until` is its end (Unix time, seconds)."""
         stack = self._cluster.stack
-        mine = {"Name": f"trainyard-{stack}-builder", tags.ROLE: tags.BUILDER, tags.STACK: stack}
-        return {**own, **mine, tags.BAKE: self._bake, tags.UNTIL: f"{until:.0f}"}
+        role_tags = {"Name": f"trainyard-{stack}-builder", tags.ROLE: tags.BUILDER, tags.STACK: stack}
+        return {**stack_tags, **role_tags, tags.BAKE: self._bake, tags.UNTIL: f"{until:.0f}"}
 
     def launch(self, request: Mapping[str, Any]) -> str:
-        """Raises LaunchError with AWS's reason."""
+        """Launch the instance; return its id. Raises LaunchError with AWS's reason."""
         try:
-            made = self._ec2.run_instances(**request)
+            self.id = ec2.run_instance(self._region, request)
         except ClientError as error:
-            told = error.response["Error"]
-            wanted = request["InstanceType"]
+            details = error.response["Error"]
             raise LaunchError(
-                f"no builder could be launched: {told['Code']}: {told['Message']} (a {wanted}; --instance-type names "
-                "another, which leaves the drivers of the group's hardware to the nodes)"
+                f"the builder ({request['InstanceType']}) could not be launched: {details['Code']}: "
+                f"{details['Message']}. Try again later, or use another type with --instance-type; nodes then install "
+                "the drivers of the group's hardware themselves"
             ) from None
-        self.id = made["Instances"][0]["InstanceId"]
         return self.id
 
-    def wait_until_clean(self, deadline: Deadline) -> None:
-        """Its play has come to its end, the last role of which cleans it. Raises BringUpError when it will not."""
+    def wait_until_configured(self, deadline: Deadline) -> None:
+        """Wait for the end of the builder's playbook, whose last role removes the builder's identity and logs.
+
+        Raises StartupError when the playbook fails, the instance terminates, or it reports no events.
+        """
         assert self.id is not None
         assert self._cluster.staging is not None
         cursor = Cursor(self._cluster.staging, f"{BAKE_EVENTS}{self.id}/")
-        plays, silent_until, heard = Plays(), time.time() + min(bringup.SILENT_SECONDS, deadline.minutes * 60), False
+        failures, has_events = PlaybookFailures(), False
+        events_deadline = time.time() + min(startup.NO_EVENTS_TIMEOUT_SECONDS, deadline.minutes * 60)
 
-        def clean() -> bool:
-            nonlocal heard
-            done = False
+        def is_configured() -> bool:
+            nonlocal has_events
+            is_done = False
             for event in node_events(cursor):
-                heard = True
-                tell(self._show, event)
-                plays.hear(event)
-                if plays.failed(event.instance, event.boot):
-                    raise BringUpError(f"the builder {event.instance} could not be configured: {plays.message}")
-                done = done or (isinstance(event, PlayEvent) and event.status == "ok")
-            if not done and self._state() in _GONE:
-                raise BringUpError(f"the builder {self.id} has ended before its play had")
-            if not heard and time.time() > silent_until:
-                console = console_of(self._cluster.region, str(self.id))
-                raise BringUpError(f"no sign of the builder {self.id}{console}")
-            return done
+                has_events = True
+                display_event(self._display, event)
+                failures.handle(event)
+                if failures.is_final(event.instance, event.boot):
+                    raise StartupError(f"the builder {event.instance} could not be configured: {failures.message}")
+                is_done = is_done or (isinstance(event, PlaybookEvent) and event.status == "ok")
+            if not is_done and self._state() in _TERMINATED_STATES:
+                raise StartupError(f"the builder {self.id} terminated before its playbook was complete. Bake again")
+            if not has_events and time.time() > events_deadline:
+                console = describe_console(self._region, str(self.id))
+                raise StartupError(f"no events received from the builder {self.id}{console}")
+            return is_done
 
-        deadline.wait(f"the end of the play of the builder {self.id}", clean)
+        deadline.wait_until(f"the playbook of the builder {self.id}", is_configured)
 
     def stop(self, deadline: Deadline) -> None:
-        """Shut it down, its disk whole."""
-        self._ec2.stop_instances(InstanceIds=[self.id])
-        deadline.wait(f"the stop of the builder {self.id}", lambda: self._state() == "stopped")
+        """Stop the instance and keep its disk."""
+        ec2.stop_instance(self._region, str(self.id))
+        deadline.wait_until(f"the stop of the builder {self.id}", lambda: self._state() == "stopped")
 
-    def end(self) -> str:
-        """Terminate it, also where nobody has seen its launch's answer; empty, or why it could not be ended."""
-        for attempt in range(TRIES):
+    def terminate(self) -> str:
+        """Terminate the instance, by its tag when its id is unknown; return an empty text, or why it still runs."""
+        for number in range(MAX_TRIES):
             try:
-                mine = [self.id] if self.id else _found(self._ec2, {tags.BAKE: self._bake})
-                if mine:
-                    self._ec2.terminate_instances(InstanceIds=mine)
+                instances = [self.id] if self.id else sorted(_find_builders(self._region, {tags.BAKE: self._bake}))
+                if instances:
+                    ec2.terminate_instances(self._region, instances)
                 return ""
             except (BotoCoreError, ClientError) as error:
                 reason = str(error)
-                time.sleep(attempt * PAUSE_SECONDS)
-        name = self.id or f"of tag {tags.BAKE}={self._bake}"
+                time.sleep(number * RETRY_DELAY_SECONDS)
+        name = self.id or f"with tag {tags.BAKE}={self._bake}"
         return (
-            f"the builder {name} could not be ended ({reason}). While it runs it ends by itself; to do it now: "
-            f"aws ec2 terminate-instances --instance-ids {self.id or 'ID'}"
+            f"the builder {name} could not be terminated ({reason}). A running builder terminates itself later; to do "
+            f"it now: aws ec2 terminate-instances --instance-ids {self.id or 'ID'}"
         )
 
     def _state(self) -> str:
-        """`unknown` while AWS does not know it everywhere yet."""
-        try:
-            found = self._ec2.describe_instances(InstanceIds=[self.id])["Reservations"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "InvalidInstanceID.NotFound":
-                return "unknown"
-            raise
-        return str(found[0]["Instances"][0]["State"]["Name"]) if found else "unknown"
+        return ec2.instance_state(self._region, str(self.id))
 
 
-def end_builders(cluster: Cluster, ended_by: float | None = None) -> list[str]:
-    """End the builders that a bake which died has left, those of `ended_by` (Unix time) or all; their ids.
+def terminate_builders(cluster: Cluster, expired_at: float | None = None) -> list[str]:
+    """Terminate the builders of bakes that were killed; return their ids.
 
-    One that runs ends by itself; one that was stopped already stays.
+    `expired_at`: only those whose time ended before this Unix time, else all. A running builder terminates itself; a
+    stopped one does not.
     """
-    ec2 = client("ec2", cluster.region)
-    found = _described(ec2, {tags.STACK: cluster.stack, tags.ROLE: tags.BUILDER})
-    left = [name for name, until in found.items() if ended_by is None or until <= ended_by]
-    if left:
-        ec2.terminate_instances(InstanceIds=left)
-    return sorted(left)
+    builders = _find_builders(cluster.region, {tags.STACK: cluster.stack, tags.ROLE: tags.BUILDER})
+    expired = [name for name, until in builders.items() if expired_at is None or until <= expired_at]
+    if expired:
+        ec2.terminate_instances(cluster.region, expired)
+    return sorted(expired)
 
 
-def _found(ec2: Any, wanted: Tags) -> list[str]:
-    return sorted(_described(ec2, wanted))
-
-
-def _described(ec2: Any, wanted: Tags) -> dict[str, float]:
-    """Instance that is not ended -> Unix time until which it may be."""
-    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
-    states = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
-    found = {}
-    for page in ec2.get_paginator("describe_instances").paginate(Filters=[*filters, states]):
-        for reservation in page["Reservations"]:
-            for instance in reservation["Instances"]:
-                named = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
-                found[instance["InstanceId"]] = float(named.get(tags.UNTIL, 0.0))
-    return found
+def _find_builders(region: str, required_tags: Tags) -> dict[str, float]:
+    """Return instance -> Unix time at which it terminates itself."""
+    return {
+        instance["InstanceId"]: float(tags_of(instance).get(tags.UNTIL, 0.0))
+        for instance in ec2.find_instances(region, required_tags)
+    }

@@ -1,40 +1,39 @@
-"""The images that are baked for a stack: what one holds, those that are there, and making one of a builder."""
+"""The machine images (AMIs) that are baked for a stack: their content, and finding, creating and deleting them."""
 
 import hashlib
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import tags
-from trainyard.aws.s3 import client
+from trainyard.aws.ec2 import Tags, create_image, delete_image, describe_image, find_images, tags_of
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.progress import Display
 
-Tags = dict[str, str]
 POLL_SECONDS = 5.0
-_LONGEST_NAME = 128
+_MAX_NAME_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Content:
-    """All that an image of the workers holds: another of these is another image.
+class ImageContent:
+    """The inputs of a worker image; different content makes a different image.
 
-    `source`: the image below it. `complete`: whether the drivers of the group's hardware are in it.
+    `bundle`: SHA-256 of the bundle. `sha256`: of all inputs. `source`: id of the image that it is based on.
+    `has_drivers`: whether the drivers of the group's hardware are installed in it.
     """
 
     bundle: str
     sha256: str
     source: str
-    complete: bool
+    has_drivers: bool
 
-    def tags(self, own: Tags, stack: str) -> Tags:
-        """Of image and snapshot; `own` are those of the stack's other resources."""
+    def tags(self, stack_tags: Tags, stack: str) -> Tags:
+        """Return the tags of image and snapshots; `stack_tags` are those of the stack's other resources."""
         return {
-            **own,
+            **stack_tags,
             "Name": self.name(stack),
             tags.ROLE: tags.IMAGE,
             tags.CONTENT: self.sha256,
@@ -42,104 +41,87 @@ class Content:
         }
 
     def name(self, stack: str) -> str:
-        end = f"-{self.bundle[:12]}-{self.sha256[:8]}"
-        return f"trainyard-{stack}"[: _LONGEST_NAME - len(end)] + end
+        """Return the name of the image, which EC2 limits to 128 characters."""
+        suffix = f"-{self.bundle[:12]}-{self.sha256[:8]}"
+        return f"trainyard-{stack}"[: _MAX_NAME_LENGTH - len(suffix)] + suffix
 
 
-def content_of(manifest: Manifest, group: WorkerGroup, source: str, complete: bool) -> Content:
-    told = {
+def compute_content(manifest: Manifest, group: WorkerGroup, source: str, has_drivers: bool) -> ImageContent:
+    """Return the content of an image for the group, based on the image `source`."""
+    hardware = [group.gpus, group.efa_interfaces, group.hardware.model_dump(mode="json")] if has_drivers else None
+    inputs = {
         "bundle": manifest.bundle.sha256,
         "node": manifest.node.model_dump(mode="json"),
         "fsx": manifest.fsx is not None,
         "container": manifest.job.container,
         "source": source,
-        "hardware": [group.gpus, group.efa_interfaces, group.hardware.model_dump(mode="json")] if complete else None,
+        "hardware": hardware,
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    return Content(manifest.bundle.sha256, digest, source, complete)
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return ImageContent(manifest.bundle.sha256, digest, source, has_drivers)
 
 
-class Images:
-    """Images of the account in the stack's region."""
+class StackImages:
+    """The baked images of a stack, in its account and region."""
 
     def __init__(self, stack: str, region: str) -> None:
-        self._stack, self._ec2 = stack, client("ec2", region)
+        self._stack, self._region = stack, region
 
-    def source_of(self, image: str) -> str:
-        """The image below it, where it is one that was baked: images don't pile up. Else the image itself.
+    def source_image(self, image: str) -> str:
+        """Return the image that a baked image is based on, so that images are not based on each other; else the image.
 
-        Raises LaunchError where that is gone.
+        Raises LaunchError when the result does not exist.
         """
-        found = self._described(image)
-        if found is None:
+        description = describe_image(self._region, image)
+        if description is None:
             raise LaunchError(
-                f"the image {image} of the workers is gone: name another in the stack's file (image), then pulumi up"
+                f"the workers' image {image} does not exist: name another image in the stack's file (image), then run "
+                "pulumi up"
             )
-        below = _tags(found).get(tags.SOURCE)
-        if below is None:
+        source = tags_of(description).get(tags.SOURCE)
+        if source is None:
             return image
-        if self._described(below) is None:
+        if describe_image(self._region, source) is None:
             raise LaunchError(
-                f"{below}, which the workers' image {image} was baked from, is gone: name a newer one in the stack's "
-                "file (image: ubuntu-24.04, debian-12, deep-learning), then pulumi up, then bake"
+                f"{source}, the source of the workers' image {image}, does not exist: name a newer image in the "
+                "stack's file (image: ubuntu-24.04, debian-12, deep-learning), then run pulumi up, then bake"
             )
-        return below
+        return source
 
-    def find(self, content: Content) -> str | None:
-        """One of this very content, ready or being made; the newest where there are several."""
-        filters = [
-            {"Name": f"tag:{tags.CONTENT}", "Values": [content.sha256]},
-            {"Name": f"tag:{tags.STACK}", "Values": [self._stack]},
-            {"Name": "state", "Values": ["available", "pending"]},
-        ]
-        found = self._ec2.describe_images(Owners=["self"], Filters=filters)["Images"]
-        newest = max(found, key=lambda image: (image["State"] == "available", image["CreationDate"]), default=None)
+    def find(self, content: ImageContent) -> str | None:
+        """Return the newest image with this content, available ones before pending ones; None when there is none."""
+        images = find_images(
+            self._region, {tags.CONTENT: content.sha256, tags.STACK: self._stack}, ["available", "pending"]
+        )
+        newest = max(images, key=lambda image: (image["State"] == "available", image["CreationDate"]), default=None)
         return None if newest is None else str(newest["ImageId"])
 
-    def make(self, instance: str, content: Content, own: Tags) -> str:
-        """Begin an image of an instance that is stopped."""
-        named = [{"Key": key, "Value": value} for key, value in content.tags(own, self._stack).items()]
-        made: str = self._ec2.create_image(
-            InstanceId=instance,
-            Name=content.name(self._stack),
-            Description=f"Trainyard stack {self._stack}, bundle {content.bundle[:12]}, on {content.source}",
-            TagSpecifications=[{"ResourceType": kind, "Tags": named} for kind in ("image", "snapshot")],
-        )["ImageId"]
-        return made
+    def create(self, instance: str, content: ImageContent, stack_tags: Tags) -> str:
+        """Start the creation of an image from a stopped instance; return the image's id."""
+        description = f"Trainyard stack {self._stack}, bundle {content.bundle[:12]}, based on {content.source}"
+        image_tags = content.tags(stack_tags, self._stack)
+        return create_image(self._region, instance, content.name(self._stack), description, image_tags)
 
-    def wait(self, image: str, until: float, show: Display) -> None:
-        """Raises LaunchError when it fails, goes, or is not ready at `until`, Unix time."""
+    def wait_until_available(self, image: str, deadline: float, display: Display) -> None:
+        """Wait for an image. Raises LaunchError when it fails or is not available at `deadline` (Unix time)."""
         while True:
-            found = self._described(image)
-            state = "gone" if found is None else str(found["State"])
+            description = describe_image(self._region, image)
+            # EC2 may not list a new image yet, so that a missing image is polled again.
+            state = "missing" if description is None else str(description["State"])
             if state == "available":
                 return
-            if found is not None and state != "pending":
-                reason = found.get("StateReason", {}).get("Message", "no reason given")
-                raise LaunchError(f"the image {image} is {state}: {reason}")
-            if time.time() > until:
-                raise LaunchError(f"the image {image} was still {state} when the time was over (--minutes)")
-            show.detail("image", f"{image} {state}")
+            if description is not None and state != "pending":
+                reason = description.get("StateReason", {}).get("Message", "EC2 reports no reason")
+                raise LaunchError(f"the image {image} is {state}: {reason}. Bake again")
+            if time.time() > deadline:
+                raise LaunchError(f"the image {image} is still {state} at the time limit: set a higher --minutes")
+            display.detail("image", f"{image} {state}")
             time.sleep(POLL_SECONDS)
 
-    def remove(self, image: str) -> str:
-        """Take back one that is not wanted, with its snapshots; empty, or why it stays."""
+    def delete(self, image: str) -> str:
+        """Delete an image and its snapshots; return an empty text, or the reason why it still exists."""
         try:
-            self._ec2.deregister_image(ImageId=image, DeleteAssociatedSnapshots=True)
+            delete_image(self._region, image)
         except (BotoCoreError, ClientError) as error:
-            return f"the image {image} stays, as it could not be taken back: {error}"
+            return f"the image {image} still exists, because it could not be deleted: {error}"
         return ""
-
-    def _described(self, image: str) -> dict[str, Any] | None:
-        """A new one may not be known everywhere yet: then it is as good as gone, and is asked for again."""
-        try:
-            found = self._ec2.describe_images(ImageIds=[image])["Images"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] in {"InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"}:
-                return None
-            raise
-        return found[0] if found else None
-
-
-def _tags(described: dict[str, Any]) -> Tags:
-    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", [])}

@@ -1,7 +1,8 @@
-"""The launch: a run is minted, the dataset is there, the head is ready, N nodes start or none, the job has started.
+"""The launch: create a run, check the dataset, wait for the head, start all nodes or none, wait for the job's start.
 
-Before it adds nodes it puts the lease on the groups: whoever dies from then on, AWS itself ends the workers. A run that
-the manifest only wants on more nodes is grown: the new nodes join it at its next attempt, or go, and the old ones stay.
+Before it adds nodes it puts the lease on the worker groups: AWS itself then terminates the workers when the operator's
+process and the controller do not. When the manifest only adds nodes to the current run, the run grows: the new
+nodes join it at its next attempt, or are terminated, and the existing nodes stay.
 """
 
 import time
@@ -11,219 +12,234 @@ from contextlib import contextmanager
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
-from trainyard.operations import dataset, runs
+from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.progress import Display
-from trainyard.operations.run_record import minutes_of, moment, new_record, require_time, retimed
-from trainyard.operations.signals import interruptible, undisturbed
-from trainyard.operations.startup import Deadline, Nodes, wait_for_head
-from trainyard.operations.worker_groups import Workers
+from trainyard.operations.run_record import (
+    create_run_record,
+    format_run_duration,
+    format_time,
+    require_capacity_time,
+    with_deadlines,
+)
+from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
+from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
+from trainyard.operations.worker_groups import WorkerGroups
 
-END_BY_HAND = (
-    "the lease or the controller ends them; to do it now: aws autoscaling terminate-instance-in-auto-scaling-group "
-    "--should-decrement-desired-capacity --instance-id ID"
+TERMINATE_BY_HAND = (
+    "the lease or the controller terminates them later; to do it now: aws autoscaling "
+    "terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity --instance-id ID"
 )
 
 
 class Launch:
-    """One launch: `go` decides what it is, a run of its own or the growth of the one on the cluster."""
+    """One launch of the stack's manifest: `start` creates a new run or adds nodes to the current one."""
 
-    def __init__(self, cluster: Cluster, show: Display) -> None:
-        self.cluster, self.show = cluster, show
+    def __init__(self, cluster: Cluster, display: Display) -> None:
+        self.cluster, self.display = cluster, display
         self.manifest: Manifest = cluster.manifest
-        self.workers = Workers(self.manifest)
+        self.workers = WorkerGroups(self.manifest)
         self.phases: dict[str, float] = {}
-        self.deadline = Deadline(self.manifest.limits.bring_up_minutes)
-        self.record = new_record(self.manifest, time.time())
+        self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+        self.record = create_run_record(self.manifest, time.time())
 
-    def go(self, update: bool = False) -> LaunchResult:
-        """Start the manifest's job, or give more nodes to the run on the cluster that only lacks these.
+    def start(self, update: bool = False) -> LaunchResult:
+        """Start the manifest's job, or add nodes to the current run when it only has fewer nodes than the manifest.
 
-        With `update`, bring the cluster in line with a manifest that has changed: nothing is launched where its run is
-        that already, and a run of another manifest is stopped first.
-        Raises LaunchError, or InputError for what the user can mend; then nothing that it added runs.
+        With `update`, apply a changed manifest: nothing is launched when the current run matches it, and a run of
+        another manifest is stopped first. Raises LaunchError, or InputError for a user error; then no node that was
+        added still runs.
         """
         current = self.cluster.current_run()
         if current is None:
-            require_time(self.manifest, time.time())
-            return self._alone()
-        control, alive = self.cluster.control(current.run), self._alive(current)
-        if control is not None and control.started and current.manifest == self.record.manifest:
-            lacking = self._lacking(control)
-            if alive and any(lacking.values()) and min(lacking.values()) >= 0:
-                require_time(self.manifest, time.time())
-                # A growth that was killed may have asked for more than it got.
-                base = self._retimed(current).model_copy(update={"nodes": len(control.nodes)})
-                return self._more_nodes(base, control, lacking)
-            if update and (not any(lacking.values()) if alive else current.nodes == self.record.nodes):
-                current = self._retimed(current) if alive else current
-                self.show.line("run", f"{current.run} is what the manifest says: nothing to launch")
+            require_capacity_time(self.manifest, time.time())
+            return self._launch_new_run()
+        control, active = self.cluster.control(current.run), self._is_active(current)
+        same_manifest = current.manifest_digest == self.record.manifest_digest
+        if control is not None and control.started and same_manifest:
+            missing = self._missing_nodes(control)
+            if active and any(missing.values()) and min(missing.values()) >= 0:
+                require_capacity_time(self.manifest, time.time())
+                # A growth that was killed may have recorded more nodes than it started.
+                base = self._update_deadlines(current).model_copy(update={"nodes": len(control.nodes)})
+                return self._grow_run(base, control, missing)
+            if update and (not any(missing.values()) if active else current.nodes == self.record.nodes):
+                current = self._update_deadlines(current) if active else current
+                self.display.line("run", f"{current.run} matches the manifest: nothing to launch")
                 return self._result(current.run, self.workers.members())
-        require_time(self.manifest, time.time())  # before a run makes way for one that can't be
-        if alive and not update:
+        require_capacity_time(self.manifest, time.time())  # before the current run is stopped
+        if active and not update:
             raise LaunchError(
-                f"run {current.run} is still on the cluster; wait for it, or end it: trainyard stop --stack "
+                f"run {current.run} is active on the cluster; wait for its end, or stop it: trainyard stop --stack "
                 f"{self.cluster.stack}"
             )
-        if alive:
-            self.show.line("run", f"{current.run} makes way for another launch")
-            runs.stop(self.cluster)
-            self.deadline = Deadline(self.manifest.limits.bring_up_minutes)
-            self.record = new_record(self.manifest, time.time())
-        self.deadline.wait("the end of the earlier run's nodes", lambda: not self.workers.members())
-        return self._alone()
+        if active:
+            self.display.line("run", f"stopping {current.run}, because the manifest has changed")
+            runs.stop_run(self.cluster)
+            self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+            self.record = create_run_record(self.manifest, time.time())
+        self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
+        return self._launch_new_run()
 
-    def _alone(self) -> LaunchResult:
-        return self._taking_back(self._start, self._close)
+    def _launch_new_run(self) -> LaunchResult:
+        return self._with_rollback(self._start_run, self._record_failure)
 
-    def _more_nodes(self, current: RunRecord, control: Control, lacking: Mapping[str, int]) -> LaunchResult:
-        return self._taking_back(lambda: self._grow(current, control, lacking), lambda reason: self._stay(current))
+    def _grow_run(self, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
+        return self._with_rollback(
+            lambda: self._add_nodes_to_run(current, control, missing), lambda reason: self._restore_record(current)
+        )
 
-    def _lacking(self, control: Control) -> dict[str, int]:
-        """Group -> nodes that the manifest wants there beyond those of the attempt; below 0 where it wants fewer.
+    def _missing_nodes(self, control: Control) -> dict[str, int]:
+        """Return group -> nodes in the manifest minus nodes of the attempt.
 
-        A node that was lost is in no group any more: it counts where nodes lack.
+        A lost node is in no group any more: it is counted in a group that misses nodes.
         """
-        held = {name: set(members) & set(control.nodes) for name, members in self.workers.members_by_group().items()}
-        lost = len(control.nodes) - sum(map(len, held.values()))
-        found = {}
+        members = {name: set(nodes) & set(control.nodes) for name, nodes in self.workers.members_by_group().items()}
+        lost = len(control.nodes) - sum(map(len, members.values()))
+        missing = {}
         for group in self.manifest.groups:
-            lack = group.nodes - len(held.get(group.name, ()))
-            found[group.name] = lack - min(max(lack, 0), lost)
-            lost -= min(max(lack, 0), lost)
-        found[group.name] -= lost
-        return found
+            difference = group.nodes - len(members.get(group.name, ()))
+            missing[group.name] = difference - min(max(difference, 0), lost)
+            lost -= min(max(difference, 0), lost)
+        missing[group.name] -= lost
+        return missing
 
-    def _alive(self, run: RunRecord) -> bool:
-        # A launch that still waits for capacity has a run and no nodes yet.
-        young = time.time() < run.created + run.limits.bring_up_minutes * 60
-        return self.cluster.outcome(run.run) is None and (young or bool(self.workers.members()))
+    def _is_active(self, run: RunRecord) -> bool:
+        # A launch that waits for capacity has a run and no nodes.
+        is_starting = time.time() < run.created + run.limits.startup_timeout_minutes * 60
+        return self.cluster.outcome(run.run) is None and (is_starting or bool(self.workers.members()))
 
-    def _retimed(self, run: RunRecord) -> RunRecord:
-        """A live run with the manifest's deadlines, which the controller then holds."""
-        changed = retimed(run, self.manifest)
+    def _update_deadlines(self, run: RunRecord) -> RunRecord:
+        """Give an active run the manifest's deadlines; the controller then applies them."""
+        changed = with_deadlines(run, self.manifest)
         if changed != run:
-            self._write(changed)
-            self.show.line("run", f"{run.run} has new deadlines: it ends {minutes_of(changed)} after its launch")
-            self._say_cut(changed)
+            self._write_record(changed)
+            text = f"{run.run} has new deadlines: it ends {format_run_duration(changed)} after its launch"
+            self.display.line("run", text)
+            self._report_capacity_limit(changed)
         return changed
 
-    def _say_cut(self, run: RunRecord) -> None:
-        if run.cut_short:
+    def _report_capacity_limit(self, run: RunRecord) -> None:
+        if run.limited_by_capacity:
             limit = f"{run.limits.time_limit_minutes:g} (job.time_limit_minutes)"
-            text = f"its capacity ends at {moment(run.deadline)}: {minutes_of(run)} after the launch, not {limit}"
-            self.show.line("time limit", text)
+            duration = f"{format_run_duration(run)} after the launch, not {limit}"
+            self.display.line("time limit", f"the capacity ends at {format_time(run.deadline)}: {duration}")
 
-    def _taking_back(self, way: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
-        """Go the way; whatever breaks on it, `undo` is told why, and what was added goes."""
-        with interruptible():
+    def _with_rollback(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
+        """Run the operation; when it fails, call `undo` with the reason and terminate the nodes that were added."""
+        with sigterm_as_interrupt():
             try:
-                return way()
+                return operation()
             except BaseException as error:
                 reason = str(error) or type(error).__name__
-                stuck: list[str] = []
-                with undisturbed():
+                not_terminated: list[str] = []
+                with ignore_signals():
                     try:
                         undo(reason)
                     finally:
-                        stuck = self.workers.take_back(self.show)
-                if stuck:
-                    reason += f". AWS would not end {', '.join(stuck)}, so they still run: {END_BY_HAND}"
+                        not_terminated = self.workers.rollback(self.display)
+                if not_terminated:
+                    reason += f". AWS did not terminate {', '.join(not_terminated)}: {TERMINATE_BY_HAND}"
                     raise LaunchError(reason) from None
                 raise
 
-    def _start(self) -> LaunchResult:
-        """A run of its own."""
+    def _start_run(self) -> LaunchResult:
+        """Start a new run."""
         with self._phase("dataset"):
-            dataset.ensure(self.cluster, self.show)
+            ensure_dataset(self.cluster, self.display)
         with self._phase("head"):
-            wait_for_head(self.cluster, self.show, self.deadline)
+            wait_for_head(self.cluster, self.display, self.deadline)
         with self._phase("workers"):
-            self._open_run()
-            nodes = Nodes(self.cluster, self.show, self.deadline, self.record.run)
-            nodes.expect(added := self._add({group.name: group.nodes for group in self.manifest.groups}))
-        with self._phase("bring_up"):
-            nodes.wait_for_job(self.record.nodes)
-        self._say_started()
+            self._create_run()
+            startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run)
+            startup.expect(added := self._add_nodes({group.name: group.nodes for group in self.manifest.groups}))
+        with self._phase("startup"):
+            startup.wait_for_job(self.record.nodes)
+        self._report_job_started()
         control = self.cluster.control(self.record.run)
-        # Not those that were added, where one of them was found unhealthy and replaced.
+        # Not the nodes that were added: one of them may have been unhealthy and replaced.
         return self._result(self.record.run, list(control.nodes) if control else added)
 
-    def _grow(self, current: RunRecord, control: Control, lacking: Mapping[str, int]) -> LaunchResult:
-        """More nodes for a run that goes on meanwhile: they are ready before it is interrupted for them."""
+    def _add_nodes_to_run(self, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
+        """Add nodes to an active run; they are ready before its current attempt is interrupted."""
         members = self.workers.members()
-        if absent := sorted(set(control.nodes) - set(members)):
+        if lost := sorted(set(control.nodes) - set(members)):
             raise LaunchError(
-                f"run {current.run} has lost {', '.join(absent)} and waits for others: it can't be given more now; try "
-                f"again when it runs, or end it: trainyard stop --stack {self.cluster.stack}"
+                f"run {current.run} has lost {', '.join(lost)} and waits for replacements, so that no nodes can be "
+                f"added; launch again when it runs, or stop it: trainyard stop --stack {self.cluster.stack}"
             )
         with self._phase("workers"):
-            self.show.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
-            self._end_spares(control, members)
+            self.display.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
+            self._terminate_leftover_nodes(control, members)
             self.workers.put_lease(current.lease_end(time.time()))
-            nodes = Nodes(self.cluster, self.show, self.deadline, current.run)
-            nodes.expect(self._add(lacking))
-        with self._phase("bring_up"):
-            nodes.wait_for_agents()
-            self._write(current.model_copy(update={"nodes": self.record.nodes}))
-            nodes.wait_for_job(self.record.nodes, after=control.attempt)
-        self._say_started()
+            startup = NodeStartup(self.cluster, self.display, self.deadline, current.run)
+            startup.expect(self._add_nodes(missing))
+        with self._phase("startup"):
+            startup.wait_for_agents()
+            self._write_record(current.model_copy(update={"nodes": self.record.nodes}))
+            startup.wait_for_job(self.record.nodes, after=control.attempt)
+        self._report_job_started()
         return self._result(current.run, self.workers.members())
 
-    def _end_spares(self, control: Control, members: list[str]) -> None:
-        """Nodes that an earlier launch left, which was killed: nobody knows how far they came."""
-        spares = sorted(set(members) - set(control.nodes))
-        for name in spares:
-            self.workers.end(name, self.show)
-        if spares:
-            self.show.line("nodes", f"ended, as an earlier launch left them: {', '.join(spares)}")
-            self.deadline.wait("their end", lambda: not set(spares) & set(self.workers.members()))
+    def _terminate_leftover_nodes(self, control: Control, members: list[str]) -> None:
+        """Terminate nodes that an earlier launch added before it was killed: their state is unknown."""
+        leftover = sorted(set(members) - set(control.nodes))
+        for name in leftover:
+            self.workers.terminate(name, self.display)
+        if leftover:
+            self.display.line("nodes", f"terminated nodes of an earlier launch that was killed: {', '.join(leftover)}")
+            self.deadline.wait_until(
+                f"the termination of {', '.join(leftover)}", lambda: not set(leftover) & set(self.workers.members())
+            )
 
-    def _stay(self, current: RunRecord) -> None:
-        """After a growth that failed: the run is what it was."""
+    def _restore_record(self, current: RunRecord) -> None:
+        """Restore the record of the run after a growth that failed."""
         if self.cluster.current_run() != current:
-            self._write(current)
+            self._write_record(current)
         if self.cluster.outcome(current.run) is None:
-            self.show.line("run", f"{current.run} goes on with its {current.nodes} nodes")
+            self.display.line("run", f"{current.run} continues with its {current.nodes} nodes")
 
-    def _close(self, reason: str) -> None:
-        """After a start that failed: its run is over."""
+    def _record_failure(self, reason: str) -> None:
+        """Write the outcome of a run whose start failed."""
         layout = RunLayout(self.record.run)
         if self.cluster.data.find(layout.record) is not None and self.cluster.outcome(self.record.run) is None:
-            outcome = Outcome(state="failed", reason=f"launch: {reason}", attempts=0, ended=time.time())
+            outcome = Outcome(state="failed", reason=f"launch: {reason}", attempts=0, ended_at=time.time())
             self.cluster.data.write(layout.outcome, outcome.model_dump_json().encode())
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
+        start_time = time.monotonic()
         yield
-        self.phases[name] = round(time.monotonic() - began, 3)
+        self.phases[name] = round(time.monotonic() - start_time, 3)
 
-    def _write(self, record: RunRecord) -> None:
+    def _write_record(self, record: RunRecord) -> None:
         content = record.model_dump_json().encode()
         self.cluster.data.write(RunLayout(record.run).record, content)
         assert self.cluster.staging is not None
         self.cluster.staging.write(CURRENT_RUN, content)
 
-    def _open_run(self) -> None:
-        """From here on the run exists: its record, and the lease that ends it whoever dies."""
-        self._write(self.record)
+    def _create_run(self) -> None:
+        """Write the run's record and put the lease on the worker groups."""
+        self._write_record(self.record)
         self.workers.put_lease(self.record.lease_end(time.time()))
-        self.show.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
-        self._say_cut(self.record)
+        self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
+        self._report_capacity_limit(self.record)
 
-    def _add(self, wanted: Mapping[str, int]) -> list[str]:
-        """`wanted`: group -> nodes."""
-        what = [f"{wanted[group.name]} x {group.instance_type}" for group in self.manifest.groups if wanted[group.name]]
-        self.show.detail("nodes", f"launching {', '.join(what)}")
-        added = self.workers.add(wanted, self.record.run, self.show)
-        self.show.line("nodes", f"{len(added)} of {sum(wanted.values())} launched: {', '.join(added)}")
+    def _add_nodes(self, counts: Mapping[str, int]) -> list[str]:
+        """Launch nodes; `counts` maps a group's name to the number of nodes to add."""
+        requests = [
+            f"{counts[group.name]} x {group.instance_type}" for group in self.manifest.groups if counts[group.name]
+        ]
+        self.display.detail("nodes", f"launching {', '.join(requests)}")
+        added = self.workers.add_nodes(counts, self.record.run, self.display)
+        self.display.line("nodes", f"{len(added)} of {sum(counts.values())} launched: {', '.join(added)}")
         return added
 
-    def _say_started(self) -> None:
-        nodes, each = self.record.nodes, self.record.processes_per_node
-        self.show.line("job", f"started: {nodes * each} processes on {nodes} nodes")
+    def _report_job_started(self) -> None:
+        processes = self.record.nodes * self.record.processes_per_node
+        self.display.line("job", f"started: {processes} processes on {self.record.nodes} nodes")
 
     def _result(self, run: str, nodes: list[str]) -> LaunchResult:
         return LaunchResult(

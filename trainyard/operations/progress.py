@@ -1,4 +1,4 @@
-"""How a launch shows itself: rich progress on a terminal, plain lines elsewhere. All on stderr, short, not repeated."""
+"""Progress display on stderr: one row per subject on a terminal, plain lines elsewhere. stdout is for results."""
 
 import sys
 import time
@@ -10,29 +10,32 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 
 class Display(Protocol):
-    """Where the launch says what it does."""
+    """Receives the progress of an operation. A subject is a phase or a node."""
 
     def line(self, subject: str, text: str) -> None:
-        """Something happened to a phase or a node."""
+        """Display an event of a subject."""
 
     def detail(self, subject: str, text: str) -> None:
-        """What it is at just now: shown where a line can be overwritten."""
+        """Display the current activity of a subject, where a row can be overwritten."""
 
 
-class Lines:
-    """Plain lines with the seconds since the start."""
+class PlainDisplay:
+    """Prints one line per event, with the seconds since the start; omits repeated lines and details."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._last: dict[str, str] = {}
+        self._start_time = time.monotonic()
+        self._last_texts: dict[str, str] = {}
 
     def line(self, subject: str, text: str) -> None:
-        if self._last.get(subject) != text:
-            self._last[subject] = text
-            print(f"{time.monotonic() - self._began:6.1f} s  {subject:<20} {text}", file=sys.stderr, flush=True)
+        """Print the event, unless it repeats the subject's last event."""
+        if self._last_texts.get(subject) != text:
+            self._last_texts[subject] = text
+            seconds = time.monotonic() - self._start_time
+            sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
+            sys.stderr.flush()
 
     def detail(self, subject: str, text: str) -> None:
-        """Nothing: a line that can't be overwritten is not worth it."""
+        """Omit the detail: printed lines cannot be overwritten."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,25 +43,25 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
 
-class Live:
-    """One row a subject, with its latest text and how long it has taken."""
+class LiveDisplay:
+    """Displays one row per subject, with its latest text and elapsed time."""
 
     def __init__(self) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._rows: dict[str, TaskID] = {}
 
-    def _show(self, subject: str, text: str) -> None:
+    def _update_row(self, subject: str, text: str) -> None:
         description = f"{subject:<20} {text}"
         if subject in self._rows:
             self._progress.update(self._rows[subject], description=description)
         else:
             self._rows[subject] = self._progress.add_task(description, total=None)
 
-    line = detail = _show
+    line = detail = _update_row
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -70,5 +73,6 @@ class Live:
         self._progress.stop()
 
 
-def display() -> Lines | Live:
-    return Live() if sys.stderr.isatty() else Lines()
+def create_display() -> PlainDisplay | LiveDisplay:
+    """Return a live display when stderr is a terminal, else a plain one."""
+    return LiveDisplay() if sys.stderr.isatty() else PlainDisplay()

@@ -1,27 +1,27 @@
-"""A run's record: minted by its launch, given new deadlines by a later one, refused where its capacity ends first."""
+"""A run's record: created by its launch, given new deadlines by a later launch."""
 
 import secrets
 from datetime import UTC, datetime
 
-from trainyard.base import InputError, Problem
+from trainyard.errors import InputError, Problem
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import RunRecord, deadline_of
+from trainyard.models.run import RunRecord, compute_run_deadline
 
 
-def mint_run(job: str, now: float) -> str:
-    """A run id that sorts by time: `20261121-183012-<job>-4f1a`."""
+def create_run_id(job: str, now: float) -> str:
+    """Return a new run id, which sorts by time: `20261121-183012-<job>-4f1a`. `now`: Unix time in seconds."""
     return f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{job}-{secrets.token_hex(2)}"
 
 
-def new_record(manifest: Manifest, now: float) -> RunRecord:
-    """A run of this manifest, launched now."""
+def create_run_record(manifest: Manifest, now: float) -> RunRecord:
+    """Return the record of a new run of this manifest, launched at `now` (Unix time, seconds)."""
     processes = {group.processes_per_node for group in manifest.groups}
     assert len(processes) == 1, "torchrun starts the same number of processes on each node"
     return RunRecord(
-        run=mint_run(manifest.job.name, now),
+        run=create_run_id(manifest.job.name, now),
         created=now,
-        deadline=deadline_of(now, manifest.limits, manifest.ends),
-        manifest=manifest.digest(),
+        deadline=compute_run_deadline(now, manifest.limits, manifest.capacity_end_time),
+        manifest_digest=manifest.digest(),
         nodes=manifest.nodes,
         processes_per_node=processes.pop(),
         job=manifest.job,
@@ -29,38 +29,41 @@ def new_record(manifest: Manifest, now: float) -> RunRecord:
     )
 
 
-def retimed(run: RunRecord, manifest: Manifest) -> RunRecord:
-    """A live run with the manifest's deadlines."""
-    deadline = deadline_of(run.created, manifest.limits, manifest.ends)
+def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
+    """Return the record of an active run with the deadlines of the manifest."""
+    deadline = compute_run_deadline(run.created, manifest.limits, manifest.capacity_end_time)
     return run.model_copy(update={"limits": manifest.limits, "deadline": deadline})
 
 
-def minutes_of(run: RunRecord) -> str:
-    """How long the run may take from its launch on."""
+def format_run_duration(run: RunRecord) -> str:
+    """Return the time from the run's launch to its deadline, in minutes."""
     return f"{round((run.deadline - run.created) / 60, 1):g} minutes"
 
 
-def require_time(manifest: Manifest, now: float) -> None:
-    """Raises InputError for each group whose capacity AWS takes away before a bring-up that begins now is over."""
-    minutes = manifest.limits.bring_up_minutes
+def require_capacity_time(manifest: Manifest, now: float) -> None:
+    """Raise InputError for each group whose capacity ends before a launch that starts at `now` can complete."""
+    minutes = manifest.limits.startup_timeout_minutes
     problems = []
     for group in manifest.groups:
-        if group.ends is None or group.ends >= now + minutes * 60:
+        end_time = group.capacity_end_time
+        if end_time is None or end_time >= now + minutes * 60:
             continue
-        left = (group.ends - now) / 60
-        when = f"that is in {left:.0f} minutes" if left > 0 else "that is over"
+        remaining_minutes = (end_time - now) / 60
+        when = f"that is in {remaining_minutes:.0f} minutes" if remaining_minutes > 0 else "that is in the past"
         problems.append(
             Problem(
                 key=f"end of the capacity of group {group.name}",
-                value=moment(group.ends),
-                why=f"{when}, and a launch may take {minutes:g} (launch.bring_up_minutes)",
-                fix="Name a reservation or Capacity Block that lasts longer, or a shorter launch.bring_up_minutes",
+                value=format_time(end_time),
+                reason=f"{when}, and a launch may take {minutes:g} minutes (launch.startup_timeout_minutes)",
+                fix="Name a reservation or Capacity Block that ends later, or set a shorter "
+                "launch.startup_timeout_minutes",
+                code="capacity_ends_during_startup",
             )
         )
     if problems:
         raise InputError(problems)
 
 
-def moment(when: float) -> str:
-    """A Unix time as people read it."""
-    return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def format_time(unix_time: float) -> str:
+    """Format a Unix time for people, in UTC."""
+    return f"{datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""What an operator asks of a run: what its ranks wrote, its results, its end."""
+"""Operations on a run: read its logs, download its results, stop it."""
 
 import re
 import time
@@ -7,84 +7,82 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainyard.base import Contract, InputError, Problem
+from trainyard.base import StrictModel
+from trainyard.errors import InputError, Problem
 from trainyard.models import layout
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.models.streams import Cursor, metric_lines
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.worker_groups import Workers
+from trainyard.operations.worker_groups import WorkerGroups
 
 POLL_SECONDS = 1.0
-STOP_SECONDS = 15 * 60
+STOP_TIMEOUT_SECONDS = 15 * 60
 METRICS = "metrics.jsonl"
 
 
-class FetchedResults(Contract):
+class DownloadedResults(StrictModel):
     """`trainyard results --json`."""
 
     run: str = Field(description="Run id.")
-    results_uri: str = Field(description="Where the results lie.")
-    folder: str = Field(description="Where they were put.")
-    files: tuple[str, ...] = Field(description="Files, relative to the folder.")
-    checkpoints: tuple[str, ...] = Field(description="URIs of the complete checkpoints, oldest first.")
+    results_uri: str = Field(description="S3 URI of the results.")
+    folder: str = Field(description="Local folder of the downloaded files.")
+    files: tuple[str, ...] = Field(description="Downloaded files, relative to the folder.")
+    checkpoints: tuple[str, ...] = Field(description="S3 URIs of the complete checkpoints, oldest first.")
 
 
-def find_run(cluster: Cluster, run: str | None) -> RunRecord:
-    """The run named, or the newest. Raises InputError where there is none."""
+def read_run_record(cluster: Cluster, run: str | None) -> RunRecord:
+    """Return the record of a run, the newest when `run` is None. Raises InputError when it does not exist."""
+    record = cluster.newest_run() if run is None else cluster.record(run)
+    if record is not None:
+        return record
     if run is None:
-        newest = cluster.newest_run()
-        if newest is not None:
-            return newest
-        why, fix = "the stack has had no run", f"pulumi up -s {cluster.stack}"
+        reason, fix = "the stack has no runs", f"Launch one: pulumi up -s {cluster.stack}"
     else:
-        found = cluster.record(run)
-        if found is not None:
-            return found
-        why, fix = f"no such run in s3://{cluster.data.name}", "Name one of runs/, or none for the newest"
-    raise InputError([Problem(key="--run", value=run, why=why, fix=fix)])
+        reason = f"s3://{cluster.data.name} has no such run"
+        fix = "Use the name of a folder in runs/, or omit --run for the newest run"
+    raise InputError([Problem(key="--run", value=run, reason=reason, fix=fix)])
 
 
-def logs(cluster: Cluster, run: str | None, source: str, follow: bool = False) -> Iterator[tuple[str, str]]:
-    """(writer, line) of the logs of every node whose source matches the regular expression `source`.
+def read_logs(cluster: Cluster, run: str | None, source: str, follow: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield (writer, line) of the logs of all nodes, for writers that match the regular expression `source`.
 
-    `follow`: go on with what comes, until the run is over.
+    `follow`: continue with new lines until the run ends.
     """
     try:
-        wanted = re.compile(source)
+        pattern = re.compile(source)
     except re.error as error:
-        why = f"not a regular expression: {error}"
-        raise InputError(
-            [Problem(key="--source", value=source, why=why, fix="Write one such as rank0-stderr")]
-        ) from None
-    record = find_run(cluster, run)
+        reason = f"not a regular expression: {error}"
+        fix = "Use an expression such as rank0-stderr"
+        raise InputError([Problem(key="--source", value=source, reason=reason, fix=fix)]) from None
+    record = read_run_record(cluster, run)
     prefix = RunLayout(record.run).logs
-    cursor, over = Cursor(cluster.data, prefix), False
+    cursor, has_ended = Cursor(cluster.data, prefix), False
     while True:
         for key, line in cursor.lines():
             writer = key.removeprefix(prefix).rsplit("-", 1)[0]
-            if wanted.search(writer):
+            if pattern.search(writer):
                 yield writer, line.decode(errors="replace")
-        if over or not follow:
+        if has_ended or not follow:
             return
-        over = cluster.outcome(record.run) is not None  # then one more look: its last lines may have come meanwhile
-        if not over:
+        has_ended = cluster.outcome(record.run) is not None  # then poll once more for the last lines
+        if not has_ended:
             time.sleep(POLL_SECONDS)
 
 
 def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
-    """URIs of a run's checkpoints that bear the commit mark, oldest first."""
+    """Return the S3 URIs of a run's checkpoints that have the commit mark, oldest first."""
     prefix = RunLayout(run).checkpoints
     names = layout.complete_checkpoints(cluster.data.keys(prefix), prefix)
     return tuple(f"s3://{cluster.data.name}/{prefix}{name}/" for name in names)
 
 
-def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
-    """Bring a run's results home, below `folder`; its metric lines, where it left any, as metrics.jsonl."""
+def download_results(cluster: Cluster, run: str | None, folder: Path) -> DownloadedResults:
+    """Download a run's results into `folder`, and its metrics, when it has any, as metrics.jsonl."""
     if folder.exists() and not folder.is_dir():
-        why, fix = "it is there and is no folder", "Name a folder"
-        raise InputError([Problem(key="--to", value=str(folder), why=why, fix=fix)])
-    record = find_run(cluster, run)
+        reason, fix = "it exists and is not a folder", "Name a folder"
+        raise InputError([Problem(key="--to", value=str(folder), reason=reason, fix=fix)])
+    record = read_run_record(cluster, run)
     prefix = RunLayout(record.run).results
     files = []
     for key in cluster.data.keys(prefix):
@@ -92,10 +90,10 @@ def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
         cluster.data.download(key, folder / name)
         files.append(name)
     if metrics := metric_lines(cluster.data, record.run):
-        folder.mkdir(parents=True, exist_ok=True)  # a run that goes on has metrics, and no results yet
+        folder.mkdir(parents=True, exist_ok=True)  # an active run has metrics and no results
         (folder / METRICS).write_text("".join(f"{line.model_dump_json()}\n" for line in metrics))
         files.append(METRICS)
-    return FetchedResults(
+    return DownloadedResults(
         run=record.run,
         results_uri=f"s3://{cluster.data.name}/{prefix}",
         folder=str(folder),
@@ -104,24 +102,28 @@ def results(cluster: Cluster, run: str | None, folder: Path) -> FetchedResults:
     )
 
 
-def stop(cluster: Cluster) -> list[str]:
-    """End the cluster's run and its nodes; returns the nodes that ran. Nothing to do is fine: destroy may come twice.
+def stop_run(cluster: Cluster) -> list[str]:
+    """Stop the current run and terminate all workers; return the nodes that ran.
 
-    Raises TimeoutError when nodes are still there after a quarter of an hour.
+    Does nothing when the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when
+    nodes still exist after STOP_TIMEOUT_SECONDS.
     """
-    if not cluster.is_up:
+    if not cluster.is_deployed:
         return []
     run = cluster.current_run()
     if run is not None and cluster.outcome(run.run) is None:
         attempts = control.attempt if (control := cluster.control(run.run)) else 0
-        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended=time.time())
+        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    workers = Workers(cluster.manifest)
-    ended: list[str] = []
-    deadline = time.monotonic() + STOP_SECONDS
-    while members := workers.empty():
-        ended = ended or members
+    workers = WorkerGroups(cluster.manifest)
+    terminated: list[str] = []
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while members := workers.scale_to_zero():
+        terminated = terminated or members
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nodes {', '.join(members)} are still in the group after {STOP_SECONDS // 60} minutes")
+            raise TimeoutError(
+                f"nodes {', '.join(members)} still exist after {STOP_TIMEOUT_SECONDS // 60} minutes: run trainyard "
+                f"stop --stack {cluster.stack} again, or terminate them in the AWS console"
+            )
         time.sleep(POLL_SECONDS)
-    return ended
+    return terminated

@@ -1,4 +1,4 @@
-"""Signals during a launch: one ends it by taking back what it added, and nothing cuts that."""
+"""Signal handling while a launch or bake holds resources: a signal leads to a rollback, which no signal interrupts."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,25 +8,25 @@ from types import FrameType
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
-def undisturbed() -> AbstractContextManager[None]:
-    """What was added must go: a second signal does not cut that."""
-    return _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)
+def ignore_signals() -> AbstractContextManager[None]:
+    """Ignore SIGINT and SIGTERM, so that a second signal does not interrupt a rollback."""
+    return _handle_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)
 
 
-def interruptible() -> AbstractContextManager[None]:
-    """SIGTERM ends the launch as Ctrl-C does: by taking back what it added."""
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
+    """Raise KeyboardInterrupt on SIGTERM, so that it leads to the same rollback as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"signal {number}")
 
-    return _handled(interrupt, signal.SIGTERM)
+    return _handle_signals(interrupt, signal.SIGTERM)
 
 
 @contextmanager
-def _handled(handler: Handler, *numbers: int) -> Iterator[None]:
-    earlier = [(number, signal.signal(number, handler)) for number in numbers]
+def _handle_signals(handler: Handler, *numbers: int) -> Iterator[None]:
+    previous = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        for number, before in earlier:
-            signal.signal(number, before)
+        for number, previous_handler in previous:
+            signal.signal(number, previous_handler)

@@ -1,4 +1,4 @@
-"""A stack's file as an operator's command writes to it: one value, everything else stays to the last comment."""
+"""Write one value into a stack's file and keep everything else, including comments."""
 
 import json
 from pathlib import Path
@@ -6,20 +6,21 @@ from typing import Any
 
 import yaml
 
-from trainyard.base import CONFIG_KEY, InputError, Problem
+from trainyard.config import CONFIG_KEY
+from trainyard.errors import InputError, Problem
 
-ROOT = Path(__file__).parents[2]
+PROJECT_ROOT = Path(__file__).parents[2]
 KEY = "image"
-_AFTER = "instance_type"  # a stack can't be without it
+_PREVIOUS_KEY = "instance_type"  # every stack has this key; a new image line follows it
 
 
-def path_of(stack: str) -> Path:
-    """Where Pulumi keeps it (stackConfigDir in Pulumi.yaml)."""
-    return ROOT / "stacks" / f"Pulumi.{stack}.yaml"
+def stack_file_path(stack: str) -> Path:
+    """Return the path of a stack's file (stackConfigDir in Pulumi.yaml)."""
+    return PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
 
 
 class StackFile:
-    """One stack's file. Raises InputError for one that can't be written to: before anything is paid for."""
+    """The file of one stack. Raises InputError when it cannot be written, before anything is paid for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,72 +30,72 @@ class StackFile:
                 pass
         except (OSError, ValueError, yaml.YAMLError) as error:
             fix = "Name the file of the stack with --file"
-            raise InputError([Problem(key="--file", value=str(path), why=str(error), fix=fix)]) from None
+            raise InputError([Problem(key="--file", value=str(path), reason=str(error), fix=fix)]) from None
 
     @property
     def image(self) -> str | None:
-        """What it names now."""
-        found = _plain(self.path.read_text())["config"][CONFIG_KEY].get(KEY)
-        return None if found is None else str(found)
+        """The image in the file; None when it names none."""
+        image = _load_plain(self.path.read_text())["config"][CONFIG_KEY].get(KEY)
+        return None if image is None else str(image)
 
     def write_image(self, image: str) -> bool:
-        """Name this image; whether that was a change. The file is whole at every moment."""
+        """Write the image into the file atomically; return whether the file changed."""
         before = self.path.read_text()
         after = with_image(before, image)
         if after == before:
             return False
-        work = self.path.with_name(f".{self.path.name}.partial")
-        work.write_text(after)
-        work.chmod(self.path.stat().st_mode)
-        work.replace(self.path)
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text(after)
+        partial.chmod(self.path.stat().st_mode)
+        partial.replace(self.path)
         return True
 
 
 def with_image(text: str, image: str) -> str:
-    """The text of a stack's file with another image: the value in its place, or a new line after the instance type.
+    """Return the text of a stack file with another image: the value is replaced, or a line added after instance_type.
 
-    Raises ValueError where that can't be done, and yaml's own error for what is no YAML.
+    Raises ValueError when this would change another setting, and YAMLError when the text is not YAML.
     """
-    place = _place(text)
-    value = next((value for key, value in place.value if key.value == KEY), None)
+    settings = _settings_node(text)
+    value = next((value for key, value in settings.value if key.value == KEY), None)
     if value is not None:
-        start, end, new = value.start_mark.index, value.end_mark.index, image
+        start, end, inserted = value.start_mark.index, value.end_mark.index, image
     else:
-        pairs = {key.value: (key, value) for key, value in place.value}
-        if _AFTER not in pairs:
-            raise ValueError(f"{CONFIG_KEY} has no {_AFTER} in it")
-        key, last = pairs[_AFTER]
-        if place.flow_style:
+        pairs = {key.value: (key, value) for key, value in settings.value}
+        if _PREVIOUS_KEY not in pairs:
+            raise ValueError(f"{CONFIG_KEY} has no key {_PREVIOUS_KEY}")
+        key, previous_value = pairs[_PREVIOUS_KEY]
+        if settings.flow_style:
             start = end = key.start_mark.index
-            new = f"{KEY}: {image}, "
+            inserted = f"{KEY}: {image}, "
         else:
-            start = end = _end_of_line(text, last.end_mark.index)
-            new = f"\n{' ' * key.start_mark.column}{KEY}: {image}"
-    changed = text[:start] + new + text[end:]
-    wanted = _plain(text)
-    wanted["config"][CONFIG_KEY][KEY] = image
-    if _plain(changed) != wanted:
-        raise ValueError(f"{KEY} can't be written there without changing something else: write it by hand")
+            start = end = _end_of_line(text, previous_value.end_mark.index)
+            inserted = f"\n{' ' * key.start_mark.column}{KEY}: {image}"
+    changed = text[:start] + inserted + text[end:]
+    expected = _load_plain(text)
+    expected["config"][CONFIG_KEY][KEY] = image
+    if _load_plain(changed) != expected:
+        raise ValueError(f"{KEY} cannot be written without changing another setting: write it by hand")
     return changed
 
 
 def _end_of_line(text: str, index: int) -> int:
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found
+    newline = text.find("\n", index)
+    return len(text) if newline < 0 else newline
 
 
-def _place(text: str) -> yaml.MappingNode:
-    """The mapping in which all settings stand."""
-    found = yaml.compose(text, Loader=yaml.SafeLoader)
+def _settings_node(text: str) -> yaml.MappingNode:
+    """Return the YAML mapping that holds all settings of the cluster."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
     for name in ("config", CONFIG_KEY):
-        pairs = found.value if isinstance(found, yaml.MappingNode) else []
-        found = next((value for key, value in pairs if key.value == name), None)
-    mapping = found if isinstance(found, yaml.MappingNode) else None
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for key, value in pairs if key.value == name), None)
+    mapping = node if isinstance(node, yaml.MappingNode) else None
     if mapping is None:
-        raise ValueError(f"it has no mapping config.{CONFIG_KEY}")
+        raise ValueError(f"the file has no mapping config.{CONFIG_KEY}")
     return mapping
 
 
-def _plain(text: str) -> Any:
-    """The whole document, with a mapping of its own in each place that shares one by an alias."""
+def _load_plain(text: str) -> Any:
+    """Load the document and copy every mapping that YAML aliases share."""
     return json.loads(json.dumps(yaml.safe_load(text), default=str))

@@ -1,5 +1,4 @@
-"""From running instances to a running job, as the nodes' own events tell it: progress lines, and the first thing that
-makes waiting useless."""
+"""Startup of head and worker nodes: follow the events that nodes write to S3 until the job runs or a node fails."""
 
 import time
 from collections.abc import Callable
@@ -7,220 +6,231 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from trainyard.aws.s3 import client
+from trainyard.aws.ec2 import console_output
 from trainyard.models.events import (
     AgentEvent,
-    PlayEvent,
+    HealthCheckEvent,
+    HealthCheckResultEvent,
+    PlaybookEvent,
     ServiceEvent,
     TaskEvent,
-    VerdictEvent,
-    VerificationEvent,
 )
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_attempt
 from trainyard.models.run import Outcome
 from trainyard.models.streams import Cursor, node_events
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import BringUpError, DeadlineError
+from trainyard.operations.errors import DeadlineError, StartupError
 from trainyard.operations.progress import Display
 
 POLL_SECONDS = 1.0
-# A play that failed is started again by its unit: an index or a mirror may be away for a minute.
-OUTAGE_SECONDS = 90.0
-SILENT, SILENT_SECONDS, CONSOLE_LINES = "no sign yet", 15 * 60.0, 20
+# systemd restarts a failed node playbook, because a package index or mirror may be unavailable for a minute.
+PLAYBOOK_RETRY_SECONDS = 90.0
+NO_EVENTS = "no events received"
+NO_EVENTS_TIMEOUT_SECONDS = 15 * 60.0
+CONSOLE_LINES = 20
 
 
 class Deadline:
-    """The end of what begins now, after `minutes`, which the user gave as `key`."""
+    """A time limit of `minutes` from now. `key` is the setting or option that sets it, for messages."""
 
-    def __init__(self, minutes: float, key: str = "launch.bring_up_minutes") -> None:
-        self.minutes, self.key, self.at = minutes, key, time.time() + minutes * 60
+    def __init__(self, minutes: float, key: str = "launch.startup_timeout_minutes") -> None:
+        self.minutes, self.key = minutes, key
+        self.at = time.time() + minutes * 60  # Unix time
 
-    def wait(self, what: str, done: Callable[[], bool]) -> None:
-        """Poll until done. Raises DeadlineError with what was waited for when it is over."""
-        while not done():
+    def wait_until(self, event: str, has_happened: Callable[[], bool]) -> None:
+        """Poll until `has_happened` returns True. Raises DeadlineError, which names `event`, after the time limit."""
+        while not has_happened():
             if time.time() > self.at:
-                raise DeadlineError(f"{what} did not come within {self.minutes:g} minutes ({self.key})")
+                raise DeadlineError(f"timeout after {self.minutes:g} minutes ({self.key}) while waiting for {event}")
             time.sleep(POLL_SECONDS)
 
 
-class Plays:
-    """Which nodes' plays have failed. A unit starts a failed play again, so a failure is not the end at once."""
+class PlaybookFailures:
+    """Failures of node playbooks, by node and boot. One failure is not final: systemd restarts a failed playbook."""
 
     def __init__(self) -> None:
         self.boots: set[str] = set()
         self.message = ""
-        self._failing: dict[tuple[str, str], tuple[float, float]] = {}  # times of the first and the last failure
+        self._failure_times: dict[tuple[str, str], tuple[float, float]] = {}  # first and last failure
 
-    def hear(self, event: Any) -> None:
-        if not isinstance(event, PlayEvent):
+    def handle(self, event: Any) -> None:
+        """Record a node event; events of other kinds are ignored."""
+        if not isinstance(event, PlaybookEvent):
             return
         self.boots.add(event.boot)
         if event.status == "failed":
-            first, _ = self._failing.get((event.instance, event.boot), (event.time, 0.0))
-            self._failing[event.instance, event.boot] = first, event.time
+            first, _ = self._failure_times.get((event.instance, event.boot), (event.time, 0.0))
+            self._failure_times[event.instance, event.boot] = first, event.time
             self.message = event.message
         elif event.status == "ok":
-            self._failing.pop((event.instance, event.boot), None)
+            self._failure_times.pop((event.instance, event.boot), None)
 
-    def failed(self, instance: str, boot: str) -> bool:
-        """Whether the play of this boot fails again and again for longer than anything is away for a moment."""
-        first, last = self._failing.get((instance, boot), (0.0, 0.0))
-        return last - first >= OUTAGE_SECONDS
+    def is_final(self, instance: str, boot: str) -> bool:
+        """Return whether the playbook of this boot has failed repeatedly for PLAYBOOK_RETRY_SECONDS."""
+        first, last = self._failure_times.get((instance, boot), (0.0, 0.0))
+        return last - first >= PLAYBOOK_RETRY_SECONDS
 
 
-def wait_for_head(cluster: Cluster, show: Display, deadline: Deadline) -> None:
-    """Store and controller are up, in the newest boot of the head that the manifest names."""
+def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> None:
+    """Wait until rendezvous store and controller run in the newest boot of the head that the manifest names.
+
+    Raises StartupError when the head's playbook fails, DeadlineError after the time limit.
+    """
     assert cluster.staging is not None
     head = cluster.manifest.head
     cursor = Cursor(cluster.staging, f"{HEAD_EVENTS}{head.instance}/")
     services: dict[str, set[str]] = {}
-    plays = Plays()
+    failures = PlaybookFailures()
 
-    def ready() -> bool:
+    def is_ready() -> bool:
         for event in node_events(cursor):
-            tell(show, event)
+            display_event(display, event)
             if isinstance(event, ServiceEvent):
                 services.setdefault(event.boot, set()).add(event.service)
-            plays.hear(event)
-        newest = max([*services, *plays.boots], default="")
-        if plays.failed(head.instance, newest):
-            raise BringUpError(f"the head {head.instance} could not be configured: {plays.message}")
-        return services.get(newest) == {"rendezvous", "controller"}
+            failures.handle(event)
+        newest_boot = max([*services, *failures.boots], default="")
+        if failures.is_final(head.instance, newest_boot):
+            raise StartupError(f"the head {head.instance} could not be configured: {failures.message}")
+        return services.get(newest_boot) == {"rendezvous", "controller"}
 
-    deadline.wait("the head's rendezvous store and controller", ready)
-    show.line("head", f"{head.address} ready")
+    deadline.wait_until("the head's rendezvous store and controller", is_ready)
+    display.line("head", f"{head.address} ready")
 
 
-class Nodes:
-    """New nodes of a run on their way up: made before they are launched, to hear them and nothing older."""
+class NodeStartup:
+    """Startup of a run's new nodes. Create it before they are launched: it ignores older events."""
 
-    def __init__(self, cluster: Cluster, show: Display, deadline: Deadline, run: str) -> None:
-        self._cluster, self._show, self._deadline, self._run = cluster, show, deadline, run
+    def __init__(self, cluster: Cluster, display: Display, deadline: Deadline, run: str) -> None:
+        self._cluster, self._display, self._deadline, self._run = cluster, display, deadline, run
         self._cursor = Cursor(cluster.data, RunLayout(run).events)
-        self._cursor.skip()
-        self._new: list[str] = []
-        self._last: dict[str, str] = {}
-        self._ready: set[str] = set()
-        self._up: dict[int, set[str]] = {}
-        self._plays = Plays()
-        self._silent_until = time.time() + min(SILENT_SECONDS, deadline.minutes * 60)
+        self._cursor.skip_existing()
+        self._nodes: list[str] = []
+        self._last_status: dict[str, str] = {}
+        self._ready_agents: set[str] = set()
+        self._running_nodes: dict[int, set[str]] = {}  # by attempt
+        self._failures = PlaybookFailures()
+        self._no_events_deadline = time.time() + min(NO_EVENTS_TIMEOUT_SECONDS, deadline.minutes * 60)
 
-    def expect(self, new: list[str]) -> None:
-        """These were launched."""
-        self._new = new
-        self._last = dict.fromkeys(new, SILENT)
+    def expect(self, nodes: list[str]) -> None:
+        """Set the launched nodes, whose events are awaited."""
+        self._nodes = nodes
+        self._last_status = dict.fromkeys(nodes, NO_EVENTS)
 
     def wait_for_agents(self) -> None:
-        """Every new node is configured and its agent has spoken."""
+        """Wait until every new node is configured and its agent has reported."""
 
-        def ready() -> bool:
-            if outcome := self._look():
-                raise BringUpError(f"the run has meanwhile {outcome.state}: {outcome.reason}")
-            return self._ready >= set(self._new)
+        def are_ready() -> bool:
+            if outcome := self._poll():
+                raise StartupError(f"the run has {outcome.state} before the new nodes were ready: {outcome.reason}")
+            return self._ready_agents >= set(self._nodes)
 
-        self._wait("the new nodes' agents", ready)
+        self._wait_until("the new nodes' agents", are_ready)
 
     def wait_for_job(self, nodes: int, after: int = 0) -> None:
-        """The workers of `nodes` nodes are up in an attempt later than `after`; of the built-in trainer also a metric
-        line of it is there. A user's job has none."""
+        """Wait until the workers of `nodes` nodes run in an attempt later than attempt `after`.
 
-        def started() -> bool:
-            if outcome := self._look():
-                return _ended(outcome)
-            attempts = [number for number, up in self._up.items() if number > after and len(up) == nodes]
-            return bool(attempts) and (self._cluster.manifest.job.train is None or self._metrics_of(max(attempts)))
+        For the built-in trainer, also wait for a metric line of that attempt; a user's job writes none.
+        """
 
-        self._wait("the job's start", started)
+        def has_started() -> bool:
+            if outcome := self._poll():
+                return _has_succeeded(outcome)
+            attempts = [number for number, up in self._running_nodes.items() if number > after and len(up) == nodes]
+            return bool(attempts) and (self._cluster.manifest.job.train is None or self._has_metrics(max(attempts)))
 
-    def _wait(self, what: str, done: Callable[[], bool]) -> None:
+        self._wait_until("the job's start", has_started)
+
+    def _wait_until(self, event: str, has_happened: Callable[[], bool]) -> None:
         try:
-            self._deadline.wait(what, done)
+            self._deadline.wait_until(event, has_happened)
         except DeadlineError as error:
-            states = "; ".join(f"{node}: {text}" for node, text in self._last.items())
-            raise DeadlineError(f"{error}. Last seen: {states}") from None
+            states = "; ".join(f"{node}: {status}" for node, status in self._last_status.items())
+            raise DeadlineError(f"{error}. Last status of each node: {states}") from None
 
-    def _look(self) -> Outcome | None:
-        """Hear what came; the run's outcome, where it is over. Raises BringUpError for a node that will not come."""
-        for event in sorted(node_events(self._cursor), key=lambda one: one.time):
-            self._hear(event)
-            if self._plays.failed(event.instance, event.boot):
-                raise BringUpError(f"node {event.instance} could not be configured: {self._plays.message}")
+    def _poll(self) -> Outcome | None:
+        """Handle new events; return the run's outcome when it has one. Raises StartupError for a node that failed."""
+        for event in sorted(node_events(self._cursor), key=lambda event: event.time):
+            self._handle(event)
+            if self._failures.is_final(event.instance, event.boot):
+                raise StartupError(f"node {event.instance} could not be configured: {self._failures.message}")
         outcome = self._cluster.outcome(self._run)
-        silent = [node for node, text in self._last.items() if text == SILENT]
-        if outcome is None and silent and time.time() > self._silent_until:
-            minutes = round(SILENT_SECONDS / 60)
-            console = console_of(self._cluster.region, silent[0])
-            raise BringUpError(f"no sign of {', '.join(silent)} within {minutes} minutes of its launch{console}")
+        silent = [node for node, status in self._last_status.items() if status == NO_EVENTS]
+        if outcome is None and silent and time.time() > self._no_events_deadline:
+            minutes = round(NO_EVENTS_TIMEOUT_SECONDS / 60)
+            console = describe_console(self._cluster.region, silent[0])
+            raise StartupError(
+                f"no events received from {', '.join(silent)} within {minutes} minutes of launch{console}"
+            )
         return outcome
 
-    def _hear(self, event: Any) -> None:
+    def _handle(self, event: Any) -> None:
         node = event.instance
-        self._plays.hear(event)
+        self._failures.handle(event)
         if isinstance(event, AgentEvent):
-            self._ready.add(node)
+            self._ready_agents.add(node)
             if event.state in {"workers_up", "workers_done"}:
-                self._up.setdefault(event.attempt, set()).add(node)
-        if text := tell(self._show, event):
-            self._last[node] = text
+                self._running_nodes.setdefault(event.attempt, set()).add(node)
+        if text := display_event(self._display, event):
+            self._last_status[node] = text
 
-    def _metrics_of(self, attempt: int) -> bool:
-        """A metric line of this attempt or a later one is there."""
+    def _has_metrics(self, attempt: int) -> bool:
+        """Return whether a metric line of this attempt or a later one exists."""
         keys = self._cluster.data.keys(RunLayout(self._run).metrics)
         return any(chunk_attempt(key) >= attempt for key in keys)
 
 
-def console_of(region: str, node: str) -> str:
-    """The end of a node's console: what failed before it could write to S3 stands there."""
+def describe_console(region: str, node: str) -> str:
+    """Return the last lines of a node's console: it shows failures before the node could write to S3."""
     try:
-        answer = client("ec2", region).get_console_output(InstanceId=node)
+        output = console_output(region, node)
     except ClientError as error:
-        return f" (its console can't be read: {error})"
-    lines = answer.get("Output", "").rstrip().splitlines()[-CONSOLE_LINES:]
-    return "".join(f"\n  {line}" for line in [f"the console of {node} ends:", *lines]) if lines else ""
+        return f" (the console of {node} cannot be read: {error})"
+    lines = output.rstrip().splitlines()[-CONSOLE_LINES:]
+    return "".join(f"\n  {line}" for line in [f"last lines of the console of {node}:", *lines]) if lines else ""
 
 
-def _ended(outcome: Outcome) -> bool:
-    """A job that ended before it was seen to start: well, or with its traceback."""
+def _has_succeeded(outcome: Outcome) -> bool:
+    """Return True for a job that succeeded before its start was observed; raise StartupError for one that failed."""
     if outcome.state == "succeeded":
         return True
     trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
-    raise BringUpError(f"the job {outcome.state}: {outcome.reason}{trace}")
+    raise StartupError(f"the job {outcome.state}: {outcome.reason}{trace}")
 
 
-def tell(show: Display, event: Any) -> str:
-    """Show an event; returns what it says of its node, if anything."""
+def display_event(display: Display, event: Any) -> str:
+    """Display a node event; return the status of the node, empty when the event has none."""
     node = event.instance
     match event:
         case TaskEvent(status="failed"):
             text = f"{event.ansible_role}: {event.task}: {event.message}"
-            show.line(node, f"failed: {text}")
+            display.line(node, f"failed: {text}")
         case TaskEvent():
             text = f"{event.ansible_role}: {event.task}"
-            show.detail(node, text)
-        case PlayEvent(status="started"):
-            text = "configuring itself"
-            show.line(node, text)
-        case PlayEvent(status="rebooting"):
+            display.detail(node, text)
+        case PlaybookEvent(status="started"):
+            text = "node playbook started"
+            display.line(node, text)
+        case PlaybookEvent(status="rebooting"):
             text = f"rebooting: {event.message}"
-            show.line(node, text)
-        case PlayEvent(status="deferred"):
-            text = f"waits for a reboot that would end the job: {event.message}"
-            show.line(node, text)
-        case PlayEvent(status="failed", message=message) if not event.seconds:
-            text = f"failed before its play: {message}"
-            show.line(node, text)
-        case PlayEvent(status="ok"):
+            display.line(node, text)
+        case PlaybookEvent(status="deferred"):
+            text = f"reboot deferred because it would end the job: {event.message}"
+            display.line(node, text)
+        case PlaybookEvent(status="failed", message=message) if not event.seconds:
+            text = f"failed before the node playbook started: {message}"
+            display.line(node, text)
+        case PlaybookEvent(status="ok"):
             text = f"configured, {event.changed} changed, {event.seconds:.1f} s"
-            show.line(node, text)
+            display.line(node, text)
         case AgentEvent():
             text = event.state.replace("_", " ") + (f", attempt {event.attempt}" if event.attempt else "")
-            show.line(node, text)
-        case VerificationEvent():
-            text = f"check {event.check}: {event.checked.in_words()}"
-            show.line(node, text)
-        case VerdictEvent():
-            text = f"check {event.check}: {event.text}"
-            show.line("verification", text)
+            display.line(node, text)
+        case HealthCheckEvent():
+            text = f"health check {event.number}: {event.node_result.describe()}"
+            display.line(node, text)
+        case HealthCheckResultEvent():
+            text = f"health check {event.number}: {event.text}"
+            display.line("controller", text)
         case _:
             return ""
     return text

@@ -1,109 +1,117 @@
-"""How a run stands: its end or what it is at, its deadlines, its nodes."""
+"""The status of a run: its progress or outcome, deadlines, nodes and last health check."""
 
 import time
 
 from pydantic import Field
 
-from trainyard.base import Contract
-from trainyard.models.health_check import Verification
-from trainyard.models.manifest import Manifest, Market
+from trainyard.base import StrictModel
+from trainyard.config.shared_settings import Market
+from trainyard.models.health_check import HealthCheckResult
+from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.run_record import moment
-from trainyard.operations.runs import find_run
-from trainyard.operations.worker_groups import Workers
+from trainyard.operations.run_record import format_time
+from trainyard.operations.runs import read_run_record
+from trainyard.operations.worker_groups import WorkerGroups
 
 
-class GroupStatus(Contract):
-    """One worker group of a cluster that is up."""
+class GroupStatus(StrictModel):
+    """One worker group of a deployed cluster."""
 
     name: str = Field(description="Name of the group in the stack.")
     instance_type: str = Field(description="EC2 instance type.")
-    market: Market = Field(description="How its capacity is had; a capacity reservation counts as on-demand.")
-    wanted: int = Field(description="Nodes that a launch starts.")
-    nodes: tuple[str, ...] = Field(description="Instances in it, leaving ones included.")
-    ends: float | None = Field(description="Unix time at which AWS takes its capacity away; none: never.")
+    market: Market = Field(description="Purchase option of its instances; a capacity reservation counts as on-demand.")
+    desired_nodes: int = Field(description="Nodes that a launch starts.")
+    nodes: tuple[str, ...] = Field(description="Instances in it, including those that are terminating.")
+    capacity_end_time: float | None = Field(
+        description="Unix time at which its capacity reservation or Capacity Block ends; none: no end."
+    )
 
 
-class RunStatus(Contract):
+class RunStatus(StrictModel):
     """`trainyard status --json`."""
 
-    record: RunRecord = Field(description="What was launched.")
-    control: Control | None = Field(description="What the controller orders; none before nodes gathered.")
-    outcome: Outcome | None = Field(description="How it ended; none while it runs.")
-    verification: Verification | None = Field(description="The last check of its nodes; none before there was one.")
+    record: RunRecord = Field(description="The run as it was launched.")
+    control: Control | None = Field(description="State that the controller has published, if any.")
+    outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
+    health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")
     metric: MetricLine | None = Field(description="The last metric line.")
     elapsed_seconds: float = Field(ge=0, description="Seconds from the launch to the run's end, or until now.")
-    lease_ends: float | None = Field(
-        description="Unix time at which AWS ends the workers unless the lease is moved; none: no cluster, or no lease."
+    lease_end_time: float | None = Field(
+        description="Unix time at which AWS terminates the workers unless the lease is renewed; none: no lease."
     )
-    groups: tuple[GroupStatus, ...] = Field(description="Worker groups of the cluster that the run is on; else none.")
+    groups: tuple[GroupStatus, ...] = Field(
+        description="Worker groups of the cluster, when this is its current run; else empty."
+    )
 
 
-def status_of(cluster: Cluster, run: str | None) -> RunStatus:
-    """How the run named stands, or the newest. Raises InputError where there is none."""
-    record = find_run(cluster, run)
+def read_status(cluster: Cluster, run: str | None) -> RunStatus:
+    """Return the status of a run, the newest when `run` is None. Raises InputError when it does not exist."""
+    record = read_run_record(cluster, run)
     metrics, outcome = metric_lines(cluster.data, record.run), cluster.outcome(record.run)
-    current = cluster.current_run() if cluster.is_up else None
-    workers = Workers(cluster.manifest) if current is not None and current.run == record.run else None
+    current = cluster.current_run() if cluster.is_deployed else None
+    workers = WorkerGroups(cluster.manifest) if current is not None and current.run == record.run else None
     return RunStatus(
         record=record,
         control=cluster.control(record.run),
         outcome=outcome,
-        verification=cluster.verification(record.run),
+        health_check=cluster.health_check_result(record.run),
         metric=metrics[-1] if metrics else None,
-        elapsed_seconds=max((outcome.ended if outcome else time.time()) - record.created, 0.0),
-        lease_ends=workers.lease() if workers else None,
-        groups=_groups(cluster.manifest, workers) if workers else (),
+        elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.created, 0.0),
+        lease_end_time=workers.lease() if workers else None,
+        groups=_group_statuses(cluster.manifest, workers) if workers else (),
     )
 
 
-def _groups(manifest: Manifest, workers: Workers) -> tuple[GroupStatus, ...]:
+def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupStatus, ...]:
     members = workers.members_by_group()
     return tuple(
         GroupStatus(
             name=group.name,
             instance_type=group.instance_type,
             market=group.market,
-            wanted=group.nodes,
+            desired_nodes=group.nodes,
             nodes=tuple(members.get(group.name, ())),
-            ends=group.ends,
+            capacity_end_time=group.capacity_end_time,
         )
         for group in manifest.groups
     )
 
 
-def in_words(found: RunStatus) -> list[str]:
-    """A status as lines for people."""
-    record, outcome = found.record, found.outcome
+def format_status(status: RunStatus) -> list[str]:
+    """Return a status as lines for people."""
+    record, outcome, control = status.record, status.outcome, status.control
     lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else "running")]
-    took = f"{found.elapsed_seconds / 60:.0f} minutes"
+    minutes = f"{status.elapsed_seconds / 60:.0f} minutes"
     if outcome:
-        lines.append(f"launched {moment(record.created)}, took {took}")
+        lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
     else:
-        limit = "its capacity ends" if record.cut_short else "time limit"
-        lines.append(f"launched {moment(record.created)}, {took} ago; {limit} {moment(record.deadline)}")
-        if found.lease_ends is not None:
-            lines.append(f"lease until {moment(found.lease_ends)}, moved forward while the job lives")
-    for group in found.groups:
-        ends = f", until {moment(group.ends)}" if group.ends is not None else ""
-        lines.append(
-            f"group {group.name}: {len(group.nodes)} of {group.wanted} x {group.instance_type}, {group.market}{ends}"
-        )
-    if found.control and found.control.check and not outcome:
-        lines.append(f"check {found.control.check.number} runs on {', '.join(found.control.check.nodes)}")
-    if found.control and found.control.attempt:
-        lines.append(f"attempt {found.control.attempt} on {', '.join(found.control.nodes)}")
-    if found.verification:
-        lines += verification_in_words(found.verification)
-    if found.metric:
-        lines.append(f"step {found.metric.step}, loss {found.metric.loss:.4f}, {found.metric.speed}")
+        limit = "capacity end" if record.limited_by_capacity else "time limit"
+        lines.append(f"launched {format_time(record.created)}, {minutes} ago; {limit} {format_time(record.deadline)}")
+        if status.lease_end_time is not None:
+            lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
+    lines += [_format_group(group) for group in status.groups]
+    if control and control.health_check and not outcome:
+        nodes = ", ".join(control.health_check.nodes)
+        lines.append(f"health check {control.health_check.number} is running on {nodes}")
+    if control and control.attempt:
+        lines.append(f"attempt {control.attempt} on {', '.join(control.nodes)}")
+    if status.health_check:
+        lines += format_health_check(status.health_check)
+    if status.metric:
+        lines.append(f"step {status.metric.step}, loss {status.metric.loss:.4f}, {status.metric.throughput}")
     return lines
 
 
-def verification_in_words(check: Verification) -> list[str]:
-    """The last check as a table: a line for it, and one for each node."""
-    lines = [f"check {check.number} of the nodes, {check.seconds:.0f} s: {check.verdict}, {check.reason}"]
-    return [*lines, *(f"  {one.node}: {one.in_words(full=True)}" for one in check.nodes)]
+def _format_group(group: GroupStatus) -> str:
+    end_time = f", until {format_time(group.capacity_end_time)}" if group.capacity_end_time is not None else ""
+    nodes = f"{len(group.nodes)} of {group.desired_nodes} x {group.instance_type}"
+    return f"group {group.name}: {nodes}, {group.market}{end_time}"
+
+
+def format_health_check(result: HealthCheckResult) -> list[str]:
+    """Return the result of a health check as a table: one line for the whole, and one for each node."""
+    lines = [f"health check {result.number}, {result.seconds:.0f} s: {result.decision}, {result.reason}"]
+    return [*lines, *(f"  {node.node}: {node.describe(full=True)}" for node in result.nodes)]

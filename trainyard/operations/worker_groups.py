@@ -1,4 +1,4 @@
-"""The worker groups from the operator's side: their members, nodes added all or none, and what was added taken back."""
+"""The stack's worker groups, as the operator's commands use them: members, adding nodes, rollback, scaling to zero."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -6,171 +6,163 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws.lease import lease_of, put_lease
-from trainyard.aws.s3 import client
+from trainyard.aws import autoscaling
+from trainyard.aws.lease import put_lease, read_lease
 from trainyard.models.manifest import Manifest, WorkerGroup
-from trainyard.operations.capacity import launch_instances, raise_desired
+from trainyard.operations.capacity import launch_instances, raise_desired_capacity
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 
-TRIES, PAUSE_SECONDS = 3, 2.0
-_LEAVING = ("Terminat", "Detach")
+MAX_TRIES, RETRY_DELAY_SECONDS = 3, 2.0
+_TERMINATING_STATES = ("Terminat", "Detach")
 
 
-class Workers:
-    """The groups of a stack's manifest."""
+class WorkerGroups:
+    """The worker groups in a stack's manifest."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._groups = {group.autoscaling_group: group for group in manifest.groups}
-        self._before: set[str] | None = None
-        self._desired: dict[str, int] = {}
-        self._home: dict[str, WorkerGroup] = {}
-        self._autoscaling = client("autoscaling", manifest.region)
+        self._earlier_members: set[str] | None = None
+        self._earlier_capacity: dict[str, int] = {}
+        self._group_of: dict[str, WorkerGroup] = {}
+        self._region = manifest.region
 
-    def _described(self) -> list[dict[str, Any]]:
-        """The groups as Auto Scaling has them."""
-        answer = self._autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(self._groups))
-        found: list[dict[str, Any]] = answer["AutoScalingGroups"]
-        for group in found:
-            for one in group["Instances"]:
-                self._home[one["InstanceId"]] = self._groups[group["AutoScalingGroupName"]]
-        return found
+    def _describe(self) -> list[dict[str, Any]]:
+        """Return the descriptions of the groups by Auto Scaling."""
+        groups = autoscaling.describe_groups(self._region, self._groups)
+        for group in groups:
+            for instance in group["Instances"]:
+                self._group_of[instance["InstanceId"]] = self._groups[group["AutoScalingGroupName"]]
+        return groups
 
     def members(self) -> list[str]:
-        """Every instance that is in a group, leaving ones included."""
+        """Return every instance of the groups, including those that are terminating."""
         return list(self._states())
 
     def members_by_group(self) -> dict[str, list[str]]:
-        """Group, by its name in the stack -> every instance in it, leaving ones included."""
-        return {
-            self._groups[group["AutoScalingGroupName"]].name: [one["InstanceId"] for one in group["Instances"]]
-            for group in self._described()
-        }
+        """Return the group's name in the stack -> its instances, including those that are terminating."""
+        return {self._groups[group["AutoScalingGroupName"]].name: _instance_ids([group]) for group in self._describe()}
 
     def _states(self) -> dict[str, str]:
-        """Member -> life-cycle state."""
-        return {one["InstanceId"]: one["LifecycleState"] for group in self._described() for one in group["Instances"]}
+        """Return member -> lifecycle state."""
+        return {
+            instance["InstanceId"]: instance["LifecycleState"]
+            for group in self._describe()
+            for instance in group["Instances"]
+        }
 
-    def add(self, wanted: Mapping[str, int], token: str, show: Display) -> list[str]:
-        """Launch nodes: `wanted` by the group's name in the stack. Raises CapacityError when fewer came than asked for
-        in any group: `take_back` then ends all of them.
+    def add_nodes(self, counts: Mapping[str, int], token: str, display: Display) -> list[str]:
+        """Launch nodes; `counts` maps a group's name in the stack to the number of nodes to add.
 
-        `token` makes the calls idempotent: another launch has another one.
+        `token` makes the calls idempotent; each launch has its own. Raises CapacityError when a group launches fewer
+        nodes than requested: `rollback` then terminates all that were added.
         """
-        described = self._described()
-        self._desired = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in described}
-        self._before = set(_instances(described))
+        groups = self._describe()
+        self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
+        self._earlier_members = set(_instance_ids(groups))
         added: list[str] = []
-        # What may have to wait comes first: nothing that is billed by the second waits with it.
-        for group in sorted(self._groups.values(), key=lambda group: group.launched_by == "launch-instances"):
-            count = wanted.get(group.name, 0)
+        # Groups that may wait for capacity are first, so that no on-demand instance is billed during the wait.
+        for group in sorted(self._groups.values(), key=lambda group: group.launch_method == "launch-instances"):
+            count = counts.get(group.name, 0)
             if not count:
                 continue
-            if group.launched_by == "launch-instances":
-                came = launch_instances(self._autoscaling, group, count, token)
+            if group.launch_method == "launch-instances":
+                launched = launch_instances(self._region, group, count, token)
             else:
-                desired = self._desired[group.autoscaling_group]
-                came = raise_desired(self._autoscaling, group, desired, count, self._new_in(group), show)
-            added += came.nodes
-            if len(came.nodes) < count:
+                capacity = self._earlier_capacity[group.autoscaling_group]
+                launched = raise_desired_capacity(
+                    self._region, group, capacity, count, self._new_members_of(group), display
+                )
+            added += launched.nodes
+            if len(launched.nodes) < count:
                 where = f"group {group.name}: " if len(self._groups) > 1 else ""
                 raise CapacityError(
-                    f"{len(added)} of {sum(wanted.values())} nodes could be launched, so none stays: {where}{came.why}"
+                    f"AWS launched {len(added)} of {sum(counts.values())} requested nodes, so all are terminated: "
+                    f"{where}{launched.reason}"
                 )
         return added
 
-    def _new_in(self, group: WorkerGroup) -> Callable[[], list[str]]:
-        """Looks for what has come into this group since `add` began, and stays."""
+    def _new_members_of(self, group: WorkerGroup) -> Callable[[], list[str]]:
+        """Return a function that lists the members that joined the group after `add_nodes` started."""
 
-        def look() -> list[str]:
+        def list_new_members() -> list[str]:
             states = self._states().items()
-            return [name for name, state in states if self._is_new(name, state) and self._home[name] == group]
+            return [name for name, state in states if self._is_new(name, state) and self._group_of[name] == group]
 
-        return look
+        return list_new_members
 
     def _is_new(self, name: str, state: str) -> bool:
-        assert self._before is not None
-        return name not in self._before and not state.startswith(_LEAVING)
+        assert self._earlier_members is not None
+        return name not in self._earlier_members and not state.startswith(_TERMINATING_STATES)
 
-    def take_back(self, show: Display) -> list[str]:
-        """End what has come into the groups since `add` began, also where an interrupt hid its answer, and ask for no
-        more than before.
+    def rollback(self, display: Display) -> list[str]:
+        """Terminate the members that joined after `add_nodes` started, and restore the desired capacities.
 
-        Returns the nodes that could not be ended.
+        Also covers instances whose launch was interrupted before its response. Returns the nodes that AWS did not
+        terminate.
         """
-        if self._before is None:
+        if self._earlier_members is None:
             return []
-        described = self._described()
-        new = [name for name in _instances(described) if name not in self._before]
-        for group in described:
-            if self._groups[group["AutoScalingGroupName"]].launched_by == "desired-capacity":
-                self._ask_no_more(group, sum(one["InstanceId"] in new for one in group["Instances"]), show)
-        stuck = [name for name in new if not self.end(name, show)]
-        if gone := [name for name in new if name not in stuck]:
-            show.line("nodes", f"taken back: {', '.join(gone)}")
-        return stuck
+        groups = self._describe()
+        new = [name for name in _instance_ids(groups) if name not in self._earlier_members]
+        for group in groups:
+            if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity":
+                self._lower_desired_capacity(group, sum(name in new for name in _instance_ids([group])), display)
+        not_terminated = [name for name in new if not self.terminate(name, display)]
+        if terminated := [name for name in new if name not in not_terminated]:
+            display.line("nodes", f"rolled back, terminated: {', '.join(terminated)}")
+        return not_terminated
 
-    def _ask_no_more(self, group: dict[str, Any], new: int, show: Display) -> None:
-        """Ask for what was there before and the new nodes that came: each that is ended takes its place with it."""
+    def _lower_desired_capacity(self, group: dict[str, Any], new_members: int, display: Display) -> None:
+        """Cancel the requests that are not fulfilled: each termination of a new member lowers the capacity by one."""
         name = group["AutoScalingGroupName"]
-        wanted = self._desired[name] + new
-        if group["DesiredCapacity"] <= wanted:
+        capacity = self._earlier_capacity[name] + new_members
+        if group["DesiredCapacity"] <= capacity:
             return
-        for attempt in range(TRIES):
+        for number in range(MAX_TRIES):
             try:
-                self._autoscaling.set_desired_capacity(
-                    AutoScalingGroupName=name, DesiredCapacity=wanted, HonorCooldown=False
-                )
+                autoscaling.set_desired_capacity(self._region, name, capacity)
                 break
-            except (BotoCoreError, ClientError) as error:  # the lease ends what still comes
-                show.line(name, f"still asks for nodes: {error}")
-                time.sleep(attempt * PAUSE_SECONDS)
+            except (BotoCoreError, ClientError) as error:  # the lease terminates nodes that are launched later
+                display.line(name, f"desired capacity could not be lowered to {capacity}: {error}")
+                time.sleep(number * RETRY_DELAY_SECONDS)
 
-    def end(self, name: str, show: Display) -> bool:
-        """End one member, and ask for no other in its place; whether AWS has it."""
-        for attempt in range(TRIES):
+    def terminate(self, name: str, display: Display) -> bool:
+        """Terminate one member without replacement; return whether AWS accepted it."""
+        for number in range(MAX_TRIES):
             try:
-                self._autoscaling.terminate_instance_in_auto_scaling_group(
-                    InstanceId=name, ShouldDecrementDesiredCapacity=True
-                )
+                autoscaling.terminate_instance(self._region, name)
                 break
             except (BotoCoreError, ClientError) as error:
                 if self._states().get(name, "Terminated").startswith("Terminat"):
-                    break  # somebody else has ended it
-                show.line(name, f"could not be ended: {error}")
-                time.sleep(attempt * PAUSE_SECONDS)
+                    break  # another process has terminated it
+                display.line(name, f"could not be terminated: {error}")
+                time.sleep(number * RETRY_DELAY_SECONDS)
         else:
             return False
-        group = self._home[name]
-        try:  # it has nothing to save: the hook need not hold it
-            self._autoscaling.complete_lifecycle_action(
-                AutoScalingGroupName=group.autoscaling_group,
-                LifecycleHookName=group.lifecycle_hook,
-                LifecycleActionResult="CONTINUE",
-                InstanceId=name,
-            )
+        group = self._group_of[name]
+        try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
+            autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)
         except (BotoCoreError, ClientError) as error:
-            show.detail(name, str(error))  # the hook's own time-out lets it go
+            display.detail(name, str(error))  # the termination continues after the hook's timeout
         return True
 
     def put_lease(self, until: float) -> None:
-        """Let AWS itself end the groups' nodes at `until`, Unix time, whoever dies before."""
-        put_lease(self._autoscaling, self._groups, until)
+        """Schedule the termination of all workers at `until` (Unix time, seconds); AWS itself runs it."""
+        put_lease(self._region, self._groups, until)
 
     def lease(self) -> float | None:
-        """When AWS itself ends the groups' nodes, Unix time; None where no lease is on them."""
-        return lease_of(self._autoscaling, self._groups)
+        """Return the end of the lease, Unix time in seconds; None when no group has a lease."""
+        return read_lease(self._region, self._groups)
 
-    def empty(self) -> list[str]:
-        """Send every group on its way to nothing; the members that are still there."""
-        groups = self._described()
+    def scale_to_zero(self) -> list[str]:
+        """Set the desired capacity of every group to 0; return the members that still exist."""
+        groups = self._describe()
         for group in groups:
             if group["DesiredCapacity"]:
-                self._autoscaling.set_desired_capacity(
-                    AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=0, HonorCooldown=False
-                )
-        return _instances(groups)
+                autoscaling.set_desired_capacity(self._region, group["AutoScalingGroupName"], 0)
+        return _instance_ids(groups)
 
 
-def _instances(groups: Iterable[dict[str, Any]]) -> list[str]:
-    return [one["InstanceId"] for group in groups for one in group["Instances"]]
+def _instance_ids(groups: Iterable[dict[str, Any]]) -> list[str]:
+    return [instance["InstanceId"] for group in groups for instance in group["Instances"]]

@@ -1,1 +1,1 @@
-"""Auto Scaling: groups, their members, hooks and scheduled actions."""
+"""Auto Scaling: groups, their instances, lifecycle hooks and scheduled actions."""

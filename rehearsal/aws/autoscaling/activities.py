@@ -1,4 +1,4 @@
-"""The scaling activities of Auto Scaling groups, as DescribeScalingActivities tells them."""
+"""Scaling activities of Auto Scaling groups, for DescribeScalingActivities."""
 
 import json
 from typing import Any
@@ -8,21 +8,23 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.extension import extend
+from rehearsal.aws.moto_extension import extend
 
-_MOST = 100  # of one page
+_MAXIMUM_RECORDS = 100  # per page
 
 
-def launched(group: Any, instance: Any) -> None:
+def record_launch(group: Any, instance: Any) -> None:
+    """Record the launch of a group's instance."""
     _record(group, f"Launching a new EC2 instance: {instance.id}", instance.subnet_id)
 
 
-def terminated(group: Any, instance: Any) -> None:
+def record_termination(group: Any, instance: Any) -> None:
+    """Record the termination of a group's instance."""
     _record(group, f"Terminating EC2 instance: {instance.id}", instance.subnet_id)
 
 
-def failed(group: Any, subnet: str, reason: str) -> None:
-    """A launch that EC2 refused."""
+def record_failed_launch(group: Any, subnet: str, reason: str) -> None:
+    """Record a launch that EC2 rejected with `reason`."""
     message = f"{reason} Launching EC2 instance failed."
     _record(group, f"Launching a new EC2 instance.  Status Reason: {message}", subnet, message)
 
@@ -43,33 +45,34 @@ def _record(group: Any, description: str, subnet_id: str, failure: str | None = 
         "Progress": 100,
         "Details": json.dumps({"Subnet ID": subnet_id, "Availability Zone": subnet.availability_zone}),
     }
-    _all(group.autoscaling_backend).append({key: value for key, value in activity.items() if value is not None})
+    _activities(group.autoscaling_backend).append({key: value for key, value in activity.items() if value is not None})
 
 
-def _all(backend: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = vars(backend).setdefault("_activities", [])
-    return found
+def _activities(backend: Any) -> list[dict[str, Any]]:
+    activities: list[dict[str, Any]] = vars(backend).setdefault("_activities", [])
+    return activities
 
 
 def describe_scaling_activities(self: Any) -> ActionResult:
-    """The newest first. Those of a group that is gone are told no more, as without IncludeDeletedGroups in AWS."""
+    """Return activities, newest first, without those of deleted groups, as AWS does without IncludeDeletedGroups."""
     backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
     if self._get_bool_param("IncludeDeletedGroups", False):
-        raise NotImplementedError("the activities of groups that are gone")
+        raise NotImplementedError("DescribeScalingActivities with IncludeDeletedGroups")
     ids = self._get_param("ActivityIds", [])
-    found = [
-        each
-        for each in reversed(_all(backend))
-        if each["AutoScalingGroupName"] in backend.autoscaling_groups
-        and name in (None, "", each["AutoScalingGroupName"])
-        and (not ids or each["ActivityId"] in ids)
+    activities = [
+        activity
+        for activity in reversed(_activities(backend))
+        if activity["AutoScalingGroupName"] in backend.autoscaling_groups
+        and name in (None, "", activity["AutoScalingGroupName"])
+        and (not ids or activity["ActivityId"] in ids)
     ]
-    first, most = int(self._get_param("NextToken") or 0), self._get_int_param("MaxRecords") or _MOST
-    answer: dict[str, Any] = {"Activities": found[first : first + most]}
-    if first + most < len(found):
-        answer["NextToken"] = str(first + most)
-    return ActionResult(answer)
+    start, page_size = int(self._get_param("NextToken") or 0), self._get_int_param("MaxRecords") or _MAXIMUM_RECORDS
+    result: dict[str, Any] = {"Activities": activities[start : start + page_size]}
+    if start + page_size < len(activities):
+        result["NextToken"] = str(start + page_size)
+    return ActionResult(result)
 
 
 def install() -> None:
+    """Add DescribeScalingActivities to moto."""
     extend(AutoScalingResponse, describe_scaling_activities)

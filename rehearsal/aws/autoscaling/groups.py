@@ -1,4 +1,4 @@
-"""Auto Scaling groups as API actions: their template, their limits, their deletion, and what AWS refuses."""
+"""Auto Scaling groups as API actions: creation, update, deletion, instance health, and AWS's validation errors."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
 from rehearsal.aws.autoscaling.members import remove
-from rehearsal.aws.ec2.launch import merged
-from rehearsal.aws.ec2.launch_checks import problem
-from rehearsal.aws.extension import extend
-from rehearsal.aws.lookup import group_of, member_of
+from rehearsal.aws.ec2.launch import merge_launch_template
+from rehearsal.aws.ec2.launch_validation import launch_error
+from rehearsal.aws.lookup import find_group, find_member
+from rehearsal.aws.moto_extension import extend
 
-_KNOWN = frozenset(
+_SUPPORTED_KEYS = frozenset(
     [
         "AutoScalingGroupName",
         "AvailabilityZones",
@@ -35,74 +35,77 @@ _KNOWN = frozenset(
 
 
 def install() -> None:
-    create = AutoScalingBackend.create_auto_scaling_group
+    """Extend moto's operations on groups."""
+    moto_create = AutoScalingBackend.create_auto_scaling_group
 
-    def create_auto_scaling_group(self: Any, name: str, **given: Any) -> Any:
-        """AWS refuses these; moto makes a group that can never launch."""
+    def create_auto_scaling_group(self: Any, name: str, **options: Any) -> Any:
+        """Reject groups that AWS rejects; moto creates groups that can never launch."""
         if name in self.autoscaling_groups:
             raise AutoscalingClientError("AlreadyExists", f"AutoScalingGroup by this name already exists - {name}")
-        lowest, most = int(given["min_size"]), int(given["max_size"])
-        desired = lowest if given.get("desired_capacity") is None else int(given["desired_capacity"])
-        if not lowest <= desired <= most:
+        minimum, maximum = int(options["min_size"]), int(options["max_size"])
+        desired = minimum if options.get("desired_capacity") is None else int(options["desired_capacity"])
+        if not minimum <= desired <= maximum:
             raise ValidationError(
-                f"Desired capacity:{desired} must be between the specified min size:{lowest} and max size:{most}"
+                f"Desired capacity:{desired} must be between the specified min size:{minimum} and max size:{maximum}"
             )
-        _check_template(self.ec2_backend, given)
-        made = create(self, name, **given)
-        made.health_check_grace_period = int(given.get("health_check_period") or 0)  # moto's own default is 300
-        return made
+        _validate_template(self.ec2_backend, options)
+        group = moto_create(self, name, **options)
+        group.health_check_grace_period = int(options.get("health_check_period") or 0)  # moto's default is 300
+        return group
 
     extend(AutoScalingBackend, create_auto_scaling_group)
-    _install_answers()
+    _install_responses()
 
 
-def _check_template(backend: Any, given: dict[str, Any]) -> None:
-    """Auto Scaling makes no group from a template that EC2 would refuse."""
-    template = given.get("launch_template")
+def _validate_template(backend: Any, options: dict[str, Any]) -> None:
+    """Raise Auto Scaling's error for a launch template that EC2 rejects."""
+    template = options.get("launch_template")
     if not template:
-        raise NotImplementedError("a group without a launch template of its own")
+        raise NotImplementedError("an Auto Scaling group without a launch template")
     data = backend._get_template_from_args({**template, "Version": template.get("Version") or "$Default"}).data
     if data.get("NetworkInterfaces") and (data.get("SecurityGroupIds") or data.get("SecurityGroups")):
         raise AutoscalingClientError(
             "InvalidQueryParameter",
             "Invalid launch template: When a network interface is provided, the security groups must be a part of it.",
         )
-    placement = {"Placement": {"GroupName": given["placement_group"]}} if given.get("placement_group") else {}
-    refusal = problem(backend, merged(data, placement))
-    if refusal:
-        raise ValidationError(f"You must use a valid fully-formed launch template. {refusal.message}")
+    placement = {"Placement": {"GroupName": options["placement_group"]}} if options.get("placement_group") else {}
+    error = launch_error(backend, merge_launch_template(data, placement))
+    if error:
+        raise ValidationError(f"You must use a valid fully-formed launch template. {error.message}")
 
 
-def _install_answers() -> None:
-    make, resize, change = (
+def _install_responses() -> None:
+    moto_create, moto_set_capacity, moto_update = (
         AutoScalingResponse.create_auto_scaling_group,
         AutoScalingResponse.set_desired_capacity,
         AutoScalingResponse.update_auto_scaling_group,
     )
-    end = AutoScalingResponse.terminate_instance_in_auto_scaling_group
+    moto_terminate = AutoScalingResponse.terminate_instance_in_auto_scaling_group
 
     def create_auto_scaling_group(self: Any) -> ActionResult:
-        unknown = {key for key, value in self._get_params().items() if value not in (None, [], {})} - _KNOWN
-        if unknown:
-            raise NotImplementedError(f"a group with {', '.join(sorted(unknown))}")
-        return make(self)
+        unsupported = {
+            key for key, value in self._get_params().items() if value not in (None, [], {})
+        } - _SUPPORTED_KEYS
+        if unsupported:
+            raise NotImplementedError(f"an Auto Scaling group with {', '.join(sorted(unsupported))}")
+        return moto_create(self)
 
     def set_desired_capacity(self: Any) -> ActionResult:
-        name, wanted = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
-        group = group_of(self.autoscaling_backend, name)
+        name, desired = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
+        group = find_group(self.autoscaling_backend, name)
         for limit, side, outside in (
-            (group.max_size, "above max", wanted > group.max_size),
-            (group.min_size, "below min", wanted < group.min_size),
+            (group.max_size, "above max", desired > group.max_size),
+            (group.min_size, "below min", desired < group.min_size),
         ):
             if outside:
-                message = f"New SetDesiredCapacity value {wanted} is {side} value {limit} for the AutoScalingGroup."
+                message = f"New SetDesiredCapacity value {desired} is {side} value {limit} for the AutoScalingGroup."
                 raise ValidationError(message)
-        return resize(self)
+        return moto_set_capacity(self)
 
     def update_auto_scaling_group(self: Any) -> ActionResult:
-        """moto leaves these as they were."""
-        group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        answer = change(self)
+        """Apply parameters that moto ignores."""
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        response = moto_update(self)
         for key, attribute in (
             ("DefaultCooldown", "default_cooldown"),
             ("PlacementGroup", "placement_group"),
@@ -112,19 +115,19 @@ def _install_answers() -> None:
             if self._get_param(key) is not None:
                 setattr(group, attribute, self._get_param(key))
         bound = min(max(group.desired_capacity, group.min_size), group.max_size)
-        if bound != group.desired_capacity:  # moto counts a member that is ending as one that is there
+        if bound != group.desired_capacity:  # moto counts members that are terminating
             group.set_desired_capacity(bound)
-        return answer
+        return response
 
     def terminate_instance_in_auto_scaling_group(self: Any) -> ActionResult:
-        group = member_of(self.autoscaling_backend, self._get_param("InstanceId")).auto_scaling_group
+        group = find_member(self.autoscaling_backend, self._get_param("InstanceId")).auto_scaling_group
         if self._get_bool_param("ShouldDecrementDesiredCapacity", False) and group.desired_capacity <= group.min_size:
             raise ValidationError(
                 f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement "
                 "will violate group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or "
                 "lower group's min size."
             )
-        return end(self)
+        return moto_terminate(self)
 
     def set_instance_health(self: Any) -> ActionResult:
         health = self._get_param("HealthStatus")
@@ -135,9 +138,9 @@ def _install_answers() -> None:
         return EmptyResult()
 
     def delete_auto_scaling_group(self: Any) -> ActionResult:
-        """By force its members end at once: what their hooks wait for goes with the group."""
+        """Delete a group. With ForceDelete its instances terminate at once, without their lifecycle hooks."""
         backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
-        group = group_of(backend, name)
+        group = find_group(backend, name)
         if group.instance_states and not self._get_bool_param("ForceDelete", False):
             raise AutoscalingClientError(
                 "ResourceInUse",

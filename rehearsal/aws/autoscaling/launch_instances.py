@@ -1,4 +1,4 @@
-"""Auto Scaling's LaunchInstances: a synchronous launch that says at once what it got, and why not the rest."""
+"""Auto Scaling's LaunchInstances: a synchronous launch, which reports the launched instances and the errors."""
 
 from typing import Any
 
@@ -7,84 +7,86 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 
-from rehearsal.aws.autoscaling.members import add_members, subnets_of
-from rehearsal.aws.ec2.capacity import market_of
+from rehearsal.aws.active_faults import InsufficientCapacityError
+from rehearsal.aws.autoscaling.members import add_members, group_subnet_ids
+from rehearsal.aws.ec2.capacity import market_type
 from rehearsal.aws.ec2.launch import Launcher
-from rehearsal.aws.extension import extend
-from rehearsal.aws.injection import InsufficientCapacity
-from rehearsal.aws.lookup import group_of
+from rehearsal.aws.lookup import find_group
+from rehearsal.aws.moto_extension import extend
 
-MOST_INSTANCES = 100
+MAXIMUM_INSTANCES = 100
 
 
 def install(launcher: Launcher) -> None:
+    """Add LaunchInstances to moto."""
+
     def launch_instances(self: Any) -> ActionResult:
         backend = self.autoscaling_backend
-        group = group_of(backend, self._get_param("AutoScalingGroupName"))
-        token, asked = self._get_param("ClientToken"), dict(self._get_params())
-        answered: dict[tuple[str, str], tuple[Any, Any]] = vars(backend).setdefault("_launch_instances_tokens", {})
-        before, answer = answered.get((group.name, token), (asked, None))
-        if before != asked:
+        group = find_group(backend, self._get_param("AutoScalingGroupName"))
+        token, parameters = self._get_param("ClientToken"), dict(self._get_params())
+        responses: dict[tuple[str, str], tuple[Any, Any]] = vars(backend).setdefault("_launch_instances_tokens", {})
+        previous, response = responses.get((group.name, token), (parameters, None))
+        if previous != parameters:
             raise AutoscalingClientError(
                 "IdempotentParameterMismatch",
                 f"The client token {token} was used with other parameters.",
             )
-        if answer is None:
-            answer = _launch(launcher, group, asked)
-            answered[group.name, token] = asked, answer
-        return ActionResult(answer)
+        if response is None:
+            response = _launch(launcher, group, parameters)
+            responses[group.name, token] = parameters, response
+        return ActionResult(response)
 
     extend(AutoScalingResponse, launch_instances)
 
 
-def _launch(launcher: Launcher, group: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    count = int(asked["RequestedCapacity"])
-    if count > MOST_INSTANCES:
-        raise ValidationError(f"The number of instances to launch, {count}, exceeds the limit of {MOST_INSTANCES}.")
+def _launch(launcher: Launcher, group: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    count = int(parameters["RequestedCapacity"])
+    if count > MAXIMUM_INSTANCES:
+        raise ValidationError(f"The number of instances to launch, {count}, exceeds the limit of {MAXIMUM_INSTANCES}.")
     if group.desired_capacity + count > group.max_size:
         raise ValidationError(
             f"The requested capacity {count} would raise the desired capacity {group.desired_capacity} of the "
             f"AutoScalingGroup above its max size {group.max_size}."
         )
-    subnet = _subnet(group, asked)
+    subnet = _select_subnet(group, parameters)
     version = group.ec2_launch_template.get_version(group.launch_template_version)
-    if market_of(version.data) == "capacity-block":  # AWS's documents say nothing of it
+    if market_type(version.data) == "capacity-block":  # not documented by AWS
         raise NotImplementedError("LaunchInstances into a Capacity Block")
     pool = {
         "InstanceType": version.instance_type,
-        "MarketType": market_of(version.data) or "on-demand",
+        "MarketType": market_type(version.data) or "on-demand",
         "SubnetId": subnet.id,
         "AvailabilityZone": subnet.availability_zone,
         "AvailabilityZoneId": subnet._availability_zone.zone_id,
     }
-    answer: dict[str, Any] = {
+    response: dict[str, Any] = {
         "AutoScalingGroupName": group.name,
-        "ClientToken": asked["ClientToken"],
+        "ClientToken": parameters["ClientToken"],
         "Instances": [],
         "Errors": [],
     }
     launched, error = [], None
     try:
         launched = add_members(launcher, group, count, subnet.id)
-    except EC2ClientError as refusal:
-        error = refusal
+    except EC2ClientError as launch_failure:
+        error = launch_failure
     if launched:
-        answer["Instances"] = [{**pool, "InstanceIds": [instance.id for instance in launched]}]
+        response["Instances"] = [{**pool, "InstanceIds": [instance.id for instance in launched]}]
         if len(launched) < count:
-            error = InsufficientCapacity(subnet.availability_zone, version.instance_type)
+            error = InsufficientCapacityError(subnet.availability_zone, version.instance_type)
     group.desired_capacity += len(launched)
     if error:
-        answer["Errors"] = [{**pool, "ErrorCode": error.code, "ErrorMessage": error.message}]
-        if asked.get("RetryStrategy") == "retry-with-group-configuration":
+        response["Errors"] = [{**pool, "ErrorCode": error.code, "ErrorMessage": error.message}]
+        if parameters.get("RetryStrategy") == "retry-with-group-configuration":
             group.set_desired_capacity(group.desired_capacity + count - len(launched))
-    return answer
+    return response
 
 
-def _subnet(group: Any, asked: dict[str, Any]) -> Any:
-    """The one subnet of this launch: a call serves one zone."""
-    subnets = group.ec2_backend.describe_subnets(subnet_ids=subnets_of(group))
-    ids, zones = asked.get("SubnetIds") or [], asked.get("AvailabilityZones") or []
-    zone_ids = asked.get("AvailabilityZoneIds") or []
+def _select_subnet(group: Any, parameters: dict[str, Any]) -> Any:
+    """Return the subnet of the launch. A call launches in one Availability Zone."""
+    subnets = group.ec2_backend.describe_subnets(subnet_ids=group_subnet_ids(group))
+    ids, zones = parameters.get("SubnetIds") or [], parameters.get("AvailabilityZones") or []
+    zone_ids = parameters.get("AvailabilityZoneIds") or []
     if zones and zone_ids:
         raise ValidationError("AvailabilityZones and AvailabilityZoneIds may not both be specified.")
     if max(len(ids), len(zones), len(zone_ids)) > 1:
@@ -100,5 +102,5 @@ def _subnet(group: Any, asked: dict[str, Any]) -> Any:
             and (not zone_ids or subnet._availability_zone.zone_id in zone_ids)
         ):
             return subnet
-    wanted = ", ".join([*ids, *zones, *zone_ids])
-    raise ValidationError(f"{wanted} is not in the configuration of the AutoScalingGroup {group.name}.")
+    requested = ", ".join([*ids, *zones, *zone_ids])
+    raise ValidationError(f"{requested} is not in the configuration of the AutoScalingGroup {group.name}.")

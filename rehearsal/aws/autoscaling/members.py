@@ -1,4 +1,4 @@
-"""The members of an Auto Scaling group: how each comes, how each goes, and how many there are."""
+"""Instances of an Auto Scaling group (its members): launch, termination, replacement and desired capacity."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,34 +14,36 @@ from moto.autoscaling.models import (
 from moto.ec2.exceptions import EC2ClientError
 
 from rehearsal.aws.autoscaling import activities
-from rehearsal.aws.autoscaling.lifecycle import LAUNCHING, TERMINATING, hold, release
+from rehearsal.aws.autoscaling.lifecycle import LAUNCHING, TERMINATING, release, start_hooks
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2 import volume_keys
 from rehearsal.aws.ec2.launch import Launcher
-from rehearsal.aws.ec2.launch_checks import Asked
-from rehearsal.aws.extension import extend, refuse
-from rehearsal.aws.lookup import member_of
+from rehearsal.aws.ec2.launch_validation import LaunchParameters
+from rehearsal.aws.lookup import find_member
+from rehearsal.aws.moto_extension import ec2_error, extend
 
-RETRY_SECONDS = 30.0  # AWS tells no figure
+RETRY_SECONDS = 30.0  # an assumption: AWS does not document the interval
 
 
 def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> list[Any]:
-    """Launch `count` members in one of the group's subnets, or as many as there is capacity for.
+    """Launch up to `count` members in one of the group's subnets, as capacity allows, and return their instances.
 
-    Returns their instances. Raises EC2ClientError, and then none runs.
+    Raises EC2ClientError if none can be launched.
     """
     template = group.ec2_launch_template
     version = template.get_version(group.launch_template_version)
     tags = {**group.get_propagated_tags(), ASG_NAME_TAG: group.name}
-    own = [{"Key": key, "Value": value} for key, value in tags.items()]
-    asked: Asked = {"TagSpecifications": [{"ResourceType": "instance", "Tags": own}]}
+    tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
+    parameters: LaunchParameters = {"TagSpecifications": [{"ResourceType": "instance", "Tags": tag_list}]}
     if group.placement_group:
-        asked["Placement"] = {"GroupName": group.placement_group}
-    asked.update(_in_subnet(version.data, subnet_id))
-    named = {"LaunchTemplateId": template.id, "Version": version.number}
-    reservation = launcher.launch(group.ec2_backend, asked, count, named, at_least=1, by_group=True)
-    if any(instance.state == "terminated" for instance in reservation.instances):  # all have the same volumes
-        raise refuse(volume_keys.CODE, volume_keys.MESSAGE)
+        parameters["Placement"] = {"GroupName": group.placement_group}
+    parameters.update(_subnet_parameters(version.data, subnet_id))
+    template_version = {"LaunchTemplateId": template.id, "Version": version.number}
+    reservation = launcher.launch(
+        group.ec2_backend, parameters, count, template_version, minimum_count=1, by_auto_scaling=True
+    )
+    if any(instance.state == "terminated" for instance in reservation.instances):  # all instances have the same volumes
+        raise ec2_error(volume_keys.CODE, volume_keys.MESSAGE)
     for instance in reservation.instances:
         instance.autoscaling_group = group
         protected = group.new_instances_protected_from_scale_in
@@ -49,131 +51,142 @@ def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> l
         member.template = {"LaunchTemplateId": template.id, "LaunchTemplateName": template.name}
         member.template["Version"] = str(version.number)
         group.instance_states.append(member)
-        hold(member, LAUNCHING, lambda well, member=member: _launched(member, well))  # type: ignore[misc]
+        start_hooks(member, LAUNCHING, lambda completed, member=member: _complete_launch(member, completed))  # type: ignore[misc]
     return list(reservation.instances)
 
 
-def _in_subnet(data: Any, subnet_id: str) -> Asked:
+def _subnet_parameters(data: Any, subnet_id: str) -> LaunchParameters:
     interfaces = data.get("NetworkInterfaces")
     if not interfaces:
         return {"SubnetId": subnet_id}
     return {"NetworkInterfaces": [{**interface, "SubnetId": subnet_id} for interface in interfaces]}
 
 
-def _launched(member: Any, well: bool) -> None:
-    """In service from now on; or, its launch abandoned, replaced."""
-    if well:
+def _complete_launch(member: Any, completed: bool) -> None:
+    """Put a member in service after its hooks; if a hook abandoned the launch, replace the member."""
+    if completed:
         member.lifecycle_state, member.in_service_since = "InService", CLOCK.now()
-        activities.launched(member.auto_scaling_group, member.instance)
+        activities.record_launch(member.auto_scaling_group, member.instance)
     else:
         group = member.auto_scaling_group
         remove(member)
         group.set_desired_capacity(group.desired_capacity)
 
 
-def subnets_of(group: Any) -> list[str]:
+def group_subnet_ids(group: Any) -> list[str]:
+    """Return the subnet ids of a group."""
     return group.vpc_zone_identifier.split(",") if group.vpc_zone_identifier else []
 
 
-def end(member: Any) -> None:
-    """Take a member out, through the group's termination hooks. From now on the instance knows that it is to end."""
-    if is_ending(member):
+def terminate_member(member: Any) -> None:
+    """Terminate a member after the group's termination hooks; its target lifecycle state is Terminated at once."""
+    if is_terminating(member):
         return
     release(member)
-    member.lifecycle_state, member.instance.is_ending = "Terminating", True
-    hold(member, TERMINATING, lambda _: remove(member))
+    member.lifecycle_state, member.instance.is_terminating = "Terminating", True
+    start_hooks(member, TERMINATING, lambda _: remove(member))
 
 
-def is_ending(member: Any) -> bool:
+def is_terminating(member: Any) -> bool:
+    """Return whether the member's termination has started."""
     return str(member.lifecycle_state).startswith("Terminating")
 
 
 def remove(member: Any) -> None:
-    """Terminate a member's instance now, without its hooks."""
+    """Terminate a member's instance at once, without hooks, and remove it from the group."""
     release(member)
     group = member.auto_scaling_group
     if member.instance.state != "terminated":
         member.instance.terminate()
-    activities.terminated(group, member.instance)
+    activities.record_termination(group, member.instance)
     group.instance_states = [other for other in group.instance_states if other is not member]
 
 
 def is_suspended(group: Any, *processes: str) -> bool:
-    return any(each["ProcessName"] in processes for each in group.suspended_processes)
+    """Return whether one of the processes is suspended for the group."""
+    return any(process["ProcessName"] in processes for process in group.suspended_processes)
 
 
 def notify_terminate_instances(self: Any, instance_ids: list[str]) -> None:
-    """Members that EC2 terminated are replaced up to the desired capacity, unless the group must not launch."""
+    """Replace members that EC2 terminated, up to the desired capacity, unless ReplaceUnhealthy is suspended."""
     for group in list(self.autoscaling_groups.values()):
-        lost = [member for member in group.instance_states if member.instance.id in instance_ids]
-        for member in lost:
+        terminated = [member for member in group.instance_states if member.instance.id in instance_ids]
+        for member in terminated:
             remove(member)
-        if lost and not is_suspended(group, "ReplaceUnhealthy"):
+        if terminated and not is_suspended(group, "ReplaceUnhealthy"):
             group.set_desired_capacity(group.desired_capacity)
 
 
-def set_instance_health(self: Any, instance_id: str, health_status: str, in_grace: bool = True) -> None:
-    """An unhealthy member is replaced; with `in_grace`, not before the group's grace period is over."""
-    member = member_of(self, instance_id)
+def set_instance_health(self: Any, instance_id: str, health_status: str, respect_grace_period: bool = True) -> None:
+    """Set the health of a member and replace it if unhealthy.
+
+    `respect_grace_period`: ignore the call during the group's health check grace period.
+    """
+    member = find_member(self, instance_id)
     group = member.auto_scaling_group
     if health_status != "Healthy":
-        grace = group.health_check_grace_period if in_grace else 0
+        grace = group.health_check_grace_period if respect_grace_period else 0
         since = getattr(member, "in_service_since", 0.0)
         if member.lifecycle_state != "InService" or CLOCK.now() < since + grace:
             return
     member.health_status = health_status
     if health_status != "Healthy" and not is_suspended(group, "ReplaceUnhealthy"):
-        end(member)
+        terminate_member(member)
         group.set_desired_capacity(group.desired_capacity)
 
 
 def terminate_instance(self: Any, instance_id: str, should_decrement: bool) -> TerminateInstanceActivity:
-    member = member_of(self, instance_id)
-    group, original = member.auto_scaling_group, member.auto_scaling_group.desired_capacity
-    if should_decrement and not is_ending(member):
+    """Terminate a member and return moto's activity; the group replaces it unless the capacity is decremented."""
+    member = find_member(self, instance_id)
+    group, initial_capacity = member.auto_scaling_group, member.auto_scaling_group.desired_capacity
+    if should_decrement and not is_terminating(member):
         group.desired_capacity -= 1
-    end(member)
+    terminate_member(member)
     group.set_desired_capacity(group.desired_capacity)
-    return TerminateInstanceActivity(member.instance, original)
+    return TerminateInstanceActivity(member.instance, initial_capacity)
 
 
 def install(launcher: Launcher) -> None:
+    """Replace moto's launches, terminations and capacity changes of groups."""
+
     def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
-        """Of members to remove the oldest go first; one that is ending, or in standby, is not counted."""
+        """Launch or terminate members, oldest first. Terminating members and those in standby do not count."""
         self.retry_at = None
         self.desired_capacity = self.min_size if new_capacity is None else int(new_capacity)
-        counted = [each for each in self.instance_states if not is_ending(each) and each.lifecycle_state != "Standby"]
+        counted = [
+            each for each in self.instance_states if not is_terminating(each) and each.lifecycle_state != "Standby"
+        ]
         missing = self.desired_capacity - len(counted)
         if missing > 0 and not is_suspended(self, "Launch"):
             self.replace_autoscaling_group_instances(missing, {})
         elif missing < 0 and not is_suspended(self, "Terminate"):
-            open_ones = [each for each in counted if not each.protected_from_scale_in]
-            for member in sorted(open_ones, key=lambda each: each.instance.launched_at)[:-missing]:
-                end(member)
+            unprotected = [member for member in counted if not member.protected_from_scale_in]
+            for member in sorted(unprotected, key=lambda member: member.instance.launched_at)[:-missing]:
+                terminate_member(member)
         if self.name in self.autoscaling_backend.autoscaling_groups:
             self.autoscaling_backend.update_attached_elbs(self.name)
             self.autoscaling_backend.update_attached_target_groups(self.name)
 
     def replace_autoscaling_group_instances(self: Any, count_needed: int, propagated_tags: dict[str, str]) -> None:
-        """Each member in the subnet that has fewest; a launch that EC2 refuses is tried again later, as in AWS."""
+        """Launch each member in the subnet with the fewest members. Retry a failed launch later, as AWS does."""
         for _ in range(count_needed):
-            held = [member.instance.subnet_id for member in self.instance_states]
-            subnet = min(subnets_of(self), key=held.count)
+            used_subnets = [member.instance.subnet_id for member in self.instance_states]
+            subnet = min(group_subnet_ids(self), key=used_subnets.count)
             try:
                 add_members(launcher, self, 1, subnet)
-            except EC2ClientError as refusal:
-                activities.failed(self, subnet, refusal.message)
+            except EC2ClientError as error:
+                activities.record_failed_launch(self, subnet, error.message)
                 self.retry_at = CLOCK.now() + RETRY_SECONDS
                 return
 
-    # moto tells of each member the template's default version, whatever it was launched from.
+    # moto reports the template's default version for each member, even if it was launched from another version.
     extend(InstanceState, launch_template=property(lambda self: self.template), template=None)
     extend(FakeAutoScalingGroup, set_desired_capacity, replace_autoscaling_group_instances, retry_at=None)
     extend(AutoScalingBackend, notify_terminate_instances, set_instance_health, terminate_instance)
-    CLOCK.watch(_retries)
+    CLOCK.add_source(_due_retries)
 
 
-def _retries() -> Iterator[Due]:
+def _due_retries() -> Iterator[Due]:
     backends: Any = autoscaling_backends
     for _, _, backend in backends.iter_backends():
         for group in backend.autoscaling_groups.values():

@@ -1,4 +1,4 @@
-"""The service-linked role of Auto Scaling: there from the account's first group on, and kept by the account for good.
+"""The service-linked role of Auto Scaling: AWS creates it with the account's first group and keeps it.
 
 Source: https://docs.aws.amazon.com/autoscaling/ec2/userguide/autoscaling-service-linked-role.html
 """
@@ -8,29 +8,30 @@ from typing import Any
 from moto.autoscaling.models import AutoScalingBackend
 from moto.iam.models import iam_backends
 
-from rehearsal.aws.extension import extend
+from rehearsal.aws.moto_extension import extend
 
 AUTO_SCALING = "autoscaling.amazonaws.com"
 
 
 def service_role(account: str, service: str) -> Any:
-    """The role linked to a service; None while there is none."""
+    """Return the service-linked role of a service, or None before its creation."""
     roles = iam_backends[account]["aws"].roles.values()
     return next((role for role in roles if role.path == f"/aws-service-role/{service}/"), None)
 
 
 def is_linked(role: Any) -> bool:
-    """Whether a service made the role for itself: nobody is asked to delete it."""
+    """Return whether a role is a service-linked role, which a teardown does not delete."""
     return str(role.path).startswith("/aws-service-role/")
 
 
 def install() -> None:
-    create = AutoScalingBackend.create_auto_scaling_group
+    """Create the role with the first group."""
+    moto_create = AutoScalingBackend.create_auto_scaling_group
 
-    def create_auto_scaling_group(self: Any, name: str, **given: Any) -> Any:
-        made = create(self, name, **given)
+    def create_auto_scaling_group(self: Any, name: str, **options: Any) -> Any:
+        group = moto_create(self, name, **options)
         if service_role(self.account_id, AUTO_SCALING) is None:
             iam_backends[self.account_id]["aws"].create_service_linked_role(AUTO_SCALING, "", "")
-        return made
+        return group
 
     extend(AutoScalingBackend, create_auto_scaling_group)

@@ -1,1 +1,1 @@
-"""EC2: networks, images, launches, capacity and what ends them."""
+"""EC2: networks, images, launches, capacity and terminations."""

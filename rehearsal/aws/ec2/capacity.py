@@ -1,110 +1,123 @@
-"""Which capacity a launch takes: that of a reservation, Spot, or On-Demand; and what EC2 refuses of what it asks.
+"""Allocation of capacity to a launch: from a reservation, Spot or On-Demand, and validation of those parameters.
 
 Sources: API reference, RunInstances (CapacityReservationSpecification, InstanceMarketOptions) and error codes; EC2 user
-guide, "Launch instances using Capacity Blocks". A placement group beside a Capacity Block is not refused there: "there
-is no need to use a cluster placement group with a Capacity Block".
+guide, "Launch instances using Capacity Blocks". A placement group together with a Capacity Block is not an error there:
+"there is no need to use a cluster placement group with a Capacity Block".
 """
 
 from typing import Any
 
+from rehearsal.aws.active_faults import ACTIVE_FAULTS, InsufficientCapacityError
 from rehearsal.aws.ec2 import spot
 from rehearsal.aws.ec2.quotas import check_on_demand, check_spot
-from rehearsal.aws.ec2.reservation_actions import find
+from rehearsal.aws.ec2.reservation_actions import find_reservation
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
-from rehearsal.aws.extension import refuse
-from rehearsal.aws.injection import INJECTED, InsufficientCapacity
+from rehearsal.aws.moto_extension import ec2_error
 
-Asked = dict[str, Any]
+LaunchParameters = dict[str, Any]
 _MARKETS = (None, "spot", "capacity-block")
 _PREFERENCES = (None, "open", "none", "capacity-reservations-only")
-_KNOWN = {"CapacityReservationPreference", "CapacityReservationTarget"}
+_SUPPORTED = {"CapacityReservationPreference", "CapacityReservationTarget"}
 
 
-def market_of(asked: Asked) -> str | None:
-    found: str | None = (asked.get("InstanceMarketOptions") or {}).get("MarketType")
-    return found
+def market_type(parameters: LaunchParameters) -> str | None:
+    """Return the MarketType of launch parameters: spot, capacity-block, or None for On-Demand."""
+    value: str | None = (parameters.get("InstanceMarketOptions") or {}).get("MarketType")
+    return value
 
 
-def check_capacity(asked: Asked) -> None:
-    """Refuse combinations that no account could launch."""
-    market, options = market_of(asked), asked.get("InstanceMarketOptions") or {}
+def validate_capacity_options(parameters: LaunchParameters) -> None:
+    """Raise EC2's error for invalid market and reservation parameters."""
+    market, options = market_type(parameters), parameters.get("InstanceMarketOptions") or {}
     if market not in _MARKETS:
-        raise refuse("InvalidParameterValue", f"Invalid value '{market}' for MarketType.")
-    specification = asked.get("CapacityReservationSpecification") or {}
-    preference, target = specification.get("CapacityReservationPreference"), _target(specification)
-    if unknown := specification.keys() - _KNOWN:
-        raise NotImplementedError(f"a launch with a reservation's {', '.join(sorted(unknown))}")
+        raise ec2_error("InvalidParameterValue", f"Invalid value '{market}' for MarketType.")
+    specification = parameters.get("CapacityReservationSpecification") or {}
+    preference, target = specification.get("CapacityReservationPreference"), _target_reservation(specification)
+    if unknown := specification.keys() - _SUPPORTED:
+        raise NotImplementedError(f"a launch with CapacityReservationSpecification {', '.join(sorted(unknown))}")
     if preference not in _PREFERENCES:
-        raise refuse("InvalidParameterValue", f"Invalid value '{preference}' for CapacityReservationPreference.")
+        raise ec2_error("InvalidParameterValue", f"Invalid value '{preference}' for CapacityReservationPreference.")
     if target and preference in ("open", "none"):
-        raise _combination("Specify either a CapacityReservationPreference or a CapacityReservationTarget.")
+        raise _invalid_combination("Specify either a CapacityReservationPreference or a CapacityReservationTarget.")
     if options.get("SpotOptions") and market != "spot":
-        raise _combination("SpotOptions are for the MarketType spot.")
+        raise _invalid_combination("SpotOptions require the MarketType spot.")
     if market == "spot":
         if target:
-            raise _combination("A Spot Instance can't run in a Capacity Reservation.")
-        spot.check_options(options.get("SpotOptions") or {})
+            raise _invalid_combination("A Spot Instance can't run in a Capacity Reservation.")
+        spot.validate_spot_options(options.get("SpotOptions") or {})
     if market == "capacity-block" and not target:
-        raise _combination("The MarketType capacity-block needs a CapacityReservationTarget: the Capacity Block's ID.")
+        raise _invalid_combination(
+            "The MarketType capacity-block requires a CapacityReservationTarget with the Capacity Block's ID."
+        )
 
 
-def _target(specification: Asked) -> str | None:
+def _target_reservation(specification: LaunchParameters) -> str | None:
     target = specification.get("CapacityReservationTarget") or {}
     if target.get("CapacityReservationResourceGroupArn"):
         raise NotImplementedError("a launch that targets a group of reservations")
-    found: str | None = target.get("CapacityReservationId")
-    return found
+    reservation_id: str | None = target.get("CapacityReservationId")
+    return reservation_id
 
 
-def allot(backend: Any, asked: Asked, zone: str, count: int, at_least: int) -> list[str | None]:
-    """For each instance that can be launched, the reservation that it takes its capacity of, or none.
+def allocate_capacity(
+    backend: Any, parameters: LaunchParameters, zone: str, count: int, minimum_count: int
+) -> list[str | None]:
+    """Return, for each instance that can be launched, the id of its capacity reservation, or None.
 
-    Raises EC2ClientError with AWS's code when it would be fewer than `at_least`.
+    Raises EC2ClientError with AWS's code if fewer than `minimum_count` instances can be launched.
     """
-    kind, market = asked["InstanceType"], market_of(asked)
-    specification = asked.get("CapacityReservationSpecification") or {}
-    if target := _target(specification):
-        held = find(backend, target)
-        if held.is_block != (market == "capacity-block"):
-            raise _combination(
-                f"{target} is {'a' if held.is_block else 'no'} Capacity Block: the MarketType capacity-block is for "
-                "Capacity Blocks, and they need it."
+    instance_type, market = parameters["InstanceType"], market_type(parameters)
+    specification = parameters.get("CapacityReservationSpecification") or {}
+    if target := _target_reservation(specification):
+        reservation = find_reservation(backend, target)
+        if reservation.is_block != (market == "capacity-block"):
+            raise _invalid_combination(
+                f"{target} is {'a' if reservation.is_block else 'not a'} Capacity Block. Only Capacity Blocks "
+                "require the MarketType capacity-block."
             )
-        return _of_reservations([held] if held.open_for_launches and held.fits(kind, zone) else [], count, at_least)
+        usable = reservation.accepts_launches and reservation.matches(instance_type, zone)
+        return _from_reservations([reservation] if usable else [], count, minimum_count)
     if market == "spot":
-        spot.check_price(kind, asked["InstanceMarketOptions"].get("SpotOptions") or {})
-        check_spot(backend, kind, count)
-        return _unreserved([], kind, zone, count, at_least)
+        spot.check_maximum_price(instance_type, parameters["InstanceMarketOptions"].get("SpotOptions") or {})
+        check_spot(backend, instance_type, count)
+        return _add_unreserved([], instance_type, zone, count, minimum_count)
     preference = specification.get("CapacityReservationPreference")
     matching = [
-        held
-        for held in reservations(backend).values()
-        if held.instance_match_criteria == "open" and held.open_for_launches and held.fits(kind, zone)
+        reservation
+        for reservation in reservations(backend).values()
+        if reservation.instance_match_criteria == "open"
+        and reservation.accepts_launches
+        and reservation.matches(instance_type, zone)
     ]
     if preference == "capacity-reservations-only":
-        return _of_reservations(matching, count, at_least)
-    taken = [] if preference == "none" else _of_reservations(matching, count, 0)
-    if len(taken) < count:
-        check_on_demand(backend, kind, count - len(taken))
-    return _unreserved(taken, kind, zone, count, at_least)
+        return _from_reservations(matching, count, minimum_count)
+    reserved = [] if preference == "none" else _from_reservations(matching, count, 0)
+    if len(reserved) < count:
+        check_on_demand(backend, instance_type, count - len(reserved))
+    return _add_unreserved(reserved, instance_type, zone, count, minimum_count)
 
 
-def _of_reservations(held: list[CapacityReservation], count: int, at_least: int) -> list[str | None]:
-    free: list[str | None] = [one.id for one in held for _ in range(one.available_instance_count)]
-    if len(free) < at_least:
-        raise refuse(
+def _from_reservations(candidates: list[CapacityReservation], count: int, minimum_count: int) -> list[str | None]:
+    available: list[str | None] = [
+        reservation.id for reservation in candidates for _ in range(reservation.available_instance_count)
+    ]
+    if len(available) < minimum_count:
+        raise ec2_error(
             "ReservationCapacityExceeded",
             "The requested reservation does not have sufficient compatible and available capacity for this request.",
         )
-    return free[:count]
+    return available[:count]
 
 
-def _unreserved(taken: list[str | None], kind: str, zone: str, count: int, at_least: int) -> list[str | None]:
-    found = taken + [None] * INJECTED.room(kind, count - len(taken))
-    if len(found) < at_least:
-        raise InsufficientCapacity(zone, kind)
-    return found
+def _add_unreserved(
+    reserved: list[str | None], instance_type: str, zone: str, count: int, minimum_count: int
+) -> list[str | None]:
+    unreserved_count = ACTIVE_FAULTS.available_capacity(instance_type, count - len(reserved))
+    allocated = reserved + [None] * unreserved_count
+    if len(allocated) < minimum_count:
+        raise InsufficientCapacityError(zone, instance_type)
+    return allocated
 
 
-def _combination(message: str) -> Exception:
-    return refuse("InvalidParameterCombination", message)
+def _invalid_combination(message: str) -> Exception:
+    return ec2_error("InvalidParameterCombination", message)

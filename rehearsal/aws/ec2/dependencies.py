@@ -1,6 +1,6 @@
-"""What EC2 refuses to delete while something depends on it, or to attach a second time, and what goes with a deletion.
+"""Dependencies between EC2 network resources: DependencyViolation errors, and resources deleted with their parent.
 
-moto deletes most things in any order; a program that deletes in a wrong order would pass here and fail on AWS.
+moto deletes most resources in any order: without this, a program that deletes in a wrong order would fail only on AWS.
 """
 
 from typing import Any
@@ -8,11 +8,11 @@ from typing import Any
 from moto.ec2.models import EC2Backend
 from moto.ec2.responses import EC2Response
 
-from rehearsal.aws.extension import extend, refuse
+from rehearsal.aws.moto_extension import ec2_error, extend
 
 
 def _violation(message: str) -> Exception:
-    return refuse("DependencyViolation", message)
+    return ec2_error("DependencyViolation", message)
 
 
 def _interfaces_in(backend: Any, vpc_id: str) -> list[Any]:
@@ -20,27 +20,28 @@ def _interfaces_in(backend: Any, vpc_id: str) -> list[Any]:
 
 
 def install() -> None:
+    """Add the dependency checks to moto's operations."""
     _install_networks()
     _install_gateways()
 
 
 def _install_networks() -> None:
-    drop_subnet, drop_group, drop_vpc = (
+    moto_delete_subnet, moto_delete_group, moto_delete_vpc = (
         EC2Backend.delete_subnet,
         EC2Backend.delete_security_group,
         EC2Backend.delete_vpc,
     )
-    drop_interface = EC2Response.delete_network_interface
+    moto_delete_interface = EC2Response.delete_network_interface
 
     def delete_subnet(self: Any, subnet_id: str) -> Any:
         if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
             raise _violation(f"The subnet '{subnet_id}' has dependencies and cannot be deleted.")
-        subnet = drop_subnet(self, subnet_id)
+        subnet = moto_delete_subnet(self, subnet_id)
         for table in self.route_tables.values():
             for association in [key for key, target in table._associations.items() if target == subnet_id]:
                 del table._associations[association]
         for acl in self.network_acls.values():
-            for association in [key for key, each in acl._associations.items() if each.subnet_id == subnet_id]:
+            for association in [key for key, link in acl._associations.items() if link.subnet_id == subnet_id]:
                 del acl._associations[association]
         return subnet
 
@@ -48,13 +49,13 @@ def _install_networks() -> None:
         group = self.get_security_group_by_name_or_id(group_id or name)
         if group is not None:
             if group.name == "default":
-                raise refuse(
+                raise ec2_error(
                     "CannotDelete", f'the specified group: "{group.id}" name: "default" cannot be deleted by a user'
                 )
-            holders = any(group in interface._group_set for interface in self.enis.values())
-            if holders or any(_names(other, group) for other in _groups(self) if other is not group):
+            in_use = any(group in interface._group_set for interface in self.enis.values())
+            if in_use or any(_references(other, group) for other in _groups(self) if other is not group):
                 raise _violation(f"resource {group.id} has a dependent object")
-        drop_group(self, name, group_id)
+        moto_delete_group(self, name, group_id)
 
     def delete_vpc(self: Any, vpc_id: str) -> Any:
         dependants = [
@@ -73,22 +74,22 @@ def _install_networks() -> None:
         if dependants:
             raise _violation(f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
         vpc = self.get_vpc(vpc_id)
-        # The default group, the main route table and the default ACL go with their VPC; DHCP options are shared.
+        # The default group, main route table and default ACL are deleted with their VPC; DHCP options are shared.
         self.groups.get(vpc_id, {}).clear()
         if vpc is not None:
             vpc.dhcp_options = None
-        gone = drop_vpc(self, vpc_id)
+        deleted = moto_delete_vpc(self, vpc_id)
         for acl in [key for key, acl in self.network_acls.items() if acl.vpc_id == vpc_id]:
             del self.network_acls[acl]
-        return gone
+        return deleted
 
     def delete_network_interface(self: Any) -> Any:
-        """A call may not take what an instance or a service holds; their own end may."""
-        name = self._get_param("NetworkInterfaceId")
-        interface = self.ec2_backend.get_network_interface(name)
+        """Refuse to delete an interface that an instance or an AWS service uses."""
+        interface_id = self._get_param("NetworkInterfaceId")
+        interface = self.ec2_backend.get_network_interface(interface_id)
         if interface.requester_managed or interface.instance:
-            raise refuse("InvalidParameterValue", f"Network interface '{name}' is currently in use.")
-        return drop_interface(self)
+            raise ec2_error("InvalidParameterValue", f"Network interface '{interface_id}' is currently in use.")
+        return moto_delete_interface(self)
 
     extend(EC2Response, delete_network_interface)
     extend(EC2Backend, delete_subnet, delete_security_group, delete_vpc)
@@ -98,15 +99,15 @@ def _groups(backend: Any) -> list[Any]:
     return [group for groups in backend.groups.values() for group in groups.values()]
 
 
-def _names(group: Any, other: Any) -> bool:
-    """Whether a rule of `group` names `other`."""
+def _references(group: Any, other: Any) -> bool:
+    """Return whether a rule of `group` references the security group `other`."""
     rules = [*group.ingress_rules, *group.egress_rules]
     return any(rule.source_group.get("GroupId") == other.id for rule in rules)
 
 
 def _install_gateways() -> None:
-    drop_nat = EC2Backend.delete_nat_gateway
-    attach, detach, release, make_nat = (
+    moto_delete_nat = EC2Backend.delete_nat_gateway
+    moto_attach, moto_detach, moto_release, moto_create_nat = (
         EC2Backend.attach_internet_gateway,
         EC2Backend.detach_internet_gateway,
         EC2Backend.release_address,
@@ -114,9 +115,9 @@ def _install_gateways() -> None:
     )
 
     def create_nat_gateway(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gateway = make_nat(self, *args, **kwargs)
+        gateway = moto_create_nat(self, *args, **kwargs)
         interface = gateway._eni
-        address = interface.subnet.get_available_subnet_ip(interface)  # moto takes any private address
+        address = interface.subnet.get_available_subnet_ip(interface)  # moto assigns a random private address
         gateway.private_ip = interface.private_ip_address = address
         interface.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
         gateway.address_set[0]["privateIp"] = address
@@ -127,10 +128,10 @@ def _install_gateways() -> None:
         return gateway
 
     def delete_nat_gateway(self: Any, nat_gateway_id: str) -> Any:
-        """moto keeps the gateway's interface and its hold on the address."""
+        """Delete the gateway's interface and its address association, which moto keeps."""
         if nat_gateway_id not in self.nat_gateways:
-            raise refuse("NatGatewayNotFound", f"NatGateway {nat_gateway_id} was not found")
-        gateway = drop_nat(self, nat_gateway_id)
+            raise ec2_error("NatGatewayNotFound", f"NatGateway {nat_gateway_id} was not found")
+        gateway = moto_delete_nat(self, nat_gateway_id)
         for address in self.addresses:
             if address.eni is gateway._eni:
                 address.eni = address.association_id = None
@@ -139,26 +140,26 @@ def _install_gateways() -> None:
         return gateway
 
     def attach_internet_gateway(self: Any, internet_gateway_id: str, vpc_id: str) -> Any:
-        """A VPC has one at most (AttachInternetGateway); moto sees to the gateway's side alone."""
-        there = [gateway for gateway in self.internet_gateways.values() if gateway.vpc and gateway.vpc.id == vpc_id]
-        if there and internet_gateway_id not in {gateway.id for gateway in there}:
-            raise refuse("InvalidParameterValue", f"Network {vpc_id} already has an internet gateway attached")
-        return attach(self, internet_gateway_id, vpc_id)
+        """Refuse a second internet gateway of a VPC (AttachInternetGateway), which moto does not check."""
+        attached = [gateway for gateway in self.internet_gateways.values() if gateway.vpc and gateway.vpc.id == vpc_id]
+        if attached and internet_gateway_id not in {gateway.id for gateway in attached}:
+            raise ec2_error("InvalidParameterValue", f"Network {vpc_id} already has an internet gateway attached")
+        return moto_attach(self, internet_gateway_id, vpc_id)
 
     def detach_internet_gateway(self: Any, internet_gateway_id: str, vpc_id: str) -> None:
-        mapped = any(interface.public_ip for interface in _interfaces_in(self, vpc_id))
-        if mapped:
+        has_public_address = any(interface.public_ip for interface in _interfaces_in(self, vpc_id))
+        if has_public_address:
             raise _violation(
                 f"Network {vpc_id} has some mapped public address(es). Please unmap those public address(es) before "
                 "detaching the gateway."
             )
-        detach(self, internet_gateway_id, vpc_id)
+        moto_detach(self, internet_gateway_id, vpc_id)
 
     def release_address(self: Any, address: str | None = None, allocation_id: str | None = None) -> None:
-        found = self.address_by_allocation([allocation_id]) if allocation_id else self.address_by_ip([address])
-        if found[0].eni or found[0].instance:
-            raise refuse("InvalidIPAddress.InUse", f"Address {found[0].public_ip} is in use.")
-        release(self, address, allocation_id)
+        addresses = self.address_by_allocation([allocation_id]) if allocation_id else self.address_by_ip([address])
+        if addresses[0].eni or addresses[0].instance:
+            raise ec2_error("InvalidIPAddress.InUse", f"Address {addresses[0].public_ip} is in use.")
+        moto_release(self, address, allocation_id)
 
     extend(
         EC2Backend,

@@ -1,4 +1,4 @@
-"""RunInstances and launch templates as API actions, with all that the template asks."""
+"""RunInstances and launch templates as API actions, and the state of instances that moto does not keep."""
 
 from typing import Any
 
@@ -9,118 +9,131 @@ from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
+from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.ec2.launch import Launcher, user_data_of
-from rehearsal.aws.ec2.launch_checks import Asked, problem
-from rehearsal.aws.ec2.visibility import without_address
-from rehearsal.aws.extension import extend, refuse
-from rehearsal.aws.injection import InsufficientCapacity, Refusal
+from rehearsal.aws.ec2.launch import Launcher, encode_user_data
+from rehearsal.aws.ec2.launch_validation import LaunchParameters, launch_error
+from rehearsal.aws.ec2.visibility import has_hidden_address
+from rehearsal.aws.moto_extension import ec2_error, extend
 
-_NOT_OF_A_LAUNCH = {"DryRun", "MinCount", "MaxCount", "LaunchTemplate"}
+_REQUEST_ONLY_KEYS = {"DryRun", "MinCount", "MaxCount", "LaunchTemplate"}
 
 
 def install(launcher: Launcher) -> None:
+    """Replace moto's RunInstances and extend instances and launch templates."""
+
     def run_instances(self: Any) -> ActionResult:
         backend, params = self.ec2_backend, dict(self._get_params())
-        lowest, most = int(params.get("MinCount", 1)), int(params.get("MaxCount", 1))
-        if most < lowest or lowest < 1:
-            raise refuse("InvalidParameterValue", f"Invalid value '{most}' for maxCount. Must be at least minCount.")
-        asked: Asked = {key: value for key, value in params.items() if key not in _NOT_OF_A_LAUNCH}
+        minimum, maximum = int(params.get("MinCount", 1)), int(params.get("MaxCount", 1))
+        if maximum < minimum or minimum < 1:
+            raise ec2_error(
+                "InvalidParameterValue", f"Invalid value '{maximum}' for maxCount. Must be at least minCount."
+            )
+        launch_parameters: LaunchParameters = {
+            key: value for key, value in params.items() if key not in _REQUEST_ONLY_KEYS
+        }
         self.error_on_dryrun()
         token = str(params.get("ClientToken") or "")
-        answered: dict[str, Any] = vars(backend).setdefault("_run_instances_tokens", {})
-        launched = answered.get(token)
+        responses: dict[str, Any] = vars(backend).setdefault("_run_instances_tokens", {})
+        launched = responses.get(token)
         if launched is None:
-            launched = _launched(launcher, backend, asked, params.get("LaunchTemplate"), lowest, most)
+            launched = _launch(launcher, backend, launch_parameters, params.get("LaunchTemplate"), minimum, maximum)
             if token:
-                answered[token] = launched
+                responses[token] = launched
         return ActionResult(launched)
 
     extend(EC2Response, run_instances)
     _install_templates()
-    _install_lives()
+    _install_instance_state()
     extend(TaggedEC2Resource, get_tags)
 
 
-def _launched(launcher: Launcher, backend: Any, asked: Asked, template: Asked | None, lowest: int, most: int) -> Any:
+def _launch(
+    launcher: Launcher,
+    backend: Any,
+    parameters: LaunchParameters,
+    template: LaunchParameters | None,
+    minimum: int,
+    maximum: int,
+) -> Any:
     try:
-        return launcher.launch(backend, asked, most, template, at_least=lowest)
-    except InsufficientCapacity as error:  # EC2 answers its own failures with 500: clients may repeat them
-        raise Refusal("500 Internal Server Error", error.code, error.message) from None
+        return launcher.launch(backend, parameters, maximum, template, minimum_count=minimum)
+    except InsufficientCapacityError as error:  # EC2 reports it with HTTP 500, on which clients may retry
+        raise ApiError("500 Internal Server Error", error.code, error.message) from None
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
-    """The tags of one resource. moto looks through those of all, once for each interface of each instance told."""
-    kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "")
-    own = self.ec2_backend.tags.get(self.id, {})
-    return [{"resource_id": self.id, "key": key, "value": own[key], "resource_type": kind} for key in own]
+    """Return the tags of one resource. moto scans all tags, once per interface of each instance that it lists."""
+    resource_type = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "")
+    tags = self.ec2_backend.tags.get(self.id, {})
+    return [{"resource_id": self.id, "key": key, "value": tags[key], "resource_type": resource_type} for key in tags]
 
 
-def _install_lives() -> None:
-    make, end = Instance.__init__, Instance.terminate
+def _install_instance_state() -> None:
+    moto_init, moto_terminate = Instance.__init__, Instance.terminate
 
-    def made(self: Any, *args: Any, **given: Any) -> None:
-        make(self, *args, **given)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        moto_init(self, *args, **kwargs)
         self.launched_at, self.launch_time = CLOCK.now(), CLOCK.utc()
 
     def terminate(self: Any) -> InstanceState:
-        """To terminate what is terminated is no error in EC2; the subnet's addresses are free again."""
+        """Terminate the instance and release its addresses; without effect, as in EC2, if it is terminated already."""
         if self.state == "terminated":
             return InstanceState("terminated", self.state_code)
-        ended: InstanceState = end(self)
+        state: InstanceState = moto_terminate(self)
         self.terminated_at = CLOCK.now()
         self._reason = f"User initiated ({CLOCK.utc():%Y-%m-%d %H:%M:%S} GMT)"
         for address in self._private_ips:
             self.ec2_backend.get_subnet(self.subnet_id).del_subnet_ip(address)
-        return ended
+        return state
 
     extend(
         Instance,
         terminate,
-        __init__=made,
-        # A terminated instance has neither interfaces nor an address any more.
-        network_interfaces=property(lambda self: [] if without_address(self) else list(self.nics.values())),
-        private_ip_address=property(lambda self: None if without_address(self) else self.private_ip),
+        __init__=init,
+        # A terminated instance has no interfaces and no address.
+        network_interfaces=property(lambda self: [] if has_hidden_address(self) else list(self.nics.values())),
+        private_ip_address=property(lambda self: None if has_hidden_address(self) else self.private_ip),
         terminated_at=None,
         capacity_reservation_id=None,
         interrupted_at=None,
-        is_ending=False,
+        is_terminating=False,
     )
 
 
 def _install_templates() -> None:
-    made, answer = LaunchTemplate.create_version, EC2Response.create_launch_template
-    answer_version = EC2Response.create_launch_template_version
+    moto_create_version, moto_create_template = LaunchTemplate.create_version, EC2Response.create_launch_template
+    moto_create_template_version = EC2Response.create_launch_template_version
 
-    def create_version(self: Any, data: Asked, description: str) -> Any:
-        """The template's own tags are none of what a launch gets, and user-data of later versions is kept as well."""
+    def create_version(self: Any, data: LaunchParameters, description: str) -> Any:
+        """Store all user data encoded, and no tag specification of the template itself, which launches do not use."""
         kept = {key: value for key, value in dict(data).items() if value is not None}
         if "UserData" in kept:
-            kept["UserData"] = user_data_of(kept)
+            kept["UserData"] = encode_user_data(kept)
         specifications = kept.pop("TagSpecifications", [])
-        specifications = [each for each in specifications if each["ResourceType"] != "launch-template"]
+        specifications = [entry for entry in specifications if entry["ResourceType"] != "launch-template"]
         if specifications:
             kept["TagSpecifications"] = specifications
-        return made(self, kept, description)
+        return moto_create_version(self, kept, description)
 
     def create_launch_template(self: Any) -> ActionResult:
-        return _warned(self, answer(self), self._get_param("LaunchTemplateData", {}))
+        return _add_warning(self, moto_create_template(self), self._get_param("LaunchTemplateData", {}))
 
     def create_launch_template_version(self: Any) -> ActionResult:
         if self._get_param("SourceVersion"):
-            raise NotImplementedError("a version made from another")
-        return _warned(self, answer_version(self), self._get_param("LaunchTemplateData", {}))
+            raise NotImplementedError("a launch template version with SourceVersion")
+        return _add_warning(self, moto_create_template_version(self), self._get_param("LaunchTemplateData", {}))
 
     extend(LaunchTemplate, create_version, tags=property(LaunchTemplate.get_tags, lambda self, value: None))
     extend(EC2Response, create_launch_template, create_launch_template_version)
 
 
-def _warned(response: Any, answer: ActionResult, data: Asked) -> ActionResult:
-    """EC2 makes a template that no launch could use, and says so in the answer's Warning."""
+def _add_warning(response: Any, created: ActionResult, data: LaunchParameters) -> ActionResult:
+    """Add the Warning with which EC2 creates a template that every launch would fail with."""
     complete = data.get("ImageId") and data.get("InstanceType")
-    error = problem(response.ec2_backend, dict(data)) if complete else None
+    error = launch_error(response.ec2_backend, dict(data)) if complete else None
     if error is None:
-        return answer
-    assert isinstance(answer.result, dict)
+        return created
+    assert isinstance(created.result, dict)
     warning = {"Errors": [{"Code": error.code, "Message": error.message}]}
-    return ActionResult({**answer.result, "Warning": warning})
+    return ActionResult({**created.result, "Warning": warning})

@@ -1,4 +1,4 @@
-"""Network interfaces of a launch: what EC2 refuses of them, and making them on an instance."""
+"""Network interfaces of a launch: validation, creation and attachment."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterf
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import InstanceBackend
 
-from rehearsal.aws.extension import extend, refuse
+from rehearsal.aws.moto_extension import ec2_error, extend
 
 Specification = dict[str, Any]
-KNOWN_OF_INTERFACES = frozenset(
+SUPPORTED_INTERFACE_KEYS = frozenset(
     [
         "AssociatePublicIpAddress",
         "DeleteOnTermination",
@@ -27,60 +27,66 @@ KNOWN_OF_INTERFACES = frozenset(
 )
 
 
-def check_interfaces(asked: Specification) -> None:
-    """Refuse a launch whose interfaces EC2 would refuse. `asked` has the keys of RunInstances, template included."""
-    interfaces: list[Specification] = asked.get("NetworkInterfaces") or []
+def validate_interfaces(parameters: Specification) -> None:
+    """Raise EC2's error for invalid interfaces. `parameters`: keys of RunInstances, merged with the launch template."""
+    interfaces: list[Specification] = parameters.get("NetworkInterfaces") or []
     if not interfaces:
         return
-    for key, what in (
+    for key, description in (
         ("SecurityGroupIds", "security groups"),
         ("SecurityGroups", "security groups"),
         ("SubnetId", "subnet ID"),
     ):
-        if asked.get(key):
-            beside = f"Network interfaces and an instance-level {what}"
-            raise _combination(f"{beside} may not be specified on the same request")
-    if len(interfaces) > 1 and any(_true(each.get("AssociatePublicIpAddress")) for each in interfaces):
-        raise _combination(
+        if parameters.get(key):
+            options = f"Network interfaces and an instance-level {description}"
+            raise _invalid_combination(f"{options} may not be specified on the same request")
+    if len(interfaces) > 1 and any(_is_true(item.get("AssociatePublicIpAddress")) for item in interfaces):
+        raise _invalid_combination(
             "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
             "interfaces."
         )
-    _check_cards(asked["InstanceType"], interfaces)
+    _validate_cards(parameters["InstanceType"], interfaces)
 
 
-def _check_cards(instance_type: str, interfaces: list[Specification]) -> None:
+def _validate_cards(instance_type: str, interfaces: list[Specification]) -> None:
     network = INSTANCE_TYPES[instance_type]["NetworkInfo"]
     cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
-    places = Counter((_card(each), int(each.get("DeviceIndex", 0))) for each in interfaces)
-    twice = next((place for place, count in places.items() if count > 1), None)
-    if twice:
-        raise refuse("InvalidParameterValue", f"Each network interface requires a unique device index: {twice[1]}.")
-    efa = [each for each in interfaces if _type(each) != "interface"]
-    if efa and not network.get("EfaSupported"):
-        raise _combination(f"{instance_type} instances do not support Elastic Fabric Adapters.")
-    if len(efa) > network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0):
-        raise refuse("AttachmentLimitExceeded", f"EFA interface count {len(efa)} exceeds the limit for {instance_type}")
-    for index, count in Counter(_card(each) for each in interfaces).items():
+    positions = Counter((_card(item), int(item.get("DeviceIndex", 0))) for item in interfaces)
+    duplicate = next((position for position, count in positions.items() if count > 1), None)
+    if duplicate:
+        raise ec2_error(
+            "InvalidParameterValue", f"Each network interface requires a unique device index: {duplicate[1]}."
+        )
+    efa_interfaces = [item for item in interfaces if _type(item) != "interface"]
+    if efa_interfaces and not network.get("EfaSupported"):
+        raise _invalid_combination(f"{instance_type} instances do not support Elastic Fabric Adapters.")
+    if len(efa_interfaces) > network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0):
+        raise ec2_error(
+            "AttachmentLimitExceeded",
+            f"EFA interface count {len(efa_interfaces)} exceeds the limit for {instance_type}",
+        )
+    for index, count in Counter(_card(item) for item in interfaces).items():
         if index not in cards:
-            raise refuse("InvalidParameterValue", f"Network card index {index} is not valid for {instance_type}.")
+            raise ec2_error("InvalidParameterValue", f"Network card index {index} is not valid for {instance_type}.")
         if count > cards[index]["MaximumNetworkInterfaces"]:
-            raise refuse("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {instance_type}")
-    for each in efa:
-        if _type(each) not in cards[_card(each)].get("InterfaceTypes", ["interface", "efa", "efa-only"]):
-            raise refuse(
-                "AttachmentLimitExceeded", f"Network card {_card(each)} of {instance_type} bears no {_type(each)}"
+            raise ec2_error("AttachmentLimitExceeded", f"Interface count {count} exceeds the limit for {instance_type}")
+    for item in efa_interfaces:
+        if _type(item) not in cards[_card(item)].get("InterfaceTypes", ["interface", "efa", "efa-only"]):
+            raise ec2_error(
+                "AttachmentLimitExceeded",
+                f"Network card {_card(item)} of {instance_type} does not support {_type(item)}",
             )
-    if any(_type(each) == "efa-only" and _is_primary(each) for each in interfaces):
-        raise _combination("The primary network interface can't be an EFA-only interface.")
-    if not any(_is_primary(each) for each in interfaces):
-        raise _combination("A primary network interface (network card 0, device index 0) is required.")
+    if any(_type(item) == "efa-only" and _is_primary(item) for item in interfaces):
+        raise _invalid_combination("The primary network interface can't be an EFA-only interface.")
+    if not any(_is_primary(item) for item in interfaces):
+        raise _invalid_combination("A primary network interface (network card 0, device index 0) is required.")
 
 
-def _combination(message: str) -> Exception:
-    return refuse("InvalidParameterCombination", message)
+def _invalid_combination(message: str) -> Exception:
+    return ec2_error("InvalidParameterCombination", message)
 
 
-def _true(value: Any) -> bool:
+def _is_true(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
@@ -96,43 +102,45 @@ def _is_primary(interface: Specification) -> bool:
     return _card(interface) == 0 and int(interface.get("DeviceIndex", 0)) == 0
 
 
-def primary_first(interfaces: Sequence[Specification]) -> list[Specification]:
-    return sorted(interfaces, key=lambda each: (_card(each), int(each.get("DeviceIndex", 0))))
+def sort_by_network_card(interfaces: Sequence[Specification]) -> list[Specification]:
+    """Return the interfaces by network card and device index: the primary interface is first."""
+    return sorted(interfaces, key=lambda item: (_card(item), int(item.get("DeviceIndex", 0))))
 
 
 def attach_interfaces(backend: Any, instance: Any, interfaces: Sequence[Specification], tags: dict[str, str]) -> None:
-    """Complete the primary interface that moto made, and make the others.
+    """Complete the primary interface, which moto created, and create and attach the others.
 
-    moto keeps an instance's interfaces by device index, of which each card has its own 0: ours count on instead.
+    moto stores an instance's interfaces by device index, which is unique only per network card: the keys here are the
+    position in `interfaces` instead.
     """
     primary = instance.nics[0]
-    _describe(primary, interfaces[0] if interfaces else {})
+    _set_attributes(primary, interfaces[0] if interfaces else {})
     primary.add_tags(tags)
-    for number, asked in enumerate(interfaces[1:], start=1):
+    for number, specification in enumerate(interfaces[1:], start=1):
         interface = backend.create_network_interface(
             instance.subnet_id,
-            asked.get("PrivateIpAddress"),
-            group_ids=list(asked.get("Groups") or [group.id for group in primary._group_set]),
+            specification.get("PrivateIpAddress"),
+            group_ids=list(specification.get("Groups") or [group.id for group in primary._group_set]),
             tags=tags,
         )
         instance.attach_eni(interface, number)
-        interface.device_index = int(asked.get("DeviceIndex", 0))
-        _describe(interface, asked)
-        if _type(asked) == "efa-only":  # it holds no IP address
+        interface.device_index = int(specification.get("DeviceIndex", 0))
+        _set_attributes(interface, specification)
+        if _type(specification) == "efa-only":  # has no IP address
             interface.private_ip_address = interface.private_dns_name = None
             interface.private_ip_addresses = []
 
 
-def _describe(interface: Any, asked: Specification) -> None:
-    interface.network_card_index = _card(asked)
-    # DescribeInstances and DescribeNetworkInterfaces call a plain one `interface`.
-    interface.interface_type = _type(asked)
-    interface.description = asked.get("Description") or ""
-    interface.delete_on_termination = str(asked.get("DeleteOnTermination")).lower() != "false"
+def _set_attributes(interface: Any, specification: Specification) -> None:
+    interface.network_card_index = _card(specification)
+    # DescribeInstances and DescribeNetworkInterfaces report `interface` for an ENA interface.
+    interface.interface_type = _type(specification)
+    interface.description = specification.get("Description") or ""
+    interface.delete_on_termination = str(specification.get("DeleteOnTermination")).lower() != "false"
 
 
-def give_address(instance: Any, address: str) -> None:
-    """Make this the private address of the instance's primary interface, whatever its subnet."""
+def set_primary_address(instance: Any, address: str) -> None:
+    """Set the private address of the instance's primary interface, also outside its subnet's CIDR block."""
     primary = instance.nics[0]
     primary.private_ip_address = address
     primary.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
@@ -141,27 +149,27 @@ def give_address(instance: Any, address: str) -> None:
 
 
 class Addresses:
-    """Hands out the hosts of a network once each, from the second on: the first is a router's."""
+    """Allocator of a network's host addresses, each once. The first address is reserved for a router."""
 
     def __init__(self, network: IPv4Network) -> None:
         self._network = network
         self._hosts = network.hosts()
         next(self._hosts, None)
 
-    def take(self) -> str:
+    def allocate(self) -> str:
+        """Return the next address. Raises InsufficientFreeAddressesInSubnet when none is free."""
         address = next(self._hosts, None)
         if address is None:
-            raise refuse(
-                "InsufficientFreeAddressesInSubnet", f"The network {self._network} has no free addresses left."
-            )
+            raise ec2_error("InsufficientFreeAddressesInSubnet", f"The network {self._network} has no free addresses.")
         return str(address)
 
 
 def install() -> None:
-    made = Attachment.__init__
+    """Extend moto's interfaces by network cards and separate security groups."""
+    moto_init = Attachment.__init__
 
-    def with_card(self: Any, interface: Any) -> None:
-        made(self, interface)
+    def init(self: Any, interface: Any) -> None:
+        moto_init(self, interface)
         self.network_card_index = getattr(interface, "network_card_index", 0)
 
     def modify_instance_security_groups(self: Any, instance_id: str, new_group_id_list: list[str]) -> Any:
@@ -170,7 +178,7 @@ def install() -> None:
         instance.security_groups = instance.nics[0]._group_set = groups
         return instance
 
-    extend(Attachment, __init__=with_card)
-    # moto adds the instance's groups to those of each interface: in EC2 an interface has its own, and only those.
+    extend(Attachment, __init__=init)
+    # moto adds the instance's groups to each interface. In EC2 an interface has only the groups set on it.
     extend(NetworkInterface, group_set=property(lambda self: self._group_set), private_dns_name=None)
     extend(InstanceBackend, modify_instance_security_groups)

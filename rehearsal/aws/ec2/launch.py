@@ -1,6 +1,6 @@
-"""Launching instances as EC2 does: what the request and its launch template ask, checked, then made as asked.
+"""Launch of instances: the request is merged with its launch template, validated and executed.
 
-RunInstances, LaunchInstances and an Auto Scaling group's own launches all come through `launch`.
+RunInstances, LaunchInstances and launches by an Auto Scaling group all call `Launcher.launch`.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from moto.core.types import Base64EncodedString
 from moto.ec2.models.instances import MetadataOptions
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
-from rehearsal.aws.ec2.capacity import allot, market_of
-from rehearsal.aws.ec2.interfaces import Addresses, attach_interfaces, give_address, primary_first
-from rehearsal.aws.ec2.launch_checks import Asked, check, check_address
+from rehearsal.aws.ec2.capacity import allocate_capacity, market_type
+from rehearsal.aws.ec2.interfaces import Addresses, attach_interfaces, set_primary_address, sort_by_network_card
+from rehearsal.aws.ec2.launch_validation import LaunchParameters, validate_address, validate_launch
 from rehearsal.aws.ec2.placement import placement_groups
-from rehearsal.aws.ec2.volume_keys import open_volumes
-from rehearsal.aws.extension import refuse
+from rehearsal.aws.ec2.volume_keys import check_volume_keys
+from rehearsal.aws.moto_extension import ec2_error
 
-_BY_NAME = {"BlockDeviceMappings": "DeviceName", "TagSpecifications": "ResourceType"}
-_BY_FIELD = {"MetadataOptions", "Placement"}
+_LIST_KEYS = {"BlockDeviceMappings": "DeviceName", "TagSpecifications": "ResourceType"}
+_STRUCTURE_KEYS = {"MetadataOptions", "Placement"}
 
 
 class Launcher:
-    """Launches instances; hands out their private addresses from `addresses`, or leaves them to the subnets."""
+    """Launcher of instances. Their private addresses are from `addresses`; None: from their subnets."""
 
     def __init__(self, addresses: Addresses | None) -> None:
         self._addresses = addresses
@@ -30,168 +30,176 @@ class Launcher:
     def launch(
         self,
         backend: Any,
-        asked: Asked,
+        parameters: LaunchParameters,
         count: int,
-        template: Asked | None = None,
-        at_least: int | None = None,
-        by_group: bool = False,
+        template: LaunchParameters | None = None,
+        minimum_count: int | None = None,
+        by_auto_scaling: bool = False,
     ) -> Any:
-        """Launch `count` instances. `asked` has the keys of RunInstances; `template` names launch template and version.
+        """Launch up to `count` instances, at least `minimum_count` (default: `count`), and return moto's reservation.
 
-        `by_group`: an Auto Scaling group does, with the rights of its service-linked role to the volumes' keys.
-        Where capacity is short it launches what there is, but no fewer than `at_least` (`count` when not given).
-        Returns moto's reservation. Raises EC2ClientError with AWS's code, before anything is made.
+        `parameters`: keys of RunInstances. `template`: id or name and version of the launch template.
+        `by_auto_scaling`: the launch is by an Auto Scaling group: KMS keys are used with the permissions of its
+        service-linked role. Raises EC2ClientError with AWS's code before any resource is created.
         """
         version = None
         if template:
             version = backend._get_template_from_args(template)
-            asked = merged(version.data, asked)
-        check(backend, asked)
-        interfaces = primary_first(asked.get("NetworkInterfaces") or [])
-        placement = asked.get("Placement") or {}
-        subnet = asked.get("SubnetId") or (interfaces[0].get("SubnetId") if interfaces else None)
-        groups = interfaces[0].get("Groups") if interfaces else asked.get("SecurityGroupIds")
+            parameters = merge_launch_template(version.data, parameters)
+        validate_launch(backend, parameters)
+        interfaces = sort_by_network_card(parameters.get("NetworkInterfaces") or [])
+        placement = parameters.get("Placement") or {}
+        subnet = parameters.get("SubnetId") or (interfaces[0].get("SubnetId") if interfaces else None)
+        groups = interfaces[0].get("Groups") if interfaces else parameters.get("SecurityGroupIds")
         if subnet is None:
             subnet = _default_subnet(backend, placement.get("AvailabilityZone"))
-        if not groups and not asked.get("SecurityGroups"):
+        if not groups and not parameters.get("SecurityGroups"):
             groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
         zone = backend.get_subnet(subnet).availability_zone
-        held = allot(backend, asked, zone, count, count if at_least is None else at_least)
-        count = len(held)
-        check_address(backend, asked, interfaces, count, subnet)
-        addresses = [self._addresses.take() for _ in range(count)] if self._addresses else []
-        before = set(backend.reservations)
+        allocated = allocate_capacity(
+            backend, parameters, zone, count, count if minimum_count is None else minimum_count
+        )
+        count = len(allocated)
+        validate_address(backend, parameters, interfaces, count, subnet)
+        addresses = [self._addresses.allocate() for _ in range(count)] if self._addresses else []
+        existing = set(backend.reservations)
         try:
-            reservation = self._run(backend, asked, count, subnet, groups, interfaces)
+            reservation = self._run(backend, parameters, count, subnet, groups, interfaces)
         except Exception:
-            _undo(backend, before)
+            _rollback(backend, existing)
             raise
         for number, instance in enumerate(reservation.instances):
-            _complete(backend, instance, asked, interfaces)
-            instance.capacity_reservation_id = held[number]
+            _complete(backend, instance, parameters, interfaces)
+            instance.capacity_reservation_id = allocated[number]
             if addresses:
-                give_address(instance, addresses[number])
+                set_primary_address(instance, addresses[number])
             if version:
                 identity = {"id": version.template.id, "version": str(version.number)}
                 instance.add_tags({f"aws:ec2launchtemplate:{key}": value for key, value in identity.items()})
-        open_volumes(backend, reservation.instances, by_group)
+        check_volume_keys(backend, reservation.instances, by_auto_scaling)
         return reservation
 
     def _run(
-        self, backend: Any, asked: Asked, count: int, subnet: str, groups: list[str] | None, interfaces: list[Asked]
+        self,
+        backend: Any,
+        parameters: LaunchParameters,
+        count: int,
+        subnet: str,
+        groups: list[str] | None,
+        interfaces: list[LaunchParameters],
     ) -> Any:
-        """moto's own launch, of all that it can do."""
-        first, placement = interfaces[0] if interfaces else {}, asked.get("Placement") or {}
+        """Call moto's launch with the parameters that it supports."""
+        first, placement = interfaces[0] if interfaces else {}, parameters.get("Placement") or {}
         return backend.run_instances(
-            asked["ImageId"],
+            parameters["ImageId"],
             count,
-            user_data_of(asked),
-            list(asked.get("SecurityGroups") or []),
-            instance_type=asked["InstanceType"],
+            encode_user_data(parameters),
+            list(parameters.get("SecurityGroups") or []),
+            instance_type=parameters["InstanceType"],
             is_instance_type_default=False,
             region_name=backend.region_name,
             placement_hostid=placement.get("HostId"),
             subnet_id=subnet,
-            key_name=asked.get("KeyName"),
+            key_name=parameters.get("KeyName"),
             security_group_ids=list(groups or []),
-            private_ip=first.get("PrivateIpAddress") or asked.get("PrivateIpAddress"),
+            private_ip=first.get("PrivateIpAddress") or parameters.get("PrivateIpAddress"),
             associate_public_ip=first.get("AssociatePublicIpAddress"),
-            ebs_optimized=asked.get("EbsOptimized") or False,
-            disable_api_stop=asked.get("DisableApiStop") or False,
-            disable_api_termination=asked.get("DisableApiTermination") or False,
-            instance_initiated_shutdown_behavior=asked.get("InstanceInitiatedShutdownBehavior"),
-            monitoring_state="enabled" if (asked.get("Monitoring") or {}).get("Enabled") else "disabled",
-            metadata_options=asked.get("MetadataOptions") or {},
-            client_token=asked.get("ClientToken"),
-            block_device_mappings=_devices(backend, asked),
-            tags=tags_of(asked),
+            ebs_optimized=parameters.get("EbsOptimized") or False,
+            disable_api_stop=parameters.get("DisableApiStop") or False,
+            disable_api_termination=parameters.get("DisableApiTermination") or False,
+            instance_initiated_shutdown_behavior=parameters.get("InstanceInitiatedShutdownBehavior"),
+            monitoring_state="enabled" if (parameters.get("Monitoring") or {}).get("Enabled") else "disabled",
+            metadata_options=parameters.get("MetadataOptions") or {},
+            client_token=parameters.get("ClientToken"),
+            block_device_mappings=_block_devices(backend, parameters),
+            tags=tags_by_resource_type(parameters),
         )
 
 
-def _undo(backend: Any, before: set[str]) -> None:
-    """A launch that was refused half-way leaves nothing."""
-    for name in set(backend.reservations) - before:
+def _rollback(backend: Any, existing: set[str]) -> None:
+    """Remove the instances of a launch that failed after it had started. `existing`: reservations before it."""
+    for name in set(backend.reservations) - existing:
         for instance in backend.reservations[name].instances:
             instance.nics[0].delete_on_termination = True
             instance.terminate()
         del backend.reservations[name]
 
 
-def _complete(backend: Any, instance: Any, asked: Asked, interfaces: list[Asked]) -> None:
-    """What moto's own launch leaves out."""
-    instance.lifecycle = market_of(asked)
-    placement = asked.get("Placement") or {}
+def _complete(backend: Any, instance: Any, parameters: LaunchParameters, interfaces: list[LaunchParameters]) -> None:
+    """Apply the parameters that moto's launch does not support."""
+    instance.lifecycle = market_type(parameters)
+    placement = parameters.get("Placement") or {}
     instance.placement.group_name = placement.get("GroupName") or ""
     if instance.placement.group_name:
         instance.placement.group_id = placement_groups(backend)[instance.placement.group_name].id
     instance.placement.tenancy = placement.get("Tenancy") or "default"
-    instance.metadata_options = MetadataOptions(asked.get("MetadataOptions"))
-    attach_interfaces(backend, instance, interfaces, tags_of(asked).get("network-interface", {}))
-    profile = asked.get("IamInstanceProfile") or {}
+    instance.metadata_options = MetadataOptions(parameters.get("MetadataOptions"))
+    attach_interfaces(backend, instance, interfaces, tags_by_resource_type(parameters).get("network-interface", {}))
+    profile = parameters.get("IamInstanceProfile") or {}
     if profile:
-        held = backend.associate_iam_instance_profile(instance.id, profile.get("Name"), profile.get("Arn"))
-        instance.iam_instance_profile["Id"] = held.iam_instance_profile.id
-    for mapping in asked.get("BlockDeviceMappings") or []:
+        association = backend.associate_iam_instance_profile(instance.id, profile.get("Name"), profile.get("Arn"))
+        instance.iam_instance_profile["Id"] = association.iam_instance_profile.id
+    for mapping in parameters.get("BlockDeviceMappings") or []:
         device = instance.block_device_mapping.get(mapping["DeviceName"])
         if device:
             volume, ebs = backend.get_volume(device.volume_id), mapping.get("Ebs") or {}
             volume.iops, volume.throughput = ebs.get("Iops") or volume.iops, ebs.get("Throughput")
 
 
-def merged(template: Mapping[str, Any], request: Asked) -> Asked:
-    """What a request asks on top of a launch template: the request wins, by name in lists of named things."""
+def merge_launch_template(template: Mapping[str, Any], request: LaunchParameters) -> LaunchParameters:
+    """Return launch template data overridden by request parameters; lists with names are merged entry by entry."""
     result = {key: value for key, value in template.items() if value is not None}
     for key, value in request.items():
         if value is None or value == [] or value == {}:
             continue
-        if key in _BY_FIELD:
+        if key in _STRUCTURE_KEYS:
             result[key] = {**result.get(key, {}), **value}
-        elif key in _BY_NAME:
-            name = _BY_NAME[key]
-            kept = {each[name]: each for each in result.get(key, [])}
-            for each in value:
-                kept[each[name]] = _joined(kept.get(each[name]), each)
-            result[key] = list(kept.values())
+        elif key in _LIST_KEYS:
+            name = _LIST_KEYS[key]
+            entries = {entry[name]: entry for entry in result.get(key, [])}
+            for entry in value:
+                entries[entry[name]] = _merge_entry(entries.get(entry[name]), entry)
+            result[key] = list(entries.values())
         else:
             result[key] = value
     return result
 
 
-def _joined(below: Asked | None, above: Asked) -> Asked:
-    """A tag specification adds to the template's tags of the same resource type; a device replaces the template's."""
-    if below is None or "Tags" not in above:
-        return above
-    tags = {tag["Key"]: tag for tag in [*below.get("Tags", []), *above["Tags"]]}
-    return {**above, "Tags": list(tags.values())}
+def _merge_entry(base: LaunchParameters | None, override: LaunchParameters) -> LaunchParameters:
+    """Merge tags of the same resource type; replace a block device."""
+    if base is None or "Tags" not in override:
+        return override
+    tags = {tag["Key"]: tag for tag in [*base.get("Tags", []), *override["Tags"]]}
+    return {**override, "Tags": list(tags.values())}
 
 
-def user_data_of(asked: Mapping[str, Any]) -> Base64EncodedString | None:
-    """User-data as moto keeps it. Raises its InvalidUserData when it is not base64."""
-    given = asked.get("UserData")
-    return given if isinstance(given, Base64EncodedString) else parse_user_data(given)
+def encode_user_data(parameters: Mapping[str, Any]) -> Base64EncodedString | None:
+    """Return user data as moto stores it. Raises moto's InvalidUserData if it is not base64."""
+    user_data = parameters.get("UserData")
+    return user_data if isinstance(user_data, Base64EncodedString) else parse_user_data(user_data)
 
 
-def tags_of(asked: Asked) -> dict[str, dict[str, str]]:
-    """Tags to put, by resource type."""
-    found: dict[str, dict[str, str]] = convert_tag_spec(asked.get("TagSpecifications") or [])
-    return found
+def tags_by_resource_type(parameters: LaunchParameters) -> dict[str, dict[str, str]]:
+    """Return the tags of TagSpecifications by resource type."""
+    tags: dict[str, dict[str, str]] = convert_tag_spec(parameters.get("TagSpecifications") or [])
+    return tags
 
 
 def _default_subnet(backend: Any, zone: str | None) -> str:
     subnets = backend.get_default_subnets()
     if not subnets:
-        raise refuse("VPCIdNotSpecified", "No default VPC for this user")
+        raise ec2_error("VPCIdNotSpecified", "No default VPC for this user")
     if zone and zone not in subnets:
-        raise refuse("InvalidInput", f"No default subnet for availability zone: '{zone}'.")
+        raise ec2_error("InvalidInput", f"No default subnet for availability zone: '{zone}'.")
     return str(subnets[zone or min(subnets)].id)
 
 
-def _devices(backend: Any, asked: Asked) -> list[Asked]:
-    """Block devices with what the image and EC2 give where nothing is asked."""
-    image = backend.amis[asked["ImageId"]]
+def _block_devices(backend: Any, parameters: LaunchParameters) -> list[LaunchParameters]:
+    """Return the block devices of a launch, with defaults of the image and of EC2."""
+    image = backend.amis[parameters["ImageId"]]
     root = image.root_device_name
-    devices: dict[str, Asked] = {root: {}}
-    for mapping in asked.get("BlockDeviceMappings") or []:
+    devices: dict[str, LaunchParameters] = {root: {}}
+    for mapping in parameters.get("BlockDeviceMappings") or []:
         if mapping.get("NoDevice") is not None or mapping.get("VirtualName"):
             devices.pop(mapping["DeviceName"], None)
         else:
@@ -208,7 +216,7 @@ def _devices(backend: Any, asked: Asked) -> list[Asked]:
                 ebs.update(Encrypted=True, KmsKeyId=image.ebs_snapshot.kms_key_id)
             ebs.setdefault("VolumeSize", root_size)
             if int(ebs["VolumeSize"]) < root_size:
-                raise refuse(
+                raise ec2_error(
                     "InvalidBlockDeviceMapping",
                     f"Volume of size {ebs['VolumeSize']}GB is smaller than snapshot '{image.ebs_snapshot.id}', "
                     f"expect size >= {root_size}GB",

@@ -1,4 +1,4 @@
-"""Security group rules as EC2 shows them, and its refusal of a rule that a group already has."""
+"""Security group rules: EC2's error for a duplicate rule, and descriptions in responses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,57 +7,64 @@ from moto.core.responses import ActionResult
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
 
-from rehearsal.aws.extension import extend, refuse
+from rehearsal.aws.moto_extension import ec2_error, extend
 
 Rule = tuple[str, int | None, int | None, str]
 _PROTOCOLS = {"6": "tcp", "17": "udp", "1": "icmp", "all": "-1"}
 
 
-def _asked(permissions: list[dict[str, Any]]) -> Iterator[Rule]:
-    for each in permissions:
-        protocol = str(each["IpProtocol"]).lower()
+def _requested_rules(permissions: list[dict[str, Any]]) -> Iterator[Rule]:
+    for permission in permissions:
+        protocol = str(permission["IpProtocol"]).lower()
         protocol = _PROTOCOLS.get(protocol, protocol)
-        ports = (None, None) if protocol == "-1" else (int(each["FromPort"]), int(each["ToPort"]))
+        ports = (None, None) if protocol == "-1" else (int(permission["FromPort"]), int(permission["ToPort"]))
         for key, name in (
             ("IpRanges", "CidrIp"),
             ("Ipv6Ranges", "CidrIpv6"),
             ("UserIdGroupPairs", "GroupId"),
             ("PrefixListIds", "PrefixListId"),
         ):
-            for peer in each.get(key) or []:
+            for peer in permission.get(key) or []:
                 if peer.get(name):
                     yield (protocol, *ports, peer[name])
 
 
-def _held(rule: Any) -> Rule:
+def _rule_key(rule: Any) -> Rule:
     peer = rule.cidr_ipv4 or rule.cidr_ipv6 or rule.source_group.get("GroupId") or rule.prefix_list_id
     ports = (None, None) if rule.ip_protocol == "-1" else (rule.from_port, rule.to_port)
     return rule.ip_protocol, *ports, peer
 
 
-def _refusing_twice(authorize: Callable[[Any], Any], side: str) -> Callable[[Any], Any]:
-    def answer(self: Any) -> Any:
+def _rejecting_duplicates(authorize: Callable[[Any], Any], side: str) -> Callable[[Any], Any]:
+    def authorize_once(self: Any) -> Any:
         group = self.ec2_backend.get_security_group_from_id(self._get_param("GroupId"))
-        held = {_held(rule) for rule in getattr(group, side)} if group else set()
-        for rule in _asked(self._get_param("IpPermissions", [])):
-            if rule in held:
+        existing = {_rule_key(rule) for rule in getattr(group, side)} if group else set()
+        for rule in _requested_rules(self._get_param("IpPermissions", [])):
+            if rule in existing:
                 protocol, first, last, peer = rule
                 ports = "ALL" if protocol == "-1" else f"{protocol.upper()}, from port: {first}, to port: {last}"
                 message = f'the specified rule "peer: {peer}, {ports}, ALLOW" already exists'
-                raise refuse("InvalidPermission.Duplicate", message)
-        known = {rule.id for rule in getattr(group, side)} if group else set()
+                raise ec2_error("InvalidPermission.Duplicate", message)
+        existing_ids = {rule.id for rule in getattr(group, side)} if group else set()
         authorize(self)
-        made = [rule for rule in getattr(group, side) if rule.id not in known]  # moto answers with the last only
-        return ActionResult({"Return": True, "SecurityGroupRules": made})
+        created = [
+            rule for rule in getattr(group, side) if rule.id not in existing_ids
+        ]  # moto returns only the last rule
+        return ActionResult({"Return": True, "SecurityGroupRules": created})
 
-    return answer
+    return authorize_once
 
 
 def install() -> None:
+    """Add the duplicate check and the descriptions to moto."""
     extend(
         EC2Response,
-        authorize_security_group_ingress=_refusing_twice(EC2Response.authorize_security_group_ingress, "ingress_rules"),
-        authorize_security_group_egress=_refusing_twice(EC2Response.authorize_security_group_egress, "egress_rules"),
+        authorize_security_group_ingress=_rejecting_duplicates(
+            EC2Response.authorize_security_group_ingress, "ingress_rules"
+        ),
+        authorize_security_group_egress=_rejecting_duplicates(
+            EC2Response.authorize_security_group_egress, "egress_rules"
+        ),
     )
     extend(
         SecurityGroupRule,

@@ -1,4 +1,4 @@
-"""Spot Instances: their price, what EC2 refuses of a request for them, and their interruption."""
+"""Spot Instances: their price, validation of Spot options, and interruptions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,97 +7,96 @@ from moto.core.responses import ActionResult
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
+from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.ec2.terminations import reclaim
-from rehearsal.aws.extension import extend, refuse
-from rehearsal.aws.injection import INJECTED
-from trainyard.config.catalog import catalog
+from rehearsal.aws.ec2.reference import load_reference
+from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.moto_extension import ec2_error, extend
 
 NOTICE_SECONDS = 120.0  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-_SHARE = 0.4  # of the On-Demand list price, a figure of ours: in every zone, at any time
-_RUNNING = {"pending", "running"}
+_ON_DEMAND_SHARE = 0.4  # an assumption of this project: the same in every zone, at any time
+_RUNNING_STATES = {"pending", "running"}
 
 
-def price_of(instance_type: str) -> float:
-    """The emulated Spot price, USD an hour. Raises NotImplementedError for a type without a list price."""
-    entry = catalog().get(instance_type)
-    if entry is None or entry.on_demand_usd is None:
+def spot_price(instance_type: str) -> float:
+    """Return the emulated Spot price, USD an hour. Raises NotImplementedError for a type without an On-Demand price."""
+    on_demand_usd = load_reference().on_demand_usd.get(instance_type)
+    if on_demand_usd is None:
         raise NotImplementedError(f"the Spot price of {instance_type}")
-    return round(_SHARE * entry.on_demand_usd, 4)
+    return round(_ON_DEMAND_SHARE * on_demand_usd, 4)
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse Spot options that EC2 refuses, and those that no instance here would have."""
-    behaviour = options.get("InstanceInterruptionBehavior") or "terminate"
-    kind = options.get("SpotInstanceType") or "one-time"
-    if behaviour != "terminate" and kind != "persistent":
-        raise refuse(
+def validate_spot_options(options: dict[str, Any]) -> None:
+    """Raise EC2's error for invalid Spot options, and NotImplementedError for options that are not emulated."""
+    behavior = options.get("InstanceInterruptionBehavior") or "terminate"
+    request_type = options.get("SpotInstanceType") or "one-time"
+    if behavior != "terminate" and request_type != "persistent":
+        raise ec2_error(
             "InvalidParameterCombination",
-            f"The interruption behavior {behaviour} is for Spot requests of type persistent, not {kind}.",
+            f"The interruption behavior {behavior} is for Spot requests of type persistent, not {request_type}.",
         )
-    if kind != "one-time" or behaviour != "terminate":
-        raise NotImplementedError(f"a Spot request of type {kind} with the interruption behavior {behaviour}")
+    if request_type != "one-time" or behavior != "terminate":
+        raise NotImplementedError(f"a Spot request of type {request_type} with the interruption behavior {behavior}")
 
 
-def check_price(instance_type: str, options: dict[str, Any]) -> None:
-    """Refuse a request whose maximum is below the price. Without a maximum it is the On-Demand price."""
-    most, price = options.get("MaxPrice"), price_of(instance_type)
-    if most not in (None, "") and float(str(most)) < price:
-        raise refuse(
+def check_maximum_price(instance_type: str, options: dict[str, Any]) -> None:
+    """Raise SpotMaxPriceTooLow if the request's maximum is below the price (default: the On-Demand price)."""
+    maximum, price = options.get("MaxPrice"), spot_price(instance_type)
+    if maximum not in (None, "") and float(str(maximum)) < price:
+        raise ec2_error(
             "SpotMaxPriceTooLow",
-            f"Your Spot request price of {most} is lower than the minimum required Spot request fulfillment price of "
-            f"{price:g}.",
+            f"Your Spot request price of {maximum} is lower than the minimum required Spot request fulfillment price "
+            f"of {price:g}.",
         )
-
-
-def _priced(instance_type: str) -> bool:
-    entry = catalog().get(instance_type)
-    return entry is not None and entry.on_demand_usd is not None
 
 
 def describe_spot_price_history(self: Any) -> ActionResult:
-    offers = self.ec2_backend.describe_spot_price_history(
+    """Return one price for each instance type and zone, dated now."""
+    offerings = self.ec2_backend.describe_spot_price_history(
         self._get_param("InstanceTypes", []), self._filters_from_querystring()
     )
     history = [
         {
-            "InstanceType": each["InstanceType"],
+            "InstanceType": offering["InstanceType"],
             "ProductDescription": "Linux/UNIX",
-            "SpotPrice": f"{price_of(each['InstanceType']):g}",
-            "AvailabilityZone": each["Location"],
+            "SpotPrice": f"{spot_price(offering['InstanceType']):g}",
+            "AvailabilityZone": offering["Location"],
             "Timestamp": CLOCK.utc(),
         }
-        for each in offers
-        if _priced(each["InstanceType"])
+        for offering in offerings
+        if offering["InstanceType"] in load_reference().on_demand_usd
     ]
     return ActionResult({"SpotPriceHistory": history})
 
 
-def _spot_instances() -> Iterator[Any]:
+def _running_spot_instances() -> Iterator[Any]:
     backend: Any
     for _, _, backend in ec2_backends.iter_backends():
-        yield from (each for each in backend.all_instances() if each.lifecycle == "spot" and each.state in _RUNNING)
+        for instance in backend.all_instances():
+            if instance.lifecycle == "spot" and instance.state in _RUNNING_STATES:
+                yield instance
 
 
-def _due() -> Iterator[Due]:
-    for instance in _spot_instances():
+def _due_interruptions() -> Iterator[Due]:
+    for instance in _running_spot_instances():
         if instance.interrupted_at is not None:
-            yield instance.interrupted_at, lambda instance=instance: _end(instance)  # type: ignore[misc]
+            yield instance.interrupted_at, lambda instance=instance: _interrupt(instance)  # type: ignore[misc]
             continue
-        for on, when in INJECTED.interruptions(instance):
-            yield when, lambda instance=instance, on=on: _notify(instance, on)  # type: ignore[misc]
+        for fault, when in ACTIVE_FAULTS.interruptions(instance):
+            yield when, lambda instance=instance, fault=fault: _send_notice(instance, fault)  # type: ignore[misc]
 
 
-def _notify(instance: Any, on: Any) -> None:
-    """From now on its metadata tells when it ends."""
-    on.left -= 1
+def _send_notice(instance: Any, fault: Any) -> None:
+    """Set the interruption time, which the instance's metadata reports from now on."""
+    fault.remaining -= 1
     instance.interrupted_at = CLOCK.now() + NOTICE_SECONDS
 
 
-def _end(instance: Any) -> None:
-    reclaim(instance, "Server.SpotInstanceTermination: Spot instance termination")
+def _interrupt(instance: Any) -> None:
+    reclaim_instance(instance, "Server.SpotInstanceTermination: Spot instance termination")
 
 
 def install() -> None:
+    """Add DescribeSpotPriceHistory to moto and the interruptions to the clock."""
     extend(EC2Response, describe_spot_price_history)
-    CLOCK.watch(_due)
+    CLOCK.add_source(_due_interruptions)

@@ -1,4 +1,4 @@
-"""What DescribeInstances does not show: what a terminated instance has no more, and what a new one has not yet."""
+"""Instance data that DescribeInstances omits: of terminated instances, and of new instances (eventual consistency)."""
 
 from typing import Any
 
@@ -6,36 +6,39 @@ from moto.core.responses import ActionResult
 from moto.ec2.exceptions import InvalidInstanceIdError
 from moto.ec2.responses import EC2Response
 
-from rehearsal.aws.extension import extend
-from rehearsal.aws.injection import INJECTED
+from rehearsal.aws.active_faults import ACTIVE_FAULTS
+from rehearsal.aws.moto_extension import extend
 
 
-def without_address(instance: Any) -> bool:
-    """Whether the instance is shown without its interfaces and its private address."""
-    return instance.state == "terminated" or INJECTED.without_address(instance)
+def has_hidden_address(instance: Any) -> bool:
+    """Return whether responses omit the interfaces and the private address of the instance."""
+    return instance.state == "terminated" or ACTIVE_FAULTS.has_hidden_address(instance)
 
 
-def _check_seen(backend: Any, asked: list[str]) -> None:
-    unseen = [name for name in asked if INJECTED.unseen(backend.get_instance(name))]
-    if unseen:
-        raise InvalidInstanceIdError(unseen)
+def _require_visible(backend: Any, instance_ids: list[str]) -> None:
+    hidden = [name for name in instance_ids if ACTIVE_FAULTS.is_hidden(backend.get_instance(name))]
+    if hidden:
+        raise InvalidInstanceIdError(hidden)
 
 
 def install() -> None:
-    describe, status = EC2Response.describe_instances, EC2Response.describe_instance_status
+    """Filter hidden instances from DescribeInstances and DescribeInstanceStatus."""
+    moto_describe, moto_describe_status = EC2Response.describe_instances, EC2Response.describe_instance_status
 
     def describe_instances(self: Any) -> ActionResult:
-        found: Any = describe(self).result
-        _check_seen(self.ec2_backend, self._get_param("InstanceIds", []))
-        for reservation in found["Reservations"]:  # copies of moto's own
-            reservation.instances = [each for each in reservation.instances if not INJECTED.unseen(each)]
-        shown = [reservation for reservation in found["Reservations"] if reservation.instances]
-        return ActionResult({**found, "Reservations": shown})
+        result: Any = moto_describe(self).result
+        _require_visible(self.ec2_backend, self._get_param("InstanceIds", []))
+        for reservation in result["Reservations"]:  # copies: moto's state is not changed
+            reservation.instances = [
+                instance for instance in reservation.instances if not ACTIVE_FAULTS.is_hidden(instance)
+            ]
+        visible = [reservation for reservation in result["Reservations"] if reservation.instances]
+        return ActionResult({**result, "Reservations": visible})
 
     def describe_instance_status(self: Any) -> ActionResult:
-        found: Any = status(self).result
-        _check_seen(self.ec2_backend, self._get_param("InstanceIds", []))
-        shown = [each for each in found["InstanceStatuses"] if not INJECTED.unseen(each)]
-        return ActionResult({**found, "InstanceStatuses": shown})
+        result: Any = moto_describe_status(self).result
+        _require_visible(self.ec2_backend, self._get_param("InstanceIds", []))
+        visible = [entry for entry in result["InstanceStatuses"] if not ACTIVE_FAULTS.is_hidden(entry)]
+        return ActionResult({**result, "InstanceStatuses": visible})
 
     extend(EC2Response, describe_instances, describe_instance_status)

@@ -1,1 +1,1 @@
-"""Who calls, and whether policies let them."""
+"""IAM: identification of the caller and authorization by policies."""

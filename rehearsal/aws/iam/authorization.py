@@ -1,25 +1,25 @@
-"""The rights of roles: a call by a role's session is answered only if its policies allow all that the call needs."""
+"""Authorization of calls by role sessions: the role's policies must allow every action that the call requires."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rehearsal.aws.iam.callers import CALLER, Caller
-from rehearsal.aws.iam.required_actions import needs
+from rehearsal.aws.iam.required_actions import required_requests
 from rehearsal.aws.operations import Call
 
 
 @contextmanager
-def rights(caller: Caller | None, call: Call, environ: dict[str, Any]) -> Iterator[None]:
-    """Around the answer to one call; without a caller all is allowed.
+def authorized(caller: Caller | None, call: Call, environ: dict[str, Any]) -> Iterator[None]:
+    """Authorize a call and run its handler as `caller`; without a caller (not a role session) every call is allowed.
 
-    Raises Refusal, and NotImplementedError where the rights can't be judged.
+    Raises ApiError, and NotImplementedError if the authorization cannot be evaluated.
     """
     if caller is None:
         yield
         return
-    for ask in needs(call, environ, environ["wsgi.input"].getvalue()):
-        caller.require(ask)
+    for request in required_requests(call, environ, environ["wsgi.input"].getvalue()):
+        caller.require(request)
     token = CALLER.set(caller)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Who makes a call: a session of a role of the account, which may what its policies say. Any other may do all."""
+"""The caller of an API call: a role session, whose policies are evaluated, or another caller, who may do everything."""
 
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -7,19 +7,19 @@ from typing import Any
 from moto.iam.models import iam_backends
 from moto.sts.models import sts_backends
 
-from rehearsal.aws.iam.policies import Ask, Verdict, Who, account_of, judge
-from rehearsal.aws.injection import Refusal, forbidden
-from rehearsal.aws.lookup import bucket_of
+from rehearsal.aws.active_faults import ApiError, forbidden
+from rehearsal.aws.iam.policies import AccessRequest, Decision, Principal, account_principals, evaluate_policies
+from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.storage.key_policies import by_key
+from rehearsal.aws.storage.key_policies import evaluate_key_policy
 from rehearsal.aws.storage.keys import find_key
 
-_OF_NO_SERVICE = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:sourceowner"])
+_NO_SOURCE_CONTEXT = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:sourceowner"])
 
 
 class Caller:
-    """A session of a role, and the call that it makes."""
+    """A role session and its call."""
 
     def __init__(self, call: Call, in_json: bool, session: Any) -> None:
         self.call = call
@@ -28,87 +28,97 @@ class Caller:
         self._policies = list(_policies(session, self.role))
         self._boundary = _boundary(session, self.role)
 
-    def may(self, ask: Ask) -> bool:
-        """Whether one of the policies allows it, the role's or the resource's, none denies it, and its boundary too."""
-        return self._lacks(ask) is None
+    def is_allowed(self, request: AccessRequest) -> bool:
+        """Return whether the policies of the role or the resource, and the permissions boundary, allow the request."""
+        return self._denial_reason(request) is None
 
-    def require(self, ask: Ask) -> None:
-        """Raises Refusal, as AWS words it, unless the caller may."""
-        why = self._lacks(ask)
-        if why is None:
+    def require(self, request: AccessRequest) -> None:
+        """Raise ApiError with AWS's message unless the request is allowed."""
+        reason = self._denial_reason(request)
+        if reason is None:
             return
-        on = f" on resource: {ask.resource}" if ask.resource else ""
-        message = f"User: {self._arn} is not authorized to perform: {ask.action}{on} {why}"
+        on = f" on resource: {request.resource}" if request.resource else ""
+        message = f"User: {self._arn} is not authorized to perform: {request.action}{on} {reason}"
         raise forbidden(self.call, self._in_json, message)
 
-    def _lacks(self, ask: Ask) -> str | None:
-        """Why it may not, in AWS's words.
+    def _denial_reason(self, request: AccessRequest) -> str | None:
+        """Return AWS's reason for a denial; None if the request is allowed.
 
-        A boundary gives no right, and takes those that it does not give too:
+        A boundary allows nothing by itself and denies all other requests:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
         """
-        ask = ask.also({"aws:principalarn": self._role_arn, "aws:principalaccount": ACCOUNT, **_OF_NO_SERVICE})
-        own, bound = judge(self._policies, ask), judge(self._boundary, ask) if self._boundary else "Allow"
-        key, resource = _key_of(ask), self._resources(ask)
-        given = by_key(key, ask, self.who, own) if key else resource or own
-        if "Deny" in (own, bound, given):
-            return "with an explicit deny" + (" in a permissions boundary" if bound == "Deny" else "")
-        if given != "Allow":
-            policy = "resource-based" if key and own == "Allow" else "identity-based"
-            return f"because no {policy} policy allows the {ask.action} action"
-        return None if bound == "Allow" else f"because no permissions boundary allows the {ask.action} action"
+        request = request.with_context(
+            {"aws:principalarn": self._role_arn, "aws:principalaccount": ACCOUNT, **_NO_SOURCE_CONTEXT}
+        )
+        identity = evaluate_policies(self._policies, request)
+        boundary = evaluate_policies(self._boundary, request) if self._boundary else "Allow"
+        key, resource = _requested_key(request), self._bucket_policy_decision(request)
+        combined = evaluate_key_policy(key, request, self.principal, identity) if key else resource or identity
+        if "Deny" in (identity, boundary, combined):
+            return "with an explicit deny" + (" in a permissions boundary" if boundary == "Deny" else "")
+        if combined != "Allow":
+            policy = "resource-based" if key and identity == "Allow" else "identity-based"
+            return f"because no {policy} policy allows the {request.action} action"
+        return None if boundary == "Allow" else f"because no permissions boundary allows the {request.action} action"
 
     @property
-    def who(self) -> Who:
-        """As a resource's policy may name it."""
-        return Who(frozenset([self._role_arn, self._arn]), account=account_of(ACCOUNT))
+    def principal(self) -> Principal:
+        """The principal, as a resource policy may name it."""
+        return Principal(frozenset([self._role_arn, self._arn]), account=account_principals(ACCOUNT))
 
-    def _resources(self, ask: Ask) -> Verdict:
-        """What the policy of the bucket says, where the ask is about one."""
-        if ask.action.startswith("s3:") and ask.resource:
-            bucket = bucket_of(ask.resource.removeprefix("arn:aws:s3:::").partition("/")[0])
+    def _bucket_policy_decision(self, request: AccessRequest) -> Decision:
+        """Return the decision of the bucket policy for an S3 request; None for other requests."""
+        if request.action.startswith("s3:") and request.resource:
+            bucket = find_bucket(request.resource.removeprefix("arn:aws:s3:::").partition("/")[0])
             if bucket is not None and bucket.policy:
-                return judge([bucket.policy], ask, self.who)
+                return evaluate_policies([bucket.policy], request, self.principal)
         return None
 
 
-def _key_of(ask: Ask) -> Any:
-    return find_key(ACCOUNT, "", ask.resource) if ask.resource and ask.resource.startswith("arn:aws:kms:") else None
+def _requested_key(request: AccessRequest) -> Any:
+    return (
+        find_key(ACCOUNT, "", request.resource)
+        if request.resource and request.resource.startswith("arn:aws:kms:")
+        else None
+    )
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""The role's session whose call is being answered."""
+"""The role session whose call is being processed; None for any other caller."""
 
 
-def caller_of(call: Call, in_json: bool) -> Caller | None:
-    """The session of this account that signed the call, if any. Raises Refusal for a session that nobody was given."""
+def identify_caller(call: Call, in_json: bool) -> Caller | None:
+    """Return the role session of this account that signed the call, or None. Raises ApiError for an unknown session."""
     if not (call.access_key or "").startswith("ASIA"):
         return None
     sessions: Any = sts_backends
     for account, _, backend in sessions.iter_backends():
         if session := backend.get_assumed_role_from_access_key(call.access_key):
-            return Caller(call, in_json, session) if account == ACCOUNT else None  # another's rights are its own matter
-    raise _unknown(call, in_json)
+            return Caller(call, in_json, session) if account == ACCOUNT else None  # not emulated for other accounts
+    raise _unknown_key_error(call, in_json)
 
 
-def _unknown(call: Call, in_json: bool) -> Refusal:
-    """The answer to a key that AWS did not give out, as each protocol has it."""
+def _unknown_key_error(call: Call, in_json: bool) -> ApiError:
+    """Return the error for an unknown access key, as each service reports it."""
     invalid = "The security token included in the request is invalid."
     if call.service == "s3":
         message = "The AWS Access Key Id you provided does not exist in our records."
-        return Refusal("403 Forbidden", "InvalidAccessKeyId", message)
+        return ApiError("403 Forbidden", "InvalidAccessKeyId", message)
     if call.service == "ec2":
         message = "AWS was not able to validate the provided access credentials"
-        return Refusal("401 Unauthorized", "AuthFailure", message)
+        return ApiError("401 Unauthorized", "AuthFailure", message)
     if in_json:
-        return Refusal("400 Bad Request", "UnrecognizedClientException", invalid)
-    return Refusal("403 Forbidden", "InvalidClientTokenId", invalid)
+        return ApiError("400 Bad Request", "UnrecognizedClientException", invalid)
+    return ApiError("403 Forbidden", "InvalidClientTokenId", invalid)
 
 
 def _policies(session: Any, name: str) -> Iterator[str]:
-    """The role's documents as they are now; none once it is deleted. Raises NotImplementedError for others beside."""
+    """Yield the role's current policy documents; none after its deletion.
+
+    Raises NotImplementedError for a session policy.
+    """
     if session.policy:
-        raise NotImplementedError("a policy of the session's own")
+        raise NotImplementedError("a session policy")
     roles = iam_backends[session.account_id][session.partition].roles
     role = next((role for role in list(roles.values()) if role.name == name), None)
     if role is None:
@@ -118,7 +128,7 @@ def _policies(session: Any, name: str) -> Iterator[str]:
 
 
 def _boundary(session: Any, name: str) -> list[str]:
-    """The policy that bounds the role, if any. One that is gone allows nothing."""
+    """Return the permissions boundary of the role in a list, if any. A deleted boundary policy allows nothing."""
     backend = iam_backends[session.account_id][session.partition]
     role = next((role for role in list(backend.roles.values()) if role.name == name), None)
     arn = role.permissions_boundary_arn if role else None
@@ -129,5 +139,5 @@ def _boundary(session: Any, name: str) -> list[str]:
 
 
 def _document(policy: Any) -> str:
-    """As its default version has it."""
-    return next(str(one.document) for one in policy.versions if one.version_id == policy.default_version_id)
+    """Return the document of the policy's default version."""
+    return next(str(version.document) for version in policy.versions if version.version_id == policy.default_version_id)

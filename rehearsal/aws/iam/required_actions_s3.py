@@ -1,7 +1,7 @@
-"""What rights an S3 request needs.
+"""The IAM actions that an S3 request requires.
 
-Source of the tables: https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html. What KMS
-is asked for on the way (encryption.py) and each key of a DeleteObjects (bucket_policies.py) come later, one by one.
+Source of the tables: https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html. KMS
+actions (encryption.py) and the keys of a DeleteObjects (bucket_policies.py) are authorized during the request.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from moto.s3.models import s3_backends
 
-from rehearsal.aws.iam.policies import Ask
-from rehearsal.aws.lookup import bucket_of
+from rehearsal.aws.iam.policies import AccessRequest
+from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.operations import Call
 
-_ON_OBJECT = {
+_OBJECT_ACTIONS = {
     "AbortMultipartUpload": "AbortMultipartUpload",
     "CompleteMultipartUpload": "PutObject",
     "CopyObject": "PutObject",
@@ -30,7 +30,7 @@ _ON_OBJECT = {
     "UploadPart": "PutObject",
     "UploadPartCopy": "PutObject",
 }
-_ON_BUCKET = {
+_BUCKET_ACTIONS = {
     "CreateBucket": "CreateBucket",
     "DeleteBucket": "DeleteBucket",
     "DeleteBucketPolicy": "DeleteBucketPolicy",
@@ -51,10 +51,13 @@ _ON_BUCKET = {
     "PutBucketTagging": "PutBucketTagging",
     "PutBucketVersioning": "PutBucketVersioning",
 }
-_OF_VERSIONS = {"GetObject", "DeleteObject", "GetObjectTagging", "PutObjectTagging", "DeleteObjectTagging"}
-_TELLING = {"GetObject", "HeadObject"}  # 404 is an answer too, for those who may list
-# Headers of a write that ask for a right beside.
-_BESIDE = {
+_VERSIONED_ACTIONS = {"GetObject", "DeleteObject", "GetObjectTagging", "PutObjectTagging", "DeleteObjectTagging"}
+_REVEALING_OPERATIONS = {
+    "GetObject",
+    "HeadObject",
+}  # a 404 reveals that a key does not exist, which requires ListBucket
+# Headers of a write that require another action.
+_HEADER_ACTIONS = {
     "HTTP_X_AMZ_TAGGING": "PutObjectTagging",
     "HTTP_X_AMZ_ACL": "PutObjectAcl",
     "HTTP_X_AMZ_OBJECT_LOCK_MODE": "PutObjectRetention",
@@ -62,64 +65,66 @@ _BESIDE = {
 }
 
 
-def s3_needs(call: Call, environ: dict[str, Any], body: bytes) -> Iterator[Ask]:
-    """Raises NotImplementedError for an operation whose rights are not known here."""
+def s3_required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Iterator[AccessRequest]:
+    """Yield the access requests of an S3 request. Raises NotImplementedError for an unsupported operation."""
     if environ.get("HTTP_HOST", "").partition(":")[0] not in {"127.0.0.1", "localhost"}:
-        raise NotImplementedError(f"S3's address style of {environ.get('HTTP_HOST')}")
+        raise NotImplementedError(f"the S3 endpoint style of {environ.get('HTTP_HOST')}")
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
     bucket, _, key = path.removeprefix("/").partition("/")
     arn, operation = f"arn:aws:s3:::{bucket}", call.operation
     if operation == "ListBuckets":
-        yield Ask("s3:ListAllMyBuckets", "*")
+        yield AccessRequest("s3:ListAllMyBuckets", "*")
     elif operation == "DeleteObjects":
         if b"<VersionId>" in body:
-            raise NotImplementedError("rights to delete many versions")
-    elif operation in _ON_BUCKET:
-        yield Ask(f"s3:{_ON_BUCKET[operation]}", arn, _listing(query))
-    elif operation in _ON_OBJECT:
+            raise NotImplementedError("the authorization of DeleteObjects with versions")
+    elif operation in _BUCKET_ACTIONS:
+        yield AccessRequest(f"s3:{_BUCKET_ACTIONS[operation]}", arn, _list_context(query))
+    elif operation in _OBJECT_ACTIONS:
         version = query.get("versionId", [None])[0]
-        yield Ask(f"s3:{_of(_ON_OBJECT[operation], version)}", f"{arn}/{key}")
-        if operation in _TELLING and not version and not _there(bucket, key):
-            yield Ask("s3:ListBucket", arn, _listing({}))
+        yield AccessRequest(f"s3:{_versioned_action(_OBJECT_ACTIONS[operation], version)}", f"{arn}/{key}")
+        if operation in _REVEALING_OPERATIONS and not version and not _exists(bucket, key):
+            yield AccessRequest("s3:ListBucket", arn, _list_context({}))
         if operation in {"PutObject", "CreateMultipartUpload", "CopyObject"}:
-            asked = (action for header, action in _BESIDE.items() if header in environ)
-            yield from (Ask(f"s3:{action}", f"{arn}/{key}") for action in asked)
+            actions = (action for header, action in _HEADER_ACTIONS.items() if header in environ)
+            yield from (AccessRequest(f"s3:{action}", f"{arn}/{key}") for action in actions)
         if operation in {"CopyObject", "UploadPartCopy"}:
-            yield from _source(environ, operation, f"{arn}/{key}")
+            yield from _source_requests(environ, operation, f"{arn}/{key}")
     else:
-        raise NotImplementedError(f"the rights that s3:{operation} needs")
+        raise NotImplementedError(f"the authorization of s3:{operation}")
 
 
-def _of(action: str, version: str | None) -> str:
-    return action.replace("Object", "ObjectVersion") if version and action in _OF_VERSIONS else action
+def _versioned_action(action: str, version: str | None) -> str:
+    return action.replace("Object", "ObjectVersion") if version and action in _VERSIONED_ACTIONS else action
 
 
-def _listing(query: dict[str, list[str]]) -> dict[str, str | None]:
+def _list_context(query: dict[str, list[str]]) -> dict[str, str | None]:
     return {f"s3:{name}": query.get(name, [None])[0] for name in ("prefix", "delimiter")}
 
 
-def _source(environ: dict[str, Any], operation: str, target: str) -> Iterator[Ask]:
-    """A copy reads its source; the tags of the source go along unless the request names others."""
+def _source_requests(environ: dict[str, Any], operation: str, target: str) -> Iterator[AccessRequest]:
+    """Yield the requests for a copy's source, and for its tags, which are copied unless the request replaces them."""
     source = urlsplit(environ["HTTP_X_AMZ_COPY_SOURCE"])
     bucket, _, key = unquote(source.path).lstrip("/").partition("/")
     version = parse_qs(source.query).get("versionId", [None])[0]
     arn = f"arn:aws:s3:::{bucket}/{key}"
-    yield Ask(f"s3:{_of('GetObject', version)}", arn)
-    if not version and not _there(bucket, key):
-        yield Ask("s3:ListBucket", f"arn:aws:s3:::{bucket}", _listing({}))
+    yield AccessRequest(f"s3:{_versioned_action('GetObject', version)}", arn)
+    if not version and not _exists(bucket, key):
+        yield AccessRequest("s3:ListBucket", f"arn:aws:s3:::{bucket}", _list_context({}))
     elif (
-        operation == "CopyObject" and environ.get("HTTP_X_AMZ_TAGGING_DIRECTIVE") != "REPLACE" and _tagged(bucket, key)
+        operation == "CopyObject"
+        and environ.get("HTTP_X_AMZ_TAGGING_DIRECTIVE") != "REPLACE"
+        and _has_tags(bucket, key)
     ):
-        yield Ask(f"s3:{_of('GetObjectTagging', version)}", arn)
-        yield Ask("s3:PutObjectTagging", target)
+        yield AccessRequest(f"s3:{_versioned_action('GetObjectTagging', version)}", arn)
+        yield AccessRequest("s3:PutObjectTagging", target)
 
 
-def _there(bucket: str, key: str) -> bool:
-    return getattr(bucket_of(bucket), "keys", {}).get(key) is not None
+def _exists(bucket: str, key: str) -> bool:
+    return getattr(find_bucket(bucket), "keys", {}).get(key) is not None
 
 
-def _tagged(bucket: str, key: str) -> bool:
-    found = bucket_of(bucket)
-    tagger = s3_backends[found.account_id][found.partition].tagger
-    return bool(tagger.get_tag_dict_for_resource(found.keys[key].arn))
+def _has_tags(bucket: str, key: str) -> bool:
+    owner = find_bucket(bucket)
+    tagger = s3_backends[owner.account_id][owner.partition].tagger
+    return bool(tagger.get_tag_dict_for_resource(owner.keys[key].arn))

@@ -1,14 +1,14 @@
-"""What a service of AWS may do in its own name: what a resource's policy, or a role's trust, lets it."""
+"""Authorization of AWS services: by resource policies, and by trust policies of roles."""
 
 from typing import Any
 
-from rehearsal.aws.iam.policies import Ask, Who, judge
+from rehearsal.aws.iam.policies import AccessRequest, Principal, evaluate_policies
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.storage.key_policies import key_ask
+from rehearsal.aws.storage.key_policies import key_request
 
 
-def _acting(service: str, source: str) -> dict[str, str | None]:
-    """What a policy sees of a service that acts for the thing of the ARN `source`."""
+def _service_context(service: str, source: str) -> dict[str, str | None]:
+    """Return the condition keys of a request by a service on behalf of the resource `source` (an ARN)."""
     return {
         "aws:sourcearn": source,
         "aws:sourceaccount": ACCOUNT,
@@ -20,17 +20,30 @@ def _acting(service: str, source: str) -> dict[str, str | None]:
     }
 
 
-def lets(policy: str, ask: Ask, service: str, source: str) -> bool:
-    """Whether this policy, of a resource, lets the service (its principal) do so for `source`."""
-    return judge([policy], ask.also(_acting(service, source)), Who(frozenset([service]), "Service")) == "Allow"
+def policy_allows(policy: str, request: AccessRequest, service: str, source: str) -> bool:
+    """Return whether a resource policy allows the request by a service on behalf of `source`."""
+    return (
+        evaluate_policies(
+            [policy],
+            request.with_context(_service_context(service, source)),
+            Principal(frozenset([service]), "Service"),
+        )
+        == "Allow"
+    )
 
 
-def may_assume(role: Any, service: str, source: str) -> bool:
-    return lets(role.assume_role_policy_document, Ask("sts:AssumeRole", None), service, source)
+def can_assume_role(role: Any, service: str, source: str) -> bool:
+    """Return whether the role's trust policy lets the service assume it on behalf of `source`."""
+    return policy_allows(role.assume_role_policy_document, AccessRequest("sts:AssumeRole", None), service, source)
 
 
-def may_use(key: Any, actions: tuple[str, ...], service: str, source: str, about: dict[str, str]) -> bool:
-    """Whether the service may use a customer's key so. `about`: condition keys of the encryption context."""
+def can_use_key(key: Any, actions: tuple[str, ...], service: str, source: str, context: dict[str, str]) -> bool:
+    """Return whether the service can use a customer managed key.
+
+    `context`: condition keys of the encryption context.
+    """
     if key is None or key.key_state != "Enabled":
         return False
-    return all(lets(key.policy, key_ask(action, key).also(about), service, source) for action in actions)
+    return all(
+        policy_allows(key.policy, key_request(action, key).with_context(context), service, source) for action in actions
+    )

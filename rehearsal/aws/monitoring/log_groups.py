@@ -1,4 +1,4 @@
-"""Log groups under a customer's key: CloudWatch Logs takes none that its policy does not let it use.
+"""Log groups under a customer managed key: the key policy must allow CloudWatch Logs to use it.
 
 Source: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html
 """
@@ -11,11 +11,11 @@ from moto.logs.exceptions import ResourceNotFoundException
 from moto.logs.models import LogsBackend
 from moto.logs.responses import LogsResponse
 
-from rehearsal.aws.extension import extend
-from rehearsal.aws.iam.service_authorization import may_use
+from rehearsal.aws.iam.service_authorization import can_use_key
+from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.storage.keys import find_key
 
-_USES = (
+_REQUIRED_ACTIONS = (
     "kms:Decrypt",
     "kms:DescribeKey",
     "kms:Encrypt",
@@ -26,17 +26,17 @@ _USES = (
 
 
 def install() -> None:
-    """moto keeps a group's key unseen, has no call to change it, and keeps the tags of a group that is deleted."""
-    make, drop = LogsBackend.create_log_group, LogsBackend.delete_log_group
+    """Extend moto, which does not check keys, cannot change the key of a group, and keeps tags of deleted groups."""
+    moto_create, moto_delete = LogsBackend.create_log_group, LogsBackend.delete_log_group
 
-    def create_log_group(self: Any, log_group_name: str, tags: dict[str, str], **given: Any) -> Any:
-        if given.get("kmsKeyId"):
-            _check(self, log_group_name, given["kmsKeyId"])
-        return make(self, log_group_name, tags or {}, **given)
+    def create_log_group(self: Any, log_group_name: str, tags: dict[str, str], **kwargs: Any) -> Any:
+        if kwargs.get("kmsKeyId"):
+            _validate_key(self, log_group_name, kwargs["kmsKeyId"])
+        return moto_create(self, log_group_name, tags or {}, **kwargs)
 
     def delete_log_group(self: Any, log_group_name: str) -> None:
         group = self.groups.get(log_group_name)
-        drop(self, log_group_name)
+        moto_delete(self, log_group_name)
         self.tagger.delete_all_tags_for_resource(group.arn)
 
     extend(LogsBackend, create_log_group, delete_log_group)
@@ -44,13 +44,15 @@ def install() -> None:
 
 
 def associate_kms_key(self: Any) -> str:
+    """Set the KMS key of a log group."""
     group = _group(self)
-    _check(self.logs_backend, group.name, self._get_param("kmsKeyId"))
+    _validate_key(self.logs_backend, group.name, self._get_param("kmsKeyId"))
     group.kms_key_id = self._get_param("kmsKeyId")
     return json.dumps({})
 
 
 def disassociate_kms_key(self: Any) -> str:
+    """Remove the KMS key of a log group."""
     _group(self).kms_key_id = None
     return json.dumps({})
 
@@ -58,17 +60,17 @@ def disassociate_kms_key(self: Any) -> str:
 def _group(response: Any) -> Any:
     name = response._get_param("logGroupName")
     if name is None:
-        raise NotImplementedError("a log group that is named by resourceIdentifier")
+        raise NotImplementedError("a log group with resourceIdentifier")
     if name not in response.logs_backend.groups:
         raise ResourceNotFoundException
     return response.logs_backend.groups[name]
 
 
-def _check(backend: Any, name: str, key_arn: str) -> None:
+def _validate_key(backend: Any, name: str, key_arn: str) -> None:
     arn = f"arn:{backend.partition}:logs:{backend.region_name}:{backend.account_id}:log-group:{name}"
     key = find_key(backend.account_id, backend.region_name, key_arn)
-    service, about = f"logs.{backend.region_name}.amazonaws.com", {"kms:encryptioncontext:aws:logs:arn": arn}
-    if not may_use(key, _USES, service, arn, about):
+    service, context = f"logs.{backend.region_name}.amazonaws.com", {"kms:encryptioncontext:aws:logs:arn": arn}
+    if not can_use_key(key, _REQUIRED_ACTIONS, service, arn, context):
         raise JsonRESTError(
             "AccessDeniedException",
             f"The specified KMS key does not exist or is not allowed to be used with Arn '{arn}'",

@@ -1,58 +1,61 @@
-"""SNS as it treats people: an e-mail address hears nothing, and can't be taken away, until its owner has confirmed."""
+"""SNS subscriptions: an e-mail address receives nothing, and cannot be unsubscribed, until its owner confirms."""
 
 from typing import Any
 
 from moto.sns.exceptions import SNSInvalidParameter
 from moto.sns.models import SNSBackend
 
-from rehearsal.aws.extension import extend
-from rehearsal.aws.iam.policies import Ask, Who, judge
-from rehearsal.aws.iam.service_authorization import lets, may_use
+from rehearsal.aws.iam.policies import AccessRequest, Principal, evaluate_policies
+from rehearsal.aws.iam.service_authorization import can_use_key, policy_allows
+from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.storage.keys import find_key
 
-_UNASKED = frozenset(["application", "firehose", "lambda", "sms", "sqs"])
+_AUTO_CONFIRMED_PROTOCOLS = frozenset(["application", "firehose", "lambda", "sms", "sqs"])
 # Source: https://docs.aws.amazon.com/sns/latest/dg/sns-key-management.html
-_USES = ("kms:Decrypt", "kms:GenerateDataKey")
+_REQUIRED_ACTIONS = ("kms:Decrypt", "kms:GenerateDataKey")
 
 
 def install() -> None:
-    """moto has every subscription confirmed by itself."""
-    join, leave = SNSBackend.subscribe, SNSBackend.unsubscribe
+    """Extend moto, which confirms every subscription at once."""
+    moto_subscribe, moto_unsubscribe = SNSBackend.subscribe, SNSBackend.unsubscribe
 
     def subscribe(self: Any, topic_arn: str, endpoint: str, protocol: str) -> Any:
-        made = join(self, topic_arn, endpoint, protocol)
-        pending = protocol not in _UNASKED
-        made.attributes |= {"PendingConfirmation": pending, "ConfirmationWasAuthenticated": not pending}
-        return made
+        subscription = moto_subscribe(self, topic_arn, endpoint, protocol)
+        pending = protocol not in _AUTO_CONFIRMED_PROTOCOLS
+        subscription.attributes |= {"PendingConfirmation": pending, "ConfirmationWasAuthenticated": not pending}
+        return subscription
 
     def unsubscribe(self: Any, subscription_arn: str) -> None:
-        """Source of the words: https://github.com/go-to-k/cdkd/issues/1301"""
-        found = self.subscriptions.get(subscription_arn)
-        if found is not None and found.attributes["PendingConfirmation"]:
+        """Source of the error message: https://github.com/go-to-k/cdkd/issues/1301"""
+        subscription = self.subscriptions.get(subscription_arn)
+        if subscription is not None and subscription.attributes["PendingConfirmation"]:
             raise SNSInvalidParameter(
                 "Invalid parameter: SubscriptionArn Reason: "
                 "Cannot unsubscribe a subscription that is pending confirmation"
             )
-        leave(self, subscription_arn)
+        moto_unsubscribe(self, subscription_arn)
 
     extend(SNSBackend, subscribe, unsubscribe)
 
 
-def why_unheard(backend: Any, topic_arn: str, service: str, source: str) -> str | None:
-    """Why a service can't publish to a topic of this account for the thing of the ARN `source`; None where it can.
+def publish_denial_reason(backend: Any, topic_arn: str, service: str, source: str) -> str | None:
+    """Return why a service can't publish to a topic on behalf of the resource `source` (an ARN); None if it can.
 
-    A topic's own first policy lets whatever the owner's account has. AWS's own key for SNS is open to no service.
+    A topic's default policy allows resources of the owner's account. No service can use the AWS managed key for SNS.
     """
     topic = backend.topics.get(topic_arn)
     if topic is None:
         return "Topic does not exist"
-    ask = Ask("sns:Publish", topic_arn)
-    owner = ask.also({"aws:sourceowner": ACCOUNT, "aws:sourceaccount": ACCOUNT, "aws:sourcearn": source})
-    if not lets(topic.policy, ask, service, source) and judge([topic.policy], owner, Who(frozenset())) != "Allow":
+    request = AccessRequest("sns:Publish", topic_arn)
+    owner_request = request.with_context(
+        {"aws:sourceowner": ACCOUNT, "aws:sourceaccount": ACCOUNT, "aws:sourcearn": source}
+    )
+    as_owner = evaluate_policies([topic.policy], owner_request, Principal(frozenset()))
+    if not policy_allows(topic.policy, request, service, source) and as_owner != "Allow":
         return "does not have authorization to publish to the SNS topic"
     if topic.kms_master_key_id:
         key = find_key(ACCOUNT, backend.region_name, topic.kms_master_key_id)
-        if not may_use(key, _USES, service, source, {}):
+        if not can_use_key(key, _REQUIRED_ACTIONS, service, source, {}):
             return "does not have authorization to access the SNS topic encryption key"
     return None

@@ -1,27 +1,29 @@
-"""Bucket policies with their conditions: moto 5.2.5 denies whatever a Deny statement names, condition or not."""
+"""Bucket policies with conditions: moto 5.2.5 applies a Deny statement even if its conditions do not match."""
 
 from typing import Any
 
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
 
-from rehearsal.aws.extension import extend
 from rehearsal.aws.iam.callers import CALLER
-from rehearsal.aws.iam.policies import Ask, Who, account_of, judge
+from rehearsal.aws.iam.policies import AccessRequest, Principal, account_principals, evaluate_policies
+from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.process import ACCOUNT
 
 _RESULTS = {"Allow": PermissionResult.PERMITTED, "Deny": PermissionResult.DENIED, None: PermissionResult.NEUTRAL}
-# Whoever signs with a key of no role: the account itself.
-_OPERATOR = Who(account_of(ACCOUNT))
+# Principal of a call with a key that belongs to no role.
+_ACCOUNT_ROOT = Principal(account_principals(ACCOUNT))
 
 
 def install() -> None:
+    """Evaluate bucket policies with rehearsal.aws.iam.policies instead of moto."""
+
     def get_permission(self: Any, action: str, resource: str) -> Any:
-        caller, ask = CALLER.get(), Ask(action, resource)
-        # S3 answers this one key by key.
-        if caller is not None and caller.call.operation == "DeleteObjects" and not caller.may(ask):
+        caller, request = CALLER.get(), AccessRequest(action, resource)
+        # DeleteObjects reports a denial per key.
+        if caller is not None and caller.call.operation == "DeleteObjects" and not caller.is_allowed(request):
             return PermissionResult.DENIED
-        who = caller.who if caller else _OPERATOR
-        return _RESULTS[judge([self.policy] if self.policy else [], ask, who)]
+        principal = caller.principal if caller else _ACCOUNT_ROOT
+        return _RESULTS[evaluate_policies([self.policy] if self.policy else [], request, principal)]
 
     extend(FakeBucket, get_permission)

@@ -1,4 +1,4 @@
-"""FSx for Lustre: the life cycle of a file system, its DNS and mount names and its network interfaces."""
+"""FSx for Lustre: life cycle of file systems, their DNS and mount names, and their network interfaces."""
 
 import json
 from collections.abc import Iterator
@@ -13,39 +13,41 @@ from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
 from moto.fsx.responses import FSxResponse
 
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.extension import extend
-from rehearsal.aws.storage.fsx_links import bad_request, check_backup, links, links_of
+from rehearsal.aws.moto_extension import extend
+from rehearsal.aws.storage.fsx_associations import associations, associations_of, bad_request, check_backup
 from rehearsal.aws.storage.keys import find_key
 
 CREATING_SECONDS = 1.0
 DELETING_SECONDS = 0.5
 _THROUGHPUTS = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
 _DEPLOYMENTS = ("SCRATCH_1", "SCRATCH_2", *_THROUGHPUTS)
-_KNOWN_OF_LUSTRE = {
+_SUPPORTED_LUSTRE_KEYS = {
     "AutomaticBackupRetentionDays",
     "CopyTagsToBackups",
     "DataCompressionType",
     "DeploymentType",
     "PerUnitStorageThroughput",
 }
-_INTERFACES = 2  # of the smallest file system: one for metadata, one for data
+_MINIMUM_INTERFACES = 2  # of the smallest file system: one for metadata, one for data
 
 
-def _network_refusal(message: str) -> JsonRESTError:
+def _network_error(message: str) -> JsonRESTError:
     return JsonRESTError("InvalidNetworkSettings", message)
 
 
 class LustreFileSystem(FileSystem):
-    """One file system: CREATING, then AVAILABLE; DELETING once deletion was asked, then gone."""
+    """A file system: CREATING, then AVAILABLE; DELETING after a deletion request, then removed."""
 
     def __init__(self, backend: FSxBackend, params: dict[str, Any]) -> None:
-        _check(backend, params)
+        _validate(backend, params)
         self.ec2: Any = ec2_backends[backend.account_id][backend.region_name]
         self._created, self._deleted = CLOCK.now(), 0.0
         lustre = params.get("LustreConfiguration") or {}
         mount_name = uuid4().hex[:8] if lustre.get("DeploymentType") in ("SCRATCH_2", *_THROUGHPUTS) else "fsx"
         groups = params.get("SecurityGroupIds") or []
-        self.vpc_id, self.interfaces = self._make_interfaces(params["SubnetIds"][0], groups, params["StorageCapacity"])
+        self.vpc_id, self.interfaces = self._create_interfaces(
+            params["SubnetIds"][0], groups, params["StorageCapacity"]
+        )
         super().__init__(
             account_id=backend.account_id,
             region_name=backend.region_name,
@@ -55,7 +57,7 @@ class LustreFileSystem(FileSystem):
             subnet_ids=params["SubnetIds"],
             security_group_ids=groups,
             tags=params.get("Tags"),
-            kms_key_id=_key(backend, params),
+            kms_key_id=_key_arn(backend, params),
             windows_configuration=None,
             lustre_configuration={
                 "WeeklyMaintenanceStartTime": "1:05:00",
@@ -74,44 +76,47 @@ class LustreFileSystem(FileSystem):
         for interface in self.interfaces:
             interface.description = f"Created By Amazon FSx for file system {self.file_system_id}"
 
-    def _make_interfaces(self, subnet_id: str, groups: list[str], capacity: int) -> tuple[str, list[Any]]:
+    def _create_interfaces(self, subnet_id: str, groups: list[str], capacity: int) -> tuple[str, list[Any]]:
         try:
             subnet = self.ec2.get_subnet(subnet_id)
         except EC2ClientError as error:
-            raise _network_refusal(error.message) from None
+            raise _network_error(error.message) from None
         for group_id in groups:
             group = self.ec2.get_security_group_from_id(group_id)
             if group is None or group.vpc_id != subnet.vpc_id:
-                raise _network_refusal(f"The security group {group_id} is not in the VPC of the subnet {subnet_id}.")
-        made = [
+                raise _network_error(f"The security group {group_id} is not in the VPC of the subnet {subnet_id}.")
+        interfaces = [
             self.ec2.create_network_interface(subnet, None, group_ids=groups)
-            for _ in range(max(_INTERFACES, 1 + capacity // 2400))
+            for _ in range(max(_MINIMUM_INTERFACES, 1 + capacity // 2400))
         ]
-        for interface in made:
+        for interface in interfaces:
             interface.requester_managed = True
             interface.status = "in-use"
-        return subnet.vpc_id, made
+        return subnet.vpc_id, interfaces
 
     @property
     def lifecycle(self) -> str:
+        """Lifecycle state by the account's clock."""
         if self._deleted:
             return "DELETING"
         return "AVAILABLE" if CLOCK.now() - self._created >= CREATING_SECONDS else "CREATING"
 
     @property
-    def keeps_backups(self) -> bool:
-        """Whether automatic backups are made of it."""
+    def has_automatic_backups(self) -> bool:
+        """Whether automatic backups are enabled."""
         return int((self.lustre_configuration or {}).get("AutomaticBackupRetentionDays") or 0) > 0
 
     @property
-    def gone_at(self) -> float | None:
-        """When its deletion is over; none while nobody asked for it."""
+    def deleted_at(self) -> float | None:
+        """Unix time at which the deletion completes; None before a deletion request."""
         return self._deleted + DELETING_SECONDS if self._deleted else None
 
     def delete(self) -> None:
+        """Start the deletion."""
         self._deleted = self._deleted or CLOCK.now()
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the FileSystem structure of the API."""
         return {
             **super().to_dict(),
             "OwnerId": self.backend.account_id,
@@ -123,21 +128,21 @@ class LustreFileSystem(FileSystem):
         }
 
 
-def _key(backend: Any, params: dict[str, Any]) -> str | None:
-    """ARN of the key that it is encrypted under, where one is named."""
-    asked = params.get("KmsKeyId")
-    found = find_key(backend.account_id, backend.region_name, asked) if asked else None
-    return found and str(found.arn)
+def _key_arn(backend: Any, params: dict[str, Any]) -> str | None:
+    """Return the ARN of the key of the request, or None."""
+    key_id = params.get("KmsKeyId")
+    key = find_key(backend.account_id, backend.region_name, key_id) if key_id else None
+    return key and str(key.arn)
 
 
-def _check(backend: Any, params: dict[str, Any]) -> None:
-    """Refuse what FSx refuses of a Lustre file system."""
+def _validate(backend: Any, params: dict[str, Any]) -> None:
+    """Raise FSx's error for an invalid Lustre file system, and NotImplementedError for unsupported parameters."""
     if params.get("FileSystemType") != "LUSTRE":
         raise NotImplementedError(f"a file system of type {params.get('FileSystemType')}")
     lustre, capacity = params.get("LustreConfiguration") or {}, int(params.get("StorageCapacity") or 0)
     deployment, throughput = lustre.get("DeploymentType", "SCRATCH_1"), lustre.get("PerUnitStorageThroughput")
-    if unknown := lustre.keys() - _KNOWN_OF_LUSTRE:
-        raise NotImplementedError(f"a Lustre file system with {', '.join(sorted(unknown))}")
+    if unsupported := lustre.keys() - _SUPPORTED_LUSTRE_KEYS:
+        raise NotImplementedError(f"a Lustre file system with {', '.join(sorted(unsupported))}")
     if len(params.get("SubnetIds") or []) != 1:
         raise bad_request("A Lustre file system takes exactly one subnet ID.")
     if deployment not in _DEPLOYMENTS:
@@ -150,82 +155,85 @@ def _check(backend: Any, params: dict[str, Any]) -> None:
         raise bad_request(f"Invalid PerUnitStorageThroughput {throughput} for {deployment}: must be one of {values}.")
     if not allowed and throughput is not None:
         raise bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
-    _check_scratch(backend, params, lustre, deployment)
+    _validate_scratch(backend, params, lustre, deployment)
 
 
-def _check_scratch(backend: Any, params: dict[str, Any], lustre: dict[str, Any], deployment: str) -> None:
-    """Backups and a key of one's own are for PERSISTENT file systems. Source: API reference, CreateFileSystem."""
+def _validate_scratch(backend: Any, params: dict[str, Any], lustre: dict[str, Any], deployment: str) -> None:
+    """Validate backups and KMS keys, which require a PERSISTENT type. Source: API reference, CreateFileSystem."""
     scratch, days = deployment.startswith("SCRATCH"), int(lustre.get("AutomaticBackupRetentionDays") or 0)
     if not 0 <= days <= 90:
         raise bad_request(f"Invalid AutomaticBackupRetentionDays {days}: must be 0 to 90.")
     if scratch and (days or lustre.get("CopyTagsToBackups")):
         raise bad_request(f"Backups are not supported on the deployment type {deployment}.")
-    key = params.get("KmsKeyId")
-    if key and scratch:
+    key_id = params.get("KmsKeyId")
+    if key_id and scratch:
         raise bad_request(f"KmsKeyId is not valid for {deployment}.")
-    found = find_key(backend.account_id, backend.region_name, key) if key else None
-    if key and (found is None or found.key_state != "Enabled"):
-        raise bad_request(f"The KMS key {key} {'does not exist' if found is None else f'is {found.key_state}'}.")
+    key = find_key(backend.account_id, backend.region_name, key_id) if key_id else None
+    if key_id and (key is None or key.key_state != "Enabled"):
+        raise bad_request(f"The KMS key {key_id} {'does not exist' if key is None else f'is {key.key_state}'}.")
 
 
-def _deletions() -> Iterator[Due]:
+def _due_deletions() -> Iterator[Due]:
     backend: Any
     for _, _, backend in fsx_backends.iter_backends():
-        for name, each in backend.file_systems.items():
-            if each.gone_at is not None:
-                yield each.gone_at, lambda backend=backend, name=name: _remove(backend, name)  # type: ignore[misc]
+        for name, file_system in backend.file_systems.items():
+            if file_system.deleted_at is not None:
+                yield file_system.deleted_at, lambda backend=backend, name=name: _remove(backend, name)  # type: ignore[misc]
 
 
 def _remove(backend: Any, name: str) -> None:
-    """The file system goes, and its interfaces and links with it."""
-    for link in links_of(backend, name):
-        links(backend).pop(link.id)
+    """Remove the file system, its network interfaces and its data repository associations."""
+    for association in associations_of(backend, name):
+        associations(backend).pop(association.id)
     for interface in backend.file_systems.pop(name).interfaces:
         interface.ec2_backend.enis.pop(interface.id, None)
 
 
 def create_file_system(self: Any) -> str:
+    """Create a file system, once per client token."""
     params = json.loads(self.body)
     backend, token = self.fsx_backend, params.get("ClientRequestToken")
-    answered: dict[str, Any] = vars(backend).setdefault("_client_tokens", {})
-    made = answered.get(token)
-    if made is None:
-        made = LustreFileSystem(backend, params)
-        backend.file_systems[made.file_system_id] = made
+    responses: dict[str, Any] = vars(backend).setdefault("_client_tokens", {})
+    file_system = responses.get(token)
+    if file_system is None:
+        file_system = LustreFileSystem(backend, params)
+        backend.file_systems[file_system.file_system_id] = file_system
         if token:
-            answered[token] = made
-    return json.dumps({"FileSystem": made.to_dict()})
+            responses[token] = file_system
+    return json.dumps({"FileSystem": file_system.to_dict()})
 
 
 def describe_file_systems(self: Any) -> str:
-    living = self.fsx_backend.file_systems
+    """Return file systems. Raises FileSystemNotFound for an unknown id."""
+    file_systems = self.fsx_backend.file_systems
     for name in json.loads(self.body).get("FileSystemIds") or []:
-        if name not in living:
+        if name not in file_systems:
             raise FileSystemNotFound(name)
-    answer: str = _moto_describe(self)
-    return answer
+    response: str = _moto_describe(self)
+    return response
 
 
 def delete_file_system(self: Any) -> str:
-    """With a final backup where one is asked for: the default is none."""
+    """Start the deletion, with a final backup if requested. The default is none."""
     params = json.loads(self.body)
     name, backend = params["FileSystemId"], self.fsx_backend
-    found = backend.file_systems.get(name)
-    if found is None:
+    file_system = backend.file_systems.get(name)
+    if file_system is None:
         raise FileSystemNotFound(name)
     lustre = params.get("LustreConfiguration") or {}
-    answer: dict[str, Any] = {}
+    lustre_response: dict[str, Any] = {}
     if lustre.get("SkipFinalBackup", True) is False:
-        check_backup(backend, found)
+        check_backup(backend, file_system)
         tags = lustre.get("FinalBackupTags")
-        answer["FinalBackupId"] = backend.create_backup(name, None, None, tags).backup_id
-    found.delete()
-    return json.dumps({"FileSystemId": name, "Lifecycle": found.lifecycle, "LustreResponse": answer})
+        lustre_response["FinalBackupId"] = backend.create_backup(name, None, None, tags).backup_id
+    file_system.delete()
+    return json.dumps({"FileSystemId": name, "Lifecycle": file_system.lifecycle, "LustreResponse": lustre_response})
 
 
 _moto_describe = FSxResponse.describe_file_systems
 
 
 def install() -> None:
+    """Replace moto's operations on file systems and add pending deletions to the clock."""
     extend(FSxResponse, create_file_system, describe_file_systems, delete_file_system)
-    CLOCK.watch(_deletions)
+    CLOCK.add_source(_due_deletions)

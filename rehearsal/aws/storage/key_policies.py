@@ -1,41 +1,44 @@
-"""Who may use a KMS key: its own policy says, and where that hands the matter to the account, IAM's policies do.
+"""Authorization to use a KMS key: by its key policy, and by IAM policies where the key policy delegates to the account.
 
 Source: https://docs.aws.amazon.com/kms/latest/developerguide/policy-evaluation.html
 """
 
 from typing import Any
 
-from rehearsal.aws.iam.policies import Ask, Verdict, Who, account_of, judge
+from rehearsal.aws.iam.policies import AccessRequest, Decision, Principal, account_principals, evaluate_policies
 from rehearsal.aws.process import ACCOUNT
 
 
-def key_ask(action: str, key: Any, service: str | None = None) -> Ask:
-    """The right to use a key: directly, or through a service (ec2, s3) of its region."""
-    return Ask(
+def key_request(action: str, key: Any, service: str | None = None) -> AccessRequest:
+    """Return the access request for a KMS action on a key: direct, or through a service (ec2, s3) of its region."""
+    return AccessRequest(
         action,
         key.arn,
         {
             "kms:calleraccount": ACCOUNT,
             "kms:viaservice": f"{service}.{key.region}.amazonaws.com" if service else None,
-            # Services make grants for themselves; nobody else does here.
+            # Services create grants for AWS resources; no other principal does in the emulated account.
             "kms:grantisforawsresource": "true" if service and action == "kms:CreateGrant" else None,
         },
     )
 
 
-def by_key(key: Any, ask: Ask, who: Who, own: Verdict) -> Verdict:
-    """What the key's policy says of `who`, with what its own IAM policies say. Raises NotImplementedError for grants.
+def evaluate_key_policy(
+    key: Any, request: AccessRequest, principal: Principal, identity_decision: Decision
+) -> Decision:
+    """Return the decision of the key policy for a principal. Raises NotImplementedError for a key with grants.
 
-    A statement for the account (its root) is no right yet: it lets IAM's policies give it.
+    `identity_decision`: decision of the principal's IAM policies. A statement for the account (its root) allows nothing
+    by itself: it lets IAM policies allow.
     """
     if key.grants:
-        raise NotImplementedError(f"{ask.action} on {key.arn}, which has grants")
-    named = judge([key.policy], ask, who)
-    if named is None and own == "Allow":
-        return judge([key.policy], ask, Who(account_of(ACCOUNT)))
-    return named
+        raise NotImplementedError(f"{request.action} on {key.arn}, which has grants")
+    decision = evaluate_policies([key.policy], request, principal)
+    if decision is None and identity_decision == "Allow":
+        return evaluate_policies([key.policy], request, Principal(account_principals(ACCOUNT)))
+    return decision
 
 
-def principal_may(key: Any, ask: Ask, who: Who) -> bool:
-    """Whether the key's policy alone lets `who` use it: what has no IAM policies, or none that speak of keys."""
-    return by_key(key, ask, who, None) == "Allow"
+def key_policy_allows(key: Any, request: AccessRequest, principal: Principal) -> bool:
+    """Return whether the key policy alone allows the request, for a principal without IAM policies about keys."""
+    return evaluate_key_policy(key, request, principal, None) == "Allow"

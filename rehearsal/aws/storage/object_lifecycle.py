@@ -1,6 +1,6 @@
-"""What lifecycle rules do to objects, by the account's clock: once a day, at midnight UTC.
+"""Execution of S3 lifecycle rules by the account's clock: once a day, at midnight UTC.
 
-An object's time is its age rounded up to the next midnight; a noncurrent version's age counts from its successor on.
+An object's age is rounded up to the next midnight; a noncurrent version's age counts from its successor's creation.
 Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html
 """
 
@@ -11,45 +11,46 @@ from typing import Any
 from moto.s3.models import FakeDeleteMarker, FakeKey, s3_backends
 
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.extension import extend
-from rehearsal.aws.storage import object_rules
+from rehearsal.aws.moto_extension import extend
+from rehearsal.aws.storage import lifecycle_rules
 
-_DAY = 86400.0
-# Smaller ones stay where they are unless the configuration says otherwise. Source:
+_DAY_SECONDS = 86400.0
+# Smaller objects are not moved by default. Source:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/lifecycle-transition-general-considerations.html
-_LEAST = 128 * 1024
-_WARM = frozenset(["STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR"])
+_MINIMUM_TRANSITION_SIZE = 128 * 1024
+_SIZE_LIMITED_CLASSES = frozenset(["STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR"])
 
 
 def install() -> None:
-    object_rules.install()
-    for kind in (FakeKey, FakeDeleteMarker):
-        _by_the_clock(kind)
-    last = [CLOCK.now()]
+    """Date objects by the account's clock and run the lifecycle rules daily."""
+    lifecycle_rules.install()
+    for model in (FakeKey, FakeDeleteMarker):
+        _use_account_clock(model)
+    last_run = [CLOCK.now()]
 
-    def midnights() -> Iterator[Due]:
-        midnight = _midnight(last[0] + 1)
+    def due_runs() -> Iterator[Due]:
+        midnight = _midnight(last_run[0] + 1)
 
-        def run() -> None:
-            last[0] = midnight
-            _run(midnight)
+        def apply_rules() -> None:
+            last_run[0] = midnight
+            _apply_all(midnight)
 
-        yield midnight, run
+        yield midnight, apply_rules
 
-    CLOCK.watch(midnights)
+    CLOCK.add_source(due_runs)
 
 
-def _by_the_clock(kind: Any) -> None:
-    make: Callable[..., None] = kind.__init__
+def _use_account_clock(model: Any) -> None:
+    moto_init: Callable[..., None] = model.__init__
 
-    def made(self: Any, *args: Any, **given: Any) -> None:
-        make(self, *args, **given)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        moto_init(self, *args, **kwargs)
         self.last_modified = CLOCK.utc()
 
-    extend(kind, __init__=made)
+    extend(model, __init__=init)
 
 
-def _run(now: float) -> None:
+def _apply_all(now: float) -> None:
     backends: Any = s3_backends
     for _, _, backend in backends.iter_backends():
         for bucket in list(backend.buckets.values()):
@@ -64,62 +65,67 @@ def _apply(backend: Any, bucket: Any, name: str, rule: Any, now: float) -> None:
     if not versions:
         return
     *older, current = versions
-    gone = []
+    expired = []
     for number, version in enumerate(older):
         since, newer = versions[number + 1].last_modified, len(older) - 1 - number
-        if not _concerns(backend, rule, version):
+        if not _matches(backend, rule, version):
             continue
-        _move(bucket, version, _due_class(rule.noncurrent_version_transitions, since, now, newer))
-        days, kept = rule.nve_noncurrent_days, int(rule.newer_kept or 0)
-        if days and newer >= kept and _due(since, days) <= now:
-            gone.append(version)
-    if gone:
-        bucket.keys.setlist(name, [version for version in versions if version not in gone])
-    if isinstance(current, FakeKey) and _concerns(backend, rule, current):
-        _move(bucket, current, _due_class(rule.transitions, current.last_modified, now, 0))
-        if rule.expiration_days and _due(current.last_modified, rule.expiration_days) <= now:
+        _transition(bucket, version, _due_class(rule.noncurrent_version_transitions, since, now, newer))
+        days, kept_count = rule.nve_noncurrent_days, int(rule.newer_noncurrent_versions or 0)
+        if days and newer >= kept_count and _due_time(since, days) <= now:
+            expired.append(version)
+    if expired:
+        bucket.keys.setlist(name, [version for version in versions if version not in expired])
+    if isinstance(current, FakeKey) and _matches(backend, rule, current):
+        _transition(bucket, current, _due_class(rule.transitions, current.last_modified, now, 0))
+        if rule.expiration_days and _due_time(current.last_modified, rule.expiration_days) <= now:
             if bucket.is_versioned:
                 backend._set_delete_marker(bucket.name, name)
             else:
                 bucket.keys.pop(name)
 
 
-def _concerns(backend: Any, rule: Any, version: Any) -> bool:
-    """Whether the rule's filter takes this object in."""
-    chosen = rule.filter
-    if chosen is None:
+def _matches(backend: Any, rule: Any, version: Any) -> bool:
+    """Return whether the rule's filter matches the object."""
+    rule_filter = rule.filter
+    if rule_filter is None:
         return str(version.name).startswith(rule.prefix or "")
-    both = chosen.and_filter
-    prefix = (both.prefix if both else chosen.prefix) or ""
-    wanted = dict(both.tags) if both else {chosen.tag_key: chosen.tag_value} if chosen.tag_key else {}
+    combined = rule_filter.and_filter
+    prefix = (combined.prefix if combined else rule_filter.prefix) or ""
+    single_tag = {rule_filter.tag_key: rule_filter.tag_value} if rule_filter.tag_key else {}
+    required_tags = dict(combined.tags) if combined else single_tag
     if not str(version.name).startswith(prefix):
         return False
-    tags = backend.tagger.get_tag_dict_for_resource(version.arn) if wanted and isinstance(version, FakeKey) else {}
-    return all(tags.get(key) == value for key, value in wanted.items())
+    tags = (
+        backend.tagger.get_tag_dict_for_resource(version.arn) if required_tags and isinstance(version, FakeKey) else {}
+    )
+    return all(tags.get(key) == value for key, value in required_tags.items())
 
 
 def _due_class(transitions: Any, since: datetime, now: float, newer: int) -> str | None:
-    """The class that the latest transition which is due asks for."""
+    """Return the storage class of the latest transition that is due, or None."""
     due = [
-        each
-        for each in transitions or []
-        if _due(since, each.days) <= now and newer >= int(getattr(each, "newer_versions", None) or 0)
+        transition
+        for transition in transitions or []
+        if _due_time(since, transition.days) <= now and newer >= int(getattr(transition, "newer_versions", None) or 0)
     ]
-    return str(max(due, key=lambda each: int(each.days)).storage_class) if due else None
+    return str(max(due, key=lambda transition: int(transition.days)).storage_class) if due else None
 
 
-def _move(bucket: Any, version: Any, storage_class: str | None) -> None:
+def _transition(bucket: Any, version: Any, storage_class: str | None) -> None:
     if storage_class is None or not isinstance(version, FakeKey):
         return
-    small = version.size < _LEAST and (bucket.least_moved == object_rules.ALL_128K or storage_class in _WARM)
-    if not small:
+    too_small = version.size < _MINIMUM_TRANSITION_SIZE and (
+        bucket.transition_minimum_size == lifecycle_rules.ALL_128K or storage_class in _SIZE_LIMITED_CLASSES
+    )
+    if not too_small:
         version.set_storage_class(storage_class)
 
 
-def _due(since: datetime, days: Any) -> float:
-    return _midnight(since.replace(tzinfo=UTC).timestamp() + int(days) * _DAY)
+def _due_time(since: datetime, days: Any) -> float:
+    return _midnight(since.replace(tzinfo=UTC).timestamp() + int(days) * _DAY_SECONDS)
 
 
 def _midnight(moment: float) -> float:
-    """The midnight at or after it."""
-    return -(-moment // _DAY) * _DAY
+    """Return the first midnight UTC at or after a Unix time."""
+    return -(-moment // _DAY_SECONDS) * _DAY_SECONDS

@@ -1,1 +1,1 @@
-"""The `nspawn` back-end: each node is a booted systemd-nspawn machine with a network namespace of its own."""
+"""The nspawn backend: each node is a booted systemd-nspawn container with its own network namespace."""

@@ -1,4 +1,4 @@
-"""Nodes as booted machines: instances with systemd, a journal, packages and a network of their own."""
+"""The nspawn backend: nodes are systemd-nspawn containers with systemd, a journal, packages and a network namespace."""
 
 import hashlib
 import socket
@@ -11,34 +11,37 @@ from typing import Self
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 from rehearsal.hypervisor.nspawn.image import base_root
-from rehearsal.hypervisor.nspawn.machine import Hardware, Machine, empty
-from rehearsal.hypervisor.nspawn.network import NAMES, Network, ip
+from rehearsal.hypervisor.nspawn.machine import Machine, MachineSpec, kill_namespace_processes
+from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER, Network, run_ip
 from trainyard.models.report import BackendName, NotRehearsed, Scaled
 
 LOG_LINES = 40
-_WHY_SWITCH = "nodes are on one switch, with no way out"
-_WHY_CONTAINER = "a container has the kernel of this machine"
+_REASON_NETWORK = "all nodes are connected to one bridge without a route to other networks"
+_REASON_KERNEL = "a container uses the kernel of this machine"
 
 
-def mark_of(folder: Path) -> str:
-    """Eight hexadecimal digits that tell a rehearsal's namespaces and groups from another's."""
+def namespace_suffix(folder: Path) -> str:
+    """Return eight hexadecimal digits that make the namespaces and control groups of a rehearsal unique."""
     return hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
 
 
 class NspawnBackend:
-    """Machines under `folder`/nodes, from `with` to its end."""
+    """Runs machines under `folder`/nodes while the context manager is entered.
+
+    `disk_mib` limits the disks of machines that boot later; None: the free space of the folder's disk.
+    """
 
     name: BackendName = "nspawn"
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self._say = folder, say
+    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
+        self.folder, self._log = folder, log
         self.machines: dict[str, Machine] = {}
-        self.disk_mib: int | None = None  # of machines that boot from now on; none: as much as the folder's disk has
-        self.network = Network(mark_of(folder))
+        self.disk_mib: int | None = None
+        self.network = Network(namespace_suffix(folder))
         self._base: Path | None = None
 
     def __enter__(self) -> Self:
-        self._base = base_root(self._say)
+        self._base = base_root(self._log)
         self.network.open()
         return self
 
@@ -49,81 +52,95 @@ class NspawnBackend:
             self.kill(instance)
         self.network.close()
 
-    def reach(self, url: str) -> str:
-        return self.network.reach(url)
+    def url_for_nodes(self, url: str) -> str:
+        """Return the URL under which nodes reach a server on this computer's loopback address."""
+        return self.network.url_for_nodes(url)
 
-    def plug(self, instance: str, address: str) -> socket.socket:
-        return self.network.plug(instance, address)
+    def attach_network(self, instance: str, address: str) -> socket.socket:
+        """Create the network namespace of an instance. Returns the listener of its metadata service."""
+        return self.network.attach_network(instance, address)
 
     def boot(self, spec: NodeSpec) -> None:
+        """Boot a machine from the base image, or from the disk of the machine that its image was created from."""
         assert self._base is not None
-        namespace = self.network.node(spec.id)
+        namespace = self.network.namespace_name(spec.id)
         layers = [self._base]
-        if spec.made_of is not None:  # it is off: nothing writes to its disk any more
-            source = self.machines[spec.made_of]
-            layers = [source.disk, *source.hardware.layers]
-        hardware = Hardware(
+        if spec.image_source is not None:  # that machine is off: nothing writes to its disk any more
+            source = self.machines[spec.image_source]
+            layers = [source.disk, *source.spec.layers]
+        machine_spec = MachineSpec(
             layers=layers,
             namespace=namespace,
             name=namespace,
             shared=[Path(sys.prefix)],
             disk_mib=self.disk_mib,
         )
-        machine = self.machines[spec.id] = Machine(self.folder / "nodes" / spec.id, hardware)
+        machine = self.machines[spec.id] = Machine(self.folder / "nodes" / spec.id, machine_spec)
         machine.prepare(system_files(spec))
         machine.start()
 
     def stop(self, instance: str) -> None:
+        """Request a shutdown of the machine."""
         self.machines[instance].stop()
 
     def kill(self, instance: str) -> None:
+        """Power the machine off and delete its network namespace."""
         self.machines[instance].kill()
-        self.network.unplug(instance)
+        self.network.detach_network(instance)
 
-    def alive(self, instance: str) -> bool:
-        return instance in self.machines and self.machines[instance].alive()
+    def is_running(self, instance: str) -> bool:
+        """Return whether the machine is powered on."""
+        return instance in self.machines and self.machines[instance].is_running()
 
-    def switched_itself_off(self, instance: str) -> bool:
-        return instance in self.machines and self.machines[instance].switched_itself_off
+    def has_powered_off(self, instance: str) -> bool:
+        """Return whether the machine has powered itself off."""
+        return instance in self.machines and self.machines[instance].has_powered_off
 
     def log_tails(self) -> str:
-        parts = [f"--- {name}\n{machine.journal(LOG_LINES)}" for name, machine in sorted(self.machines.items())]
+        """Return the last journal lines of all machines."""
+        parts = [f"--- {name}\n{machine.read_journal(LOG_LINES)}" for name, machine in sorted(self.machines.items())]
         return "\n".join(parts)
 
     def scaled(self) -> list[Scaled]:
+        """Return the substitutions of this backend; none before a machine has booted."""
         if not self.machines:
             return []
+        substitutions = [
+            ("EC2 instances", "systemd-nspawn containers", "no virtual machine is needed"),
+            ("the AMI of the nodes", "Debian 12 by debootstrap", "AMIs are available in AWS only"),
+            ("the network of the VPC", "a bridge in a network namespace", "all nodes run on this machine"),
+            ("security groups, routes and NAT", "none: every node reaches every other node", _REASON_NETWORK),
+            ("a node's kernel: modules, net.core.*mem_max, vm.*", "the kernel of this machine", _REASON_KERNEL),
+            ("SSM Session Manager", "nothing", "its agent connects to AWS only"),
+            ("TLS of AWS endpoints", "plain HTTP", "the emulated AWS runs on this machine"),
+        ]
         return [
-            Scaled(what="EC2 instances", by="booted systemd-nspawn machines", why="no virtual machine is needed here"),
-            Scaled(what="the image of the nodes", by="Debian 12 by debootstrap", why="AWS's images are in AWS"),
-            Scaled(what="the VPC's network", by="a switch in a namespace of its own", why="this machine is one"),
-            Scaled(what="security groups, routes and NAT", by="none: every node reaches every other", why=_WHY_SWITCH),
-            Scaled(what="a node's kernel: modules, net.core.*mem_max, vm.*", by="this machine's", why=_WHY_CONTAINER),
-            Scaled(what="SSM Session Manager", by="nothing: nobody logs in", why="its agent speaks to AWS alone"),
-            Scaled(what="TLS of AWS's endpoints", by="plain HTTP", why="the emulated AWS is local"),
+            Scaled(original=original, replacement=replacement, reason=reason)
+            for original, replacement, reason in substitutions
         ]
 
     def not_rehearsed(self) -> list[NotRehearsed]:
-        return []  # what a stack needs beyond this, hardware, its nodes' plays tell
+        """Return an empty list: the nodes' playbooks report the roles that need missing hardware."""
+        return []
 
 
 def system_files(spec: NodeSpec) -> dict[str, str]:
-    """What an instance has by itself and a container has not: its name, and where AWS is."""
+    """Return files that an EC2 instance has but a container does not: host name and AWS endpoints. Path -> text."""
     host = f"ip-{spec.address.replace('.', '-')}"
     environment = " ".join(f'"{name}={value}"' for name, value in spec.environment.items())
     return {
         "/etc/hosts": f"127.0.0.1 localhost\n{spec.address} {host}.ec2.internal {host}\n",
-        "/etc/resolv.conf": "",  # an unreachable name server costs gloo ten seconds
+        "/etc/resolv.conf": "",  # with an unreachable name server, Gloo waits ten seconds
         "/etc/systemd/system.conf.d/60-rehearsal.conf": f"[Manager]\nDefaultEnvironment={environment}\n",
     }
 
 
-def sweep(folder: Path) -> int:
-    """End the machines that an earlier rehearsal in this folder left. Returns how many processes that were."""
-    hub, ended = Network(mark_of(folder)).hub, 0
-    names = sorted(path.name for path in NAMES.glob(f"{hub}*")) if NAMES.exists() else []
+def remove_leftovers(folder: Path) -> int:
+    """Kill the machines of an earlier rehearsal in this folder. Returns the number of killed processes."""
+    prefix, killed = Network(namespace_suffix(folder)).switch_namespace, 0
+    names = sorted(path.name for path in NETNS_FOLDER.glob(f"{prefix}*")) if NETNS_FOLDER.exists() else []
     for name in names:
-        ended += empty(name)
+        killed += kill_namespace_processes(name)
         Cgroup(name).remove()
-        ip(f"netns del {name}")
-    return ended
+        run_ip(f"netns del {name}")
+    return killed

@@ -1,7 +1,7 @@
-"""The base root of booted nodes: Debian 12 with what a cloud image of it brings, made once by debootstrap.
+"""The base image of booted nodes: a Debian 12 root file system with the packages of a cloud image, by debootstrap.
 
-It is kept outside the tree, under $XDG_CACHE_HOME/trainyard (~/.cache/trainyard), named by its recipe: a changed recipe
-makes a new one.
+It is cached under $XDG_CACHE_HOME/trainyard (~/.cache/trainyard). Its name contains a hash of its recipe, so a changed
+recipe creates a new image.
 """
 
 import fcntl
@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SUITE = "bookworm"
-PYTHON = (3, 11)  # bookworm's: a virtual environment that is shared with nodes must be of it
+PYTHON = (3, 11)  # Python of Debian 12: a virtual environment that is shared with nodes must use it
 MIRROR = "http://deb.debian.org/debian"
 MIRROR_VARIABLE = "TRAINYARD_DEBIAN_MIRROR"
 _MINIMAL = ("ca-certificates", "dbus", "iproute2", "procps", "systemd", "systemd-sysv")
-# What a cloud image has and the plays build on; debootstrap itself can't resolve cloud-init. Debian's need not have gpg
-# nor mdadm: roles install them where they are not there, and nodes of a rehearsal have no mirror.
-_LATER = ("chrony", "cloud-init", "gpg", "mdadm", "python3-apt", "python3-venv", "sudo", "udev", "xfsprogs")
+# Packages of a cloud image that the playbooks require. debootstrap cannot resolve the dependencies of cloud-init. gpg
+# and mdadm are not part of every cloud image: roles install them if they are missing, but rehearsed nodes reach no
+# package repository.
+_ADDITIONAL = ("chrony", "cloud-init", "gpg", "mdadm", "python3-apt", "python3-venv", "sudo", "udev", "xfsprogs")
 _MODULE = Path(__file__).parent / "datasource"
-_MODULE_PLACE = "usr/lib/python3/dist-packages/trainyard_rehearsal"
+_MODULE_FOLDER = "usr/lib/python3/dist-packages/trainyard_rehearsal"
 _CLOUD_CONFIG = """\
 datasource_list: [ Ec2 ]
 datasource_pkg_list: [ trainyard_rehearsal ]
@@ -31,72 +32,73 @@ datasource: {Ec2: {metadata_urls: ["http://169.254.169.254:80"], max_wait: 120, 
 network: {config: disabled}
 locale: false
 """
-# Neither a machine's own time nor its kernel is a container's to set.
+# Units that a container must not run: it cannot set the clock or change the kernel.
 _MASKED = ("systemd-timesyncd", "systemd-resolved", "e2scrub_reap", "apt-daily.timer", "apt-daily-upgrade.timer")
 
 
 def cache_folder() -> Path:
+    """Return the cache folder of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
 
 
-def recipe() -> str:
-    """Twelve hexadecimal digits of all that the root is made from."""
+def recipe_hash() -> str:
+    """Return twelve hexadecimal digits: a hash of everything that the image is built from."""
     module = b"".join(file.read_bytes() for file in sorted(_MODULE.glob("*.py")))
-    words = "\n".join([SUITE, *_MINIMAL, *_LATER, *_MASKED, _CLOUD_CONFIG])
-    return hashlib.sha256(words.encode() + module).hexdigest()[:12]
+    text = "\n".join([SUITE, *_MINIMAL, *_ADDITIONAL, *_MASKED, _CLOUD_CONFIG])
+    return hashlib.sha256(text.encode() + module).hexdigest()[:12]
 
 
-def base_root(say: Callable[[str], None]) -> Path:
-    """The root, made where it is not there yet: one to three minutes, by the network. It is never written to.
+def base_root(log: Callable[[str], None]) -> Path:
+    """Return the root folder of the image. If it does not exist, build it, which takes one to three minutes.
 
-    Raises RuntimeError with the last words of what failed.
+    Nothing writes to the folder later. Raises RuntimeError with the output of a failed command.
     """
     folder = cache_folder() / "nspawn"
-    root = folder / f"{SUITE}-{recipe()}"
+    root = folder / f"{SUITE}-{recipe_hash()}"
     if root.exists():
         return root
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_maker(folder / "lock", say):
+    with _build_lock(folder / "lock", log):
         if root.exists():
             return root
-        say(f"making the base root of booted nodes in {root}: Debian {SUITE}, once, one to three minutes")
-        work = root.with_name(f"{root.name}.partial")
-        if work.exists():
-            shutil.rmtree(work)
+        log(f"building the image of booted nodes in {root}: Debian {SUITE}, once, one to three minutes")
+        partial = root.with_name(f"{root.name}.partial")
+        if partial.exists():
+            shutil.rmtree(partial)
         try:
-            _make(work, say)
+            _build(partial, log)
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
-        work.rename(root)
+        partial.rename(root)
     return root
 
 
 @contextmanager
-def _only_maker(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _build_lock(lock: Path, log: Callable[[str], None]) -> Iterator[None]:
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say("waiting for another process that makes the base root of booted nodes")
+            log("waiting for another process that builds the image of booted nodes")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _make(root: Path, say: Callable[[str], None]) -> None:
+def _build(root: Path, log: Callable[[str], None]) -> None:
     mirror = os.environ.get(MIRROR_VARIABLE, MIRROR)
     _run(["debootstrap", "--variant=minbase", f"--include={','.join(_MINIMAL)}", SUITE, str(root), mirror])
-    say("the base root: cloud-init and what else a cloud image brings")
-    _run(["chroot", str(root), "apt-get", "install", "-qy", "--no-install-recommends", *_LATER])
+    log("installing cloud-init and other packages of a cloud image")
+    _run(["chroot", str(root), "apt-get", "install", "-qy", "--no-install-recommends", *_ADDITIONAL])
     _run(["chroot", str(root), "apt-get", "clean"])
     (root / "etc/hostname").unlink(missing_ok=True)
     (root / "etc/machine-id").write_text("")
     (root / "var/log/journal").mkdir(exist_ok=True)
     (root / "etc/cloud/cloud.cfg.d/90-rehearsal.cfg").write_text(_CLOUD_CONFIG)
-    place = root / _MODULE_PLACE
-    place.mkdir()
+    module = root / _MODULE_FOLDER
+    module.mkdir()
     for file in _MODULE.glob("*.py"):
-        shutil.copy(file, place)
+        shutil.copy(file, module)
     for unit in _MASKED:
         name = unit if "." in unit else f"{unit}.service"
         (root / "etc/systemd/system" / name).symlink_to(os.devnull)
@@ -104,12 +106,12 @@ def _make(root: Path, say: Callable[[str], None]) -> None:
 
 def _run(command: list[str]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[:3])} ... failed: {done.stdout.strip()[-1500:]}")
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[:3])} ... failed: {process.stdout.strip()[-1500:]}")
 
 
 if __name__ == "__main__":
-    print(base_root(lambda text: print(text, file=sys.stderr)))
+    print(base_root(lambda text: print(text, file=sys.stderr)))  # noqa: T201

@@ -1,4 +1,4 @@
-"""One booted machine: an overlay on the base root, systemd as its process 1, its own network, journal and groups."""
+"""One booted machine: an overlay on the base image, systemd as process 1, a network namespace and control groups."""
 
 import os
 import shlex
@@ -14,19 +14,20 @@ from pathlib import Path
 import psutil
 
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
-from rehearsal.hypervisor.nspawn.network import NAMES
+from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER
 
-REBOOT = 133  # systemd-nspawn's exit code when the machine asks for one
-KILL_SECONDS = 30.0
+REBOOT_EXIT_CODE = 133  # exit code of systemd-nspawn when the machine requests a reboot
+KILL_TIMEOUT_SECONDS = 30.0
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-_WITH_US = ("setpriv", "--pdeathsig", "TERM")  # a machine shuts down when who boots it has died
+_STOP_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # the machine shuts down when the hypervisor's process ends
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """What a machine is made of. `shared`: folders that it sees at their own place and can't write to.
+class MachineSpec:
+    """Disk layers, network namespace and name of a machine.
 
-    `disk_mib`: size of what it can write, in memory, gone with a reboot; none: as much as the folder's own disk.
+    `shared`: folders that are mounted read-only at the same path. `disk_mib`: size of its writable disk, which is then
+    in memory and lost on reboot; None: the writable disk is a folder, limited by the free space there.
     """
 
     layers: Sequence[Path]
@@ -37,24 +38,24 @@ class Hardware:
 
 
 class Machine:
-    """A machine whose disk is `folder`/upper. It is started again when it reboots, until it is stopped or killed."""
+    """A machine whose writable disk is `folder`/upper. It starts again after a reboot, unless it is stopped."""
 
-    def __init__(self, folder: Path, hardware: Hardware) -> None:
-        self.folder, self.hardware = folder, hardware
-        self.cgroup = Cgroup(hardware.name)
+    def __init__(self, folder: Path, spec: MachineSpec) -> None:
+        self.folder, self.spec = folder, spec
+        self.cgroup = Cgroup(spec.name)
         self.boots = 0
-        self.switched_itself_off = False
+        self.has_powered_off = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._tend, name=f"machine {hardware.name}", daemon=True)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name=f"machine {spec.name}", daemon=True)
 
     @property
     def disk(self) -> Path:
-        """What it has written so far, as it lies on this machine's disk."""
+        """The folder with the files that the machine has written."""
         return self.folder / "upper"
 
     def prepare(self, files: Mapping[str, str]) -> None:
-        """Write files (path -> text) to its disk before its first boot."""
+        """Write files (path -> text) to the disk before the first boot."""
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True)
         for path, text in files.items():
@@ -63,15 +64,25 @@ class Machine:
             file.write_text(text)
 
     def start(self) -> None:
-        self.cgroup.make()
+        """Boot the machine."""
+        self.cgroup.create()
         self._power_on()
         self._thread.start()
 
     def _power_on(self) -> None:
         with (self.folder / "console.log").open("ab") as console:
             self._process = subprocess.Popen(
-                # The overlay is mounted where only the machine sees it: no mount is left to clear away.
-                [*_WITH_US, "unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", self._script()],
+                # The overlay is mounted in a private mount namespace, so no mount remains afterwards.
+                [
+                    *_STOP_WITH_PARENT,
+                    "unshare",
+                    "--mount",
+                    "--propagation",
+                    "private",
+                    "/bin/sh",
+                    "-ec",
+                    self._script(),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -81,59 +92,59 @@ class Machine:
         self.boots += 1
 
     def _script(self) -> str:
-        hardware, root = self.hardware, self.folder / "root"
+        spec, root = self.spec, self.folder / "root"
         upper, work = self.disk, self.folder / "work"
-        lines = [self.cgroup.join()]
-        if hardware.disk_mib is not None:
-            # Small and its own: what a full disk does must not fill this machine's.
+        lines = [self.cgroup.join_command()]
+        if spec.disk_mib is not None:
+            # A separate small disk, so that a test can fill it without filling the disk of this computer.
             disk = self.folder / "disk"
-            lines.append(f"mkdir -p {_quoted(disk)}; mount -t tmpfs -o size={hardware.disk_mib}m disk {_quoted(disk)}")
+            lines.append(f"mkdir -p {_quote(disk)}; mount -t tmpfs -o size={spec.disk_mib}m disk {_quote(disk)}")
             lines.append(
-                f"mkdir {_quoted(disk)}/upper {_quoted(disk)}/work; cp -a {_quoted(upper)}/. {_quoted(disk)}/upper"
+                f"mkdir {_quote(disk)}/upper {_quote(disk)}/work; cp -a {_quote(upper)}/. {_quote(disk)}/upper"
             )
             upper, work = disk / "upper", disk / "work"
-        layers = ":".join(str(layer) for layer in hardware.layers)
+        layers = ":".join(str(layer) for layer in spec.layers)
         options = f"lowerdir={layers},upperdir={upper},workdir={work}"
-        lines.append(f"mount -t overlay overlay -o {_quoted(options)} {_quoted(root)}")
+        lines.append(f"mount -t overlay overlay -o {_quote(options)} {_quote(root)}")
         command = [
             *("systemd-nspawn", "-q", "-D", str(root), "--boot", "--register=no", "--keep-unit"),
-            f"--network-namespace-path={NAMES / hardware.namespace}",
-            *(f"--machine={hardware.name}", "--resolv-conf=off", "--timezone=off", "--console=read-only"),
-            *(f"--bind-ro={path}" for path in hardware.shared),
+            f"--network-namespace-path={NETNS_FOLDER / spec.namespace}",
+            *(f"--machine={spec.name}", "--resolv-conf=off", "--timezone=off", "--console=read-only"),
+            *(f"--bind-ro={path}" for path in spec.shared),
         ]
         lines.append(f"exec {shlex.join(command)}")
         return "\n".join(lines)
 
-    def _tend(self) -> None:
+    def _supervise(self) -> None:
         while True:
             assert self._process is not None
             code = self._process.wait()
-            if code != REBOOT or self._ending.is_set():
-                self.switched_itself_off = code == 0 and not self._ending.is_set()
+            if code != REBOOT_EXIT_CODE or self._stopping.is_set():
+                self.has_powered_off = code == 0 and not self._stopping.is_set()
                 return
             self._power_on()
 
-    def alive(self) -> bool:
-        """Whether it is on, or about to be on again."""
+    def is_running(self) -> bool:
+        """Return whether the machine is on or rebooting."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ask it to shut down, as a power button does."""
-        self._ending.set()
+        """Request a shutdown, as a power button does."""
+        self._stopping.set()
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Cut the power: nothing of it runs when this returns.
+        """Power the machine off: none of its processes runs when this returns.
 
-        What runs in the machine is told by its network namespace. nspawn itself ends when the machine's process 1 has:
-        were it killed first, the machine would live on.
+        Its processes are found by their network namespace. nspawn is not killed, because the machine would continue to
+        run without it; nspawn ends when process 1 of the machine has ended.
         """
-        self._ending.set()
-        empty(self.hardware.namespace)
+        self._stopping.set()
+        kill_namespace_processes(self.spec.namespace)
         if self._process is not None:
             try:
-                self._process.wait(KILL_SECONDS)
+                self._process.wait(KILL_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -142,70 +153,73 @@ class Machine:
         self.cgroup.remove()
 
     def crash(self) -> None:
-        """SIGKILL to its process 1, as a host that dies: the machine stays off."""
-        self._ending.set()
-        end(inhabitants(self.hardware.namespace))
+        """Kill all processes of the machine at once, as a host failure does. The machine stays off."""
+        self._stopping.set()
+        kill_processes(namespace_processes(self.spec.namespace))
 
     def remove(self) -> None:
-        """Its disk too."""
+        """Delete the machine's folder, including its disk."""
         shutil.rmtree(self.folder)
 
-    def journal(self, lines: int = 200) -> str:
-        """The end of its journal, also a dead machine's."""
-        where = self.disk / "var/log/journal"
-        command = ["journalctl", "-D", str(where), "--no-pager", "-q", "-o", "short", "-n", str(lines)]
+    def read_journal(self, lines: int = 200) -> str:
+        """Return the last lines of the machine's journal, also after the machine has stopped."""
+        folder = self.disk / "var/log/journal"
+        command = ["journalctl", "-D", str(folder), "--no-pager", "-q", "-o", "short", "-n", str(lines)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
-    def run(self, *command: str, seconds: float = 60.0, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        """A command in the running machine, as root: the rehearsal's own eye, no way of the product's."""
+    def run_command(
+        self, *command: str, timeout_seconds: float = 60.0, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the machine as root. Only the rehearsal and its tests use this, never the product."""
         return subprocess.run(
-            ["nsenter", "--target", str(self.init().pid), "--all", "--root", "--wdns=/", "--", *command],
+            ["nsenter", "--target", str(self.init_process().pid), "--all", "--root", "--wdns=/", "--", *command],
             env=_ENVIRONMENT,
-            input=given,
+            input=stdin,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=timeout_seconds,
             check=False,
         )
 
-    def write(self, path: str, text: str) -> None:
-        """Write a file as it runs."""
-        self.run("/bin/sh", "-ec", f"mkdir -p {_quoted(Path(path).parent)}; cat > {_quoted(path)}", given=text)
+    def write_file(self, path: str, text: str) -> None:
+        """Write a file in the running machine."""
+        self.run_command("/bin/sh", "-ec", f"mkdir -p {_quote(Path(path).parent)}; cat > {_quote(path)}", stdin=text)
 
-    def state(self) -> str:
-        """Of its systemd: `running` or `degraded` once it has booted; `off` while it is not on."""
+    def systemd_state(self) -> str:
+        """Return the state of its systemd: `running` or `degraded` after the boot, `off` while the machine is off."""
         try:
-            return self.run("systemctl", "is-system-running").stdout.strip()
+            return self.run_command("systemctl", "is-system-running").stdout.strip()
         except LookupError:
             return "off"
 
-    def init(self) -> psutil.Process:
-        """Its process 1, as this machine sees it. Raises LookupError while there is none."""
+    def init_process(self) -> psutil.Process:
+        """Return process 1 of the machine, as a process of this computer. Raises LookupError if it does not run."""
         if self._process is not None and self._process.poll() is None:
             for child in psutil.Process(self._process.pid).children():
                 return child
-        raise LookupError(f"the machine {self.hardware.name} is not on")
+        raise LookupError(f"the machine {self.spec.name} is off")
 
 
-def inhabitants(namespace: str) -> list[int]:
-    """Processes in a network namespace."""
-    done = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in done.stdout.split()]
+def namespace_processes(namespace: str) -> list[int]:
+    """Return the ids of the processes in a network namespace."""
+    process = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in process.stdout.split()]
 
 
-def empty(namespace: str) -> int:
-    """End all that runs in a network namespace; how many processes that were. Raises TimeoutError for what outlives."""
-    deadline, ended = time.monotonic() + KILL_SECONDS, set[int]()
-    while pids := inhabitants(namespace):
+def kill_namespace_processes(namespace: str) -> int:
+    """Kill all processes in a network namespace. Returns their number; raises TimeoutError if some still run."""
+    deadline, killed = time.monotonic() + KILL_TIMEOUT_SECONDS, set[int]()
+    while pids := namespace_processes(namespace):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {pids} of the machine {namespace} outlive SIGKILL")
-        end(pids)
-        ended.update(pids)
+            raise TimeoutError(f"processes {pids} of the machine {namespace} still run after SIGKILL")
+        kill_processes(pids)
+        killed.update(pids)
         time.sleep(0.02)
-    return len(ended)
+    return len(killed)
 
 
-def end(pids: Sequence[int]) -> None:
+def kill_processes(pids: Sequence[int]) -> None:
+    """Send SIGKILL to processes. Processes that have ended are ignored."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -213,5 +227,5 @@ def end(pids: Sequence[int]) -> None:
             continue
 
 
-def _quoted(path: object) -> str:
+def _quote(path: object) -> str:
     return shlex.quote(str(path))

@@ -1,7 +1,7 @@
-"""The network of booted nodes: a switch in a namespace of its own, a namespace for each node, and nothing outside.
+"""The network of booted nodes: one network namespace per node, connected by a bridge in a namespace of its rehearsal.
 
-The machine's own interfaces, routes and packet filter stay as they are. What a node reaches of this machine it reaches
-through sockets that listen inside these namespaces.
+The interfaces, routes and packet filter of this computer do not change. Nodes reach services on this computer through
+sockets that listen inside these namespaces.
 """
 
 import ctypes
@@ -14,134 +14,136 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-GATEWAY = "169.254.77.1"  # of the switch: link-local, so that it is in no subnet of a stack
+GATEWAY = "169.254.77.1"  # address of the bridge: link-local, so that it is in no subnet of a stack
 METADATA = "169.254.169.254"
-NAMES = Path("/run/netns")
+NETNS_FOLDER = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
-# systemd's own: it forwards between sockets, in C, for as many connections as are asked for.
+# systemd's socket proxy, written in C: it forwards any number of connections.
 PROXY = ("/usr/lib/systemd/systemd-socket-proxyd", "/lib/systemd/systemd-socket-proxyd")
 T = TypeVar("T")
 
 
-def ip(*lines: str, within: str | None = None) -> None:
-    """Run lines of `ip`, in a namespace where one is given. Raises RuntimeError with the words of a failure."""
-    command = ["ip", *(["-n", within] if within else []), "-batch", "-"]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"ip {within or ''} can't do {'; '.join(lines)}: {done.stderr.strip()}")
+def run_ip(*lines: str, namespace: str | None = None) -> None:
+    """Run `ip` commands as a batch, in a network namespace if one is given. Raises RuntimeError with the stderr."""
+    command = ["ip", *(["-n", namespace] if namespace else []), "-batch", "-"]
+    process = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+    if process.returncode:
+        option = f"-n {namespace} " if namespace else ""
+        raise RuntimeError(f"ip {option}{'; '.join(lines)} failed: {process.stderr.strip()}")
 
 
-def within(namespace: str, call: Callable[[], T]) -> T:
-    """Call in a network namespace, in a thread of its own: a socket stays in the namespace where it was made."""
-    found: list[T] = []
-    failed: list[BaseException] = []
+def call_in_namespace(namespace: str, call: Callable[[], T]) -> T:
+    """Call a function in a network namespace, in a new thread. Sockets stay in the namespace that creates them."""
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def enter() -> None:
         try:
-            with (NAMES / namespace).open() as file:
+            with (NETNS_FOLDER / namespace).open() as file:
                 libc = ctypes.CDLL(None, use_errno=True)
                 if libc.setns(file.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), f"can't enter the network namespace {namespace}")
-            found.append(call())
+                    raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+            results.append(call())
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
-def listening(namespace: str, address: str, port: int) -> socket.socket:
-    """A TCP socket that listens there."""
+def listen_in_namespace(namespace: str, address: str, port: int) -> socket.socket:
+    """Return a TCP socket that listens in a network namespace."""
 
-    def make() -> socket.socket:
-        made = socket.create_server((address, port), backlog=128)
-        made.set_inheritable(False)
-        return made
+    def create() -> socket.socket:
+        listener = socket.create_server((address, port), backlog=128)
+        listener.set_inheritable(False)
+        return listener
 
-    return within(namespace, make)
+    return call_in_namespace(namespace, create)
 
 
 class Network:
-    """The switch, from `with` to its end. `mark` tells the namespaces of one rehearsal from another's."""
+    """The network of one rehearsal, from `open` to `close`. `suffix` makes its namespaces unique."""
 
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-        self.hub = f"trainyard-{mark}"
-        self._relays: dict[str, subprocess.Popen[bytes]] = {}
-        self._doors: dict[str, str] = {}
+    def __init__(self, suffix: str) -> None:
+        self.switch_namespace = f"trainyard-{suffix}"
+        self._proxies: dict[str, subprocess.Popen[bytes]] = {}
+        self._urls: dict[str, str] = {}
 
     def open(self) -> None:
-        ip(f"netns add {self.hub}")
-        ip(
+        """Create the namespace with the bridge."""
+        run_ip(f"netns add {self.switch_namespace}")
+        run_ip(
             "link set lo up",
             "link add switch type bridge",
             f"addr add {GATEWAY}/32 dev switch",
             "link set switch up",
             "route add default dev switch",
-            within=self.hub,
+            namespace=self.switch_namespace,
         )
 
-    def node(self, instance: str) -> str:
-        """Name of a node's namespace."""
-        return f"{self.hub}-{instance.removeprefix('i-')}"
+    def namespace_name(self, instance: str) -> str:
+        """Return the name of a node's network namespace."""
+        return f"{self.switch_namespace}-{instance.removeprefix('i-')}"
 
-    def plug(self, instance: str, address: str) -> socket.socket:
-        """A node's place in the network; its value listens there for what the node asks the metadata service."""
-        name, port = self.node(instance), f"v{instance[-10:]}"
-        ip(f"netns add {name}")
-        ip(
-            f"link add {port} type veth peer name eth0 netns {name}",
-            f"link set {port} master switch up",
-            within=self.hub,
+    def attach_network(self, instance: str, address: str) -> socket.socket:
+        """Create a node's namespace and connect it to the bridge. Returns the listener of its metadata service."""
+        name, interface = self.namespace_name(instance), f"v{instance[-10:]}"
+        run_ip(f"netns add {name}")
+        run_ip(
+            f"link add {interface} type veth peer name eth0 netns {name}",
+            f"link set {interface} master switch up",
+            namespace=self.switch_namespace,
         )
-        ip(
+        run_ip(
             "link set lo up",
             f"addr add {METADATA}/32 dev lo",
             f"addr add {address}/20 dev eth0",
             "link set eth0 up",
             "route add default dev eth0",
-            within=name,
+            namespace=name,
         )
-        return listening(name, METADATA, 80)
+        return listen_in_namespace(name, METADATA, 80)
 
-    def cut(self, instance: str) -> None:
-        """Pull the plug: the node lives on, alone."""
-        ip(f"link set v{instance[-10:]} down", within=self.hub)
+    def disconnect(self, instance: str) -> None:
+        """Disconnect a node from the bridge while it continues to run."""
+        run_ip(f"link set v{instance[-10:]} down", namespace=self.switch_namespace)
 
-    def unplug(self, instance: str) -> None:
-        """Once nothing runs in it."""
-        if (NAMES / self.node(instance)).exists():
-            ip(f"netns del {self.node(instance)}")
+    def detach_network(self, instance: str) -> None:
+        """Delete a node's namespace. No process may run in it."""
+        if (NETNS_FOLDER / self.namespace_name(instance)).exists():
+            run_ip(f"netns del {self.namespace_name(instance)}")
 
-    def reach(self, url: str) -> str:
-        """Where nodes reach a server that listens on this machine's loopback."""
-        where = urlsplit(url)
-        assert where.port is not None
-        if url not in self._doors:
-            with listening(self.hub, GATEWAY, where.port) as door:
-                self._relays[url] = _relay(door, f"{where.hostname}:{where.port}")
-            self._doors[url] = f"{where.scheme}://{GATEWAY}:{where.port}"
-        return self._doors[url]
+    def url_for_nodes(self, url: str) -> str:
+        """Return the URL under which nodes reach a server on this computer's loopback address."""
+        parts = urlsplit(url)
+        assert parts.port is not None
+        if url not in self._urls:
+            with listen_in_namespace(self.switch_namespace, GATEWAY, parts.port) as listener:
+                self._proxies[url] = _start_proxy(listener, f"{parts.hostname}:{parts.port}")
+            self._urls[url] = f"{parts.scheme}://{GATEWAY}:{parts.port}"
+        return self._urls[url]
 
     def close(self) -> None:
-        for relay in self._relays.values():
-            relay.terminate()
-            relay.wait()
-        if (NAMES / self.hub).exists():
-            ip(f"netns del {self.hub}")
+        """Stop the proxies and delete the namespace with the bridge."""
+        for proxy in self._proxies.values():
+            proxy.terminate()
+            proxy.wait()
+        if (NETNS_FOLDER / self.switch_namespace).exists():
+            run_ip(f"netns del {self.switch_namespace}")
 
 
-def _relay(door: socket.socket, target: str) -> "subprocess.Popen[bytes]":
-    """Sockets handed over as systemd does (sd_listen_fds(3)): the first is descriptor 3, LISTEN_PID the receiver's."""
+def _start_proxy(listener: socket.socket, target: str) -> "subprocess.Popen[bytes]":
+    """Start a proxy with systemd's socket passing (sd_listen_fds(3)): descriptor 3, LISTEN_PID is the proxy's id."""
     program = next(path for path in PROXY if Path(path).exists())
     return subprocess.Popen(
         ["/bin/sh", "-c", f'LISTEN_PID=$$ exec {program} --connections-max=4096 "$0" 3<&0', target],
         env={**os.environ, "LISTEN_FDS": "1"},
-        stdin=door.fileno(),
+        stdin=listener.fileno(),
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -1,1 +1,1 @@
-"""The `process` back-end: a node is a folder, a tree of processes and its own loopback address."""
+"""The process backend: a node is a folder, a process tree and a loopback address."""

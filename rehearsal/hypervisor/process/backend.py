@@ -1,4 +1,4 @@
-"""The `process` back-end: a node is a folder, a tree of processes and its own loopback address. Linux, without root."""
+"""The process backend: a node is a folder, a process tree and a loopback address. It needs Linux, but not root."""
 
 import json
 import shutil
@@ -11,20 +11,20 @@ from types import TracebackType
 from typing import Self
 
 from rehearsal.hypervisor.backend import NodeSpec
-from rehearsal.hypervisor.metadata import CONTAINER_PAGE
+from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import systemctl as systemctl_module
-from rehearsal.hypervisor.processes import MARK, kill_marked
+from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE, kill_rehearsal_processes
 from trainyard.models.report import BackendName, NotRehearsed, Scaled
 
 _ROOT = Path(__file__).parents[3]
 _FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
 LOG_LINES = 15
-_WHY_PROCESS = "the process back-end needs no root and no virtual machine"
+_REASON = "the process backend needs no root and no virtual machine"
 
 
 class ProcessBackend:
-    """Nodes as processes under `folder`/nodes; every one bears the folder in its environment."""
+    """Runs nodes as processes under `folder`/nodes. The environment of each process names the folder."""
 
     name: BackendName = "process"
 
@@ -41,18 +41,24 @@ class ProcessBackend:
         for instance in self._nodes:
             self.kill(instance)
 
-    def reach(self, url: str) -> str:
+    def url_for_nodes(self, url: str) -> str:
+        """Return the URL unchanged: nodes use the loopback network of this computer."""
         return url
 
-    def plug(self, instance: str, address: str) -> socket.socket:
+    def attach_network(self, instance: str, address: str) -> socket.socket:
+        """Return a listener for the metadata service on the node's loopback address."""
         return socket.create_server((address, 0))
 
     def root(self, instance: str) -> Path:
+        """Return the root folder of a node."""
         return self.folder / "nodes" / instance
 
     def boot(self, spec: NodeSpec) -> None:
-        if spec.made_of is not None:
-            raise RuntimeError(f"{spec.id} boots from an image of {spec.made_of}, and a node that is a folder has none")
+        """Create the node's folder and start its init process. Raises RuntimeError for a baked image."""
+        if spec.image_source is not None:
+            raise RuntimeError(
+                f"{spec.id} boots from an image of {spec.image_source}, which the process backend does not support"
+            )
         root = self.root(spec.id)
         if root.exists():
             shutil.rmtree(root)
@@ -65,9 +71,9 @@ class ProcessBackend:
             target.write_text(file.content)
             target.chmod(file.mode)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
-        program(root / "usr/bin/systemctl", f'exec {sys.executable} -S -E "{systemctl_module.__file__}" "$@"')
-        # The image's Python: the bootstrap's unit names /usr/bin/python3.
-        program(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
+        write_script(root / "usr/bin/systemctl", f'exec {sys.executable} -S -E "{systemctl_module.__file__}" "$@"')
+        # The Python of the image: the bootstrap's unit starts /usr/bin/python3.
+        write_script(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
         with (root / "var/log/init.log").open("wb") as log:
             self._nodes[spec.id] = subprocess.Popen(
                 [sys.executable, "-m", "rehearsal.hypervisor.process.init"],
@@ -80,43 +86,48 @@ class ProcessBackend:
             )
 
     def environment(self, spec: NodeSpec, root: Path) -> dict[str, str]:
-        """A node's whole environment: nothing of the operator's own comes along."""
+        """Return the complete environment of a node; it has no variables of the operator's environment."""
         return {
             "PATH": f"{root}/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": f"{root}/root",
-            "TMPDIR": f"{root}/tmp",  # noqa: S108 (the node's own)
-            # Else below the user's own home, which Ansible asks the system for.
-            "ANSIBLE_REMOTE_TEMP": f"{root}/tmp",  # noqa: S108 (the node's own)
+            "TMPDIR": f"{root}/tmp",  # noqa: S108 (inside the node's folder)
+            # Ansible's default is below the home folder that the system has for this user.
+            "ANSIBLE_REMOTE_TEMP": f"{root}/tmp",  # noqa: S108 (inside the node's folder)
             "LANG": "C.UTF-8",
             "PYTHONPATH": str(_ROOT),
             "TRAINYARD_ROOT": str(root),
-            MARK: str(self.folder),
+            REHEARSAL_VARIABLE: str(self.folder),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": spec.metadata_endpoint,
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_PAGE,
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_CREDENTIALS_PATH,
             **spec.environment,
         }
 
     def stop(self, instance: str) -> None:
+        """Send SIGTERM to the node's init process, which stops the services."""
         process = self._nodes.get(instance)
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
 
     def kill(self, instance: str) -> None:
+        """Kill all processes of the node."""
         process = self._nodes.get(instance)
-        kill_marked(self.folder, self.root(instance))
+        kill_rehearsal_processes(self.folder, self.root(instance))
         if process is not None:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
 
-    def alive(self, instance: str) -> bool:
+    def is_running(self, instance: str) -> bool:
+        """Return whether the node's init process runs."""
         process = self._nodes.get(instance)
         return process is not None and process.poll() is None
 
-    def switched_itself_off(self, instance: str) -> bool:
-        return False  # a folder has no such command
+    def has_powered_off(self, instance: str) -> bool:
+        """Return False: a node of this backend has no command to power off."""
+        return False
 
     def log_tails(self) -> str:
+        """Return the last lines of all log files of all nodes."""
         parts = []
         for log in sorted((self.folder / "nodes").glob("*/var/log/*.log")):
             text = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
@@ -125,34 +136,41 @@ class ProcessBackend:
         return "\n".join(parts)
 
     def scaled(self) -> list[Scaled]:
+        """Return the substitutions of this backend; none before a node has booted."""
         if not self._nodes:
             return []
+        substitutions = [
+            ("EC2 instances", "folders with process trees on loopback addresses", _REASON),
+            ("cloud-init", "write_files and runcmd, executed by the backend", _REASON),
+            ("systemd", "a supervisor that runs the same unit files", _REASON),
+            ("/usr/bin/python3 of the AMI", "the Python that runs the rehearsal", "a node has no AMI"),
+            ("the network between nodes", "the loopback interface", _REASON),
+            ("TLS of AWS endpoints", "plain HTTP on the loopback interface", "the emulated AWS runs on this machine"),
+            (
+                "the metadata service at 169.254.169.254",
+                "a metadata service on another port of each node's address; after the boot, credentials come from the "
+                "container credential provider",
+                "a link-local address needs root",
+            ),
+        ]
         return [
-            Scaled(what="EC2 instances", by="folders with process trees on loopback addresses", why=_WHY_PROCESS),
-            Scaled(what="cloud-init", by="its write_files and runcmd, run by the back-end", why=_WHY_PROCESS),
-            Scaled(what="systemd", by="a supervisor that runs the same unit files", why=_WHY_PROCESS),
-            Scaled(
-                what="the image's /usr/bin/python3", by="the Python that runs the rehearsal", why="a node has no image"
-            ),
-            Scaled(what="a network between nodes", by="the loopback interface", why=_WHY_PROCESS),
-            Scaled(what="TLS of AWS's endpoints", by="plain HTTP on the loopback", why="the emulated AWS is local"),
-            Scaled(
-                what="the metadata service at 169.254.169.254",
-                by="one on a high port of each node's address; after boot, credentials by the container provider",
-                why="a link-local address needs root",
-            ),
+            Scaled(original=original, replacement=replacement, reason=reason)
+            for original, replacement, reason in substitutions
         ]
 
     def not_rehearsed(self) -> list[NotRehearsed]:
+        """Return the parts that this backend does not run; none before a node has booted."""
         if not self._nodes:
             return []
-        return [
-            NotRehearsed(what="security groups, routes and NAT", why="all nodes share the machine's loopback"),
-            NotRehearsed(what="the node's boot, its packages and kernel", why=_WHY_PROCESS),
-            NotRehearsed(what="SSM Session Manager", why="no agent runs on a node that is a folder"),
+        parts = [
+            ("security groups, routes and NAT", "all nodes share the loopback interface"),
+            ("the boot, packages and kernel of a node", _REASON),
+            ("SSM Session Manager", "a node of the process backend has no SSM agent"),
         ]
+        return [NotRehearsed(subject=subject, reason=reason) for subject, reason in parts]
 
 
-def program(file: Path, script: str) -> None:
+def write_script(file: Path, script: str) -> None:
+    """Write an executable shell script."""
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)

@@ -1,6 +1,6 @@
-"""The part of cloud-init that Trainyard's user-data uses: `write_files` and `runcmd` of a #cloud-config document.
+"""Parses `write_files` and `runcmd` of a #cloud-config document, which Trainyard's user data uses.
 
-A key that a real cloud-init would heed and this one would not is an error, never ignored.
+Any other key is an error, because cloud-init would use it.
 """
 
 from dataclasses import dataclass
@@ -22,27 +22,27 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class CloudConfig:
-    """What user-data asks for."""
+    """The files and commands of the user data."""
 
     files: tuple[File, ...]
     commands: tuple[tuple[str, ...], ...]
 
 
 def parse(user_data: str) -> CloudConfig:
-    """Read user-data. Raises ValueError for what is not a #cloud-config or asks for more than is known here."""
+    """Parse user data. Raises ValueError for another format than #cloud-config and for unsupported keys."""
     if not user_data.startswith("#cloud-config"):
-        raise ValueError(f"user-data is not a #cloud-config: {user_data[:40]!r}")
+        raise ValueError(f"user data is not a #cloud-config: {user_data[:40]!r}")
     document: dict[str, Any] = yaml.safe_load(user_data) or {}
     if unknown := document.keys() - {"write_files", "runcmd"}:
-        raise ValueError(f"user-data has keys that are not rehearsed: {sorted(unknown)}")
+        raise ValueError(f"user data has unsupported keys: {sorted(unknown)}")
     files = []
     for entry in document.get("write_files", []):
         if unknown := entry.keys() - _FILE_KEYS:
-            raise ValueError(f"write_files of {entry.get('path')} has keys that are not rehearsed: {sorted(unknown)}")
+            raise ValueError(f"write_files of {entry.get('path')} has unsupported keys: {sorted(unknown)}")
         mode = int(str(entry.get("permissions", "0644")), 8)
         files.append(File(path=entry["path"], content=entry.get("content", ""), mode=mode))
     commands = tuple(
-        ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(str(word) for word in command)
+        ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(str(argument) for argument in command)
         for command in document.get("runcmd", [])
     )
     return CloudConfig(files=tuple(files), commands=commands)

@@ -1,7 +1,7 @@
-"""Stands in for systemd on a node that is a folder: `python -m rehearsal.hypervisor.process.init`, one a node.
+"""Replaces systemd on a node of the process backend: `python -m rehearsal.hypervisor.process.init`, one per node.
 
-It runs the node's `runcmd`, serves `systemctl` on a socket, supervises service units as systemd would (restart, stop
-with a grace time, kill what is left). The units are the node's own, unchanged. End of file on stdin is the power cut.
+It runs the node's `runcmd`, serves `systemctl` on a socket, and supervises service units as systemd does: restart, stop
+with a timeout, kill remaining processes. It uses the node's unit files unchanged. End of file on stdin powers it off.
 """
 
 import json
@@ -21,36 +21,41 @@ import psutil
 from rehearsal.hypervisor.process import units
 from rehearsal.hypervisor.process.units import Unit
 
-TICK_SECONDS = 0.1
-SOCKET = "init"  # in <root>/run; reached by a relative path, since a socket's name has 107 characters at most
+POLL_SECONDS = 0.1
+SHUTDOWN_TIMEOUT_SECONDS = 60
+SOCKET = "init"  # in <root>/run, used as a relative path because a socket's path has at most 107 characters
 
 
 @dataclass
 class Service:
-    """A unit and the process that runs for it."""
+    """A unit and its process.
+
+    `restart_time` and `kill_time` are monotonic times. `restart_requested`: start it again after it has stopped.
+    """
 
     unit: Unit
     state: str = "inactive"
     process: "subprocess.Popen[bytes] | None" = None
-    code: int = 0
-    restart_at: float | None = None
-    kill_at: float | None = None
-    again: bool = False  # start once it has stopped
+    exit_code: int = 0
+    restart_time: float | None = None
+    kill_time: float | None = None
+    restart_requested: bool = False
 
-    def active(self) -> str:
+    def active_state(self) -> str:
+        """Return systemd's ActiveState."""
         if self.state == "active" and self.unit.oneshot:
             return "activating"
         return "active" if self.state == "exited" else self.state
 
 
 class Init:
-    """The node's process 1, for as long as stdin is open."""
+    """The node's init process. It runs as long as stdin is open."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.services: dict[str, Service] = {}
         self.commands: list[subprocess.Popen[bytes]] = []
-        self.ending = False
+        self.shutting_down = False
         (root / "run").mkdir(exist_ok=True)
         os.chdir(root / "run")
         Path(SOCKET).unlink(missing_ok=True)
@@ -58,56 +63,57 @@ class Init:
         self.listener.bind(SOCKET)
         self.listener.listen(8)
 
-    # what systemctl asks for
+    # systemctl commands
 
-    def serve(self, line: list[str]) -> tuple[int, str]:
-        """One systemctl call: exit code and stdout."""
-        flags = {word for word in line if word.startswith("-")}
-        verb, *rest = [word for word in line if word not in flags]
-        names = [name if name.endswith(".service") else f"{name}.service" for name in rest]
+    def handle_systemctl(self, arguments: list[str]) -> tuple[int, str]:
+        """Run one systemctl command. Returns its exit code and stdout."""
+        flags = {argument for argument in arguments if argument.startswith("-")}
+        verb, *operands = [argument for argument in arguments if argument not in flags]
+        names = [name if name.endswith(".service") else f"{name}.service" for name in operands]
         if verb == "daemon-reload":
-            for name, known in self.services.items():
-                known.unit = units.load(name, self.root) or known.unit
+            for name, service in self.services.items():
+                service.unit = units.load(name, self.root) or service.unit
             return 0, ""
         for name in names:
             if name not in self.services:
-                found = units.load(name, self.root)
-                if found is None:
+                unit = units.load(name, self.root)
+                if unit is None:
                     return (0, "LoadState=not-found\nActiveState=inactive\n") if verb == "show" else (4, "")
-                self.services[name] = Service(found)
+                self.services[name] = Service(unit)
             service = self.services[name]
             match verb:
                 case "show":
-                    state, pid = service.active(), service.process.pid if service.process else 0
+                    state, pid = service.active_state(), service.process.pid if service.process else 0
                     lines = ["LoadState=loaded", f"ActiveState={state}", "UnitFileState=static", f"MainPID={pid}"]
-                    return 0, "\n".join([*lines, f"ExecMainStatus={service.code}"]) + "\n"
+                    return 0, "\n".join([*lines, f"ExecMainStatus={service.exit_code}"]) + "\n"
                 case "is-active":
-                    return (0 if service.active() == "active" else 3), service.active() + "\n"
+                    return (0 if service.active_state() == "active" else 3), service.active_state() + "\n"
                 case "is-enabled":
                     return 0, "static\n"
                 case "enable" if "--now" not in flags:
-                    continue  # a folder boots once: nothing comes of it
+                    continue  # a node boots once, so this has no effect
                 case "start" | "enable":
                     self.start(service)
                 case "stop":
                     self.stop(service)
                 case "restart":
-                    service.again = service.process is not None
+                    service.restart_requested = service.process is not None
                     self.stop(service)
-                    if not service.again:
+                    if not service.restart_requested:
                         self.start(service)
                 case _:
                     return 1, ""
         return 0, ""
 
     def start(self, service: Service) -> None:
+        """Start the process of a service unless it runs."""
         if service.process is not None or service.state == "exited":
             return
         unit = service.unit
         log = (self.root / "var/log" / f"{unit.name}.log").open("ab")
         with log:
             service.process = subprocess.Popen(
-                [self.here(word) for word in unit.command],
+                [self.node_path(argument) for argument in unit.command],
                 cwd=unit.folder or self.root,
                 env=os.environ | unit.environment,
                 stdin=subprocess.DEVNULL,
@@ -115,99 +121,104 @@ class Init:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        service.state, service.restart_at, service.kill_at = "active", None, None
+        service.state, service.restart_time, service.kill_time = "active", None, None
 
-    def here(self, word: str) -> str:
-        """A path of the node: its own file where it has one, else the machine's."""
-        own = self.root / word.removeprefix("/")
-        return str(own) if word.startswith("/") and own.exists() else word
+    def node_path(self, argument: str) -> str:
+        """Return the path below the node's root if the argument is a path that exists there, else the argument."""
+        path = self.root / argument.removeprefix("/")
+        return str(path) if argument.startswith("/") and path.exists() else argument
 
     def stop(self, service: Service) -> None:
-        service.restart_at = None
+        """Send SIGTERM to a service; `poll_services` kills it after its stop timeout."""
+        service.restart_time = None
         if service.process is None:
             service.state = "inactive"
             return
-        if service.kill_at is None:
+        if service.kill_time is None:
             service.state = "deactivating"
-            service.kill_at = time.monotonic() + service.unit.stop_seconds
+            service.kill_time = time.monotonic() + service.unit.stop_timeout_seconds
             main = psutil.Process(service.process.pid)
-            others = [] if service.unit.mixed else main.children(recursive=True)
+            others = [] if service.unit.kill_mode_mixed else main.children(recursive=True)
             for process in [main, *others]:
-                signal_to(process, signal.SIGTERM)
+                send_signal(process, signal.SIGTERM)
 
-    # what time brings
+    # supervision
 
-    def tick(self) -> None:
+    def poll_services(self) -> None:
+        """Handle exited processes, stop timeouts and due restarts."""
         now = time.monotonic()
         for service in list(self.services.values()):
             if service.process is not None:
-                if service.kill_at is not None and now > service.kill_at:
+                if service.kill_time is not None and now > service.kill_time:
                     kill_tree(service.process.pid)
                 code = service.process.poll()
                 if code is not None:
-                    self.ended(service, code)
-            elif service.restart_at is not None and now > service.restart_at and not self.ending:
+                    self.handle_exit(service, code)
+            elif service.restart_time is not None and now > service.restart_time and not self.shutting_down:
                 self.start(service)
         self.commands = [command for command in self.commands if command.poll() is None]
 
-    def ended(self, service: Service, code: int) -> None:
-        unit, stopping = service.unit, service.state == "deactivating"
-        service.process, service.code, service.kill_at = None, code, None
-        living = [one.process for one in self.services.values() if one.process is not None]
-        end_orphans({process.pid for process in [*living, *self.commands]})
-        if service.again:
-            service.again = False
+    def handle_exit(self, service: Service, code: int) -> None:
+        """Set the state of a service whose process has exited, according to its restart policy."""
+        unit, is_stopping = service.unit, service.state == "deactivating"
+        service.process, service.exit_code, service.kill_time = None, code, None
+        running = [other.process for other in self.services.values() if other.process is not None]
+        kill_orphans({process.pid for process in [*running, *self.commands]})
+        if service.restart_requested:
+            service.restart_requested = False
             self.start(service)
-        elif stopping:
+        elif is_stopping:
             service.state = "inactive"
         elif unit.restart == "always" or (unit.restart == "on-failure" and code != 0):
             service.state = "activating"
-            service.restart_at = time.monotonic() + unit.restart_seconds
+            service.restart_time = time.monotonic() + unit.restart_seconds
         elif code != 0:
             service.state = "failed"
         else:
-            service.state = "exited" if unit.oneshot and unit.remain else "inactive"
+            service.state = "exited" if unit.oneshot and unit.remain_after_exit else "inactive"
 
-    def runcmd(self, commands: list[list[str]], log: IO[bytes]) -> None:
-        """The user-data's commands, one after the other as cloud-init runs them, beside the supervision."""
-        script = "\n".join(" ".join(_quoted(word) for word in command) for command in commands)
+    def start_runcmd(self, commands: list[list[str]], log: IO[bytes]) -> None:
+        """Start the `runcmd` commands of the user data, one after the other as in cloud-init, in the background."""
+        script = "\n".join(" ".join(_quote(argument) for argument in command) for command in commands)
         self.commands.append(
             subprocess.Popen(["/bin/sh", "-c", script], cwd=self.root, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         )
 
     def run(self) -> int:
-        """Until the power is cut (end of file on stdin) or shutdown is asked for (SIGTERM)."""
+        """Run until end of file on stdin (power off) or the end of a shutdown (SIGTERM). Returns the exit code."""
         deadline = None
         while True:
-            ready, _, _ = select.select([self.listener, sys.stdin], [], [], TICK_SECONDS)
+            ready, _, _ = select.select([self.listener, sys.stdin], [], [], POLL_SECONDS)
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
                 return 1
             if self.listener in ready:
-                self.answer()
-            self.tick()
-            if self.ending:
+                self.handle_connection()
+            self.poll_services()
+            if self.shutting_down:
                 if deadline is None:
-                    deadline = time.monotonic() + 60
+                    deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
                     for service in self.services.values():
                         self.stop(service)
-                if time.monotonic() > deadline or all(one.process is None for one in self.services.values()):
+                if time.monotonic() > deadline or all(service.process is None for service in self.services.values()):
                     return 0
 
-    def answer(self) -> None:
+    def handle_connection(self) -> None:
+        """Read one systemctl command from the socket and respond."""
         connection, _ = self.listener.accept()
         with connection, connection.makefile("rwb") as stream:
             try:
-                code, text = self.serve(json.loads(stream.readline()))
+                code, text = self.handle_systemctl(json.loads(stream.readline()))
             except (ValueError, KeyError, OSError) as error:
                 code, text = 1, f"{error}\n"
             stream.write(json.dumps({"code": code, "text": text}).encode() + b"\n")
 
 
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+def _quote(argument: str) -> str:
+    return "'" + argument.replace("'", "'\\''") + "'"
 
 
-def signal_to(process: psutil.Process, number: int) -> None:
+def send_signal(process: psutil.Process, number: int) -> None:
+    """Send a signal to a process. A process that has ended is ignored."""
     try:
         process.send_signal(number)
     except psutil.Error:
@@ -215,19 +226,21 @@ def signal_to(process: psutil.Process, number: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
     try:
         main = psutil.Process(pid)
-        family = [main, *main.children(recursive=True)]
+        processes = [main, *main.children(recursive=True)]
     except psutil.Error:
         return
-    for process in family:
-        signal_to(process, signal.SIGKILL)
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
 
 
-def end_orphans(known: set[int]) -> None:
-    """What a unit's main process left behind, as systemd ends the rest of its control group.
+def kill_orphans(known: set[int]) -> None:
+    """Kill the child processes that are not in `known`, as systemd kills the rest of a unit's control group.
 
-    Orphans became our children (subreaper); torchrun's workers have sessions of their own, so no group finds them.
+    Orphaned processes become children of this process (subreaper). torchrun starts its workers in new sessions, so
+    process groups do not find them.
     """
     for process in psutil.Process().children():
         if process.pid not in known:
@@ -235,27 +248,28 @@ def end_orphans(known: set[int]) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans of the node stay its own: prctl(PR_SET_CHILD_SUBREAPER)."""
+    """Adopt orphaned descendants: prctl(PR_SET_CHILD_SUBREAPER)."""
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
 
 
 def main() -> int:
+    """Run the init process of the node whose root is TRAINYARD_ROOT. Returns the exit code."""
     root = Path(os.environ["TRAINYARD_ROOT"])
-    del os.environ["PYTHONPATH"]  # ours alone: the node runs what its bundle brought
+    del os.environ["PYTHONPATH"]  # only for this process: the node runs the code of its bundle
     become_subreaper()
     init = Init(root)
 
-    def end(*_: object) -> None:
-        init.ending = True
+    def shut_down(*_: object) -> None:
+        init.shutting_down = True
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, shut_down)
     with (root / "var/log/cloud-init-output.log").open("ab") as log:
-        init.runcmd(json.loads((root / "run/runcmd.json").read_text()), log)
+        init.start_runcmd(json.loads((root / "run/runcmd.json").read_text()), log)
         code = init.run()
     for process in psutil.Process().children(recursive=True):
-        signal_to(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
     return code
 
 

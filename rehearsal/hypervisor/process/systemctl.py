@@ -1,4 +1,7 @@
-"""`systemctl` on a node that is a folder: asks the node's init. Copied to `<root>/usr/bin/systemctl`; stdlib only."""
+"""`systemctl` on a node of the process backend: sends the command to the node's init process.
+
+`<root>/usr/bin/systemctl` starts it. It imports little, because it starts often.
+"""
 
 import json
 import os
@@ -7,16 +10,17 @@ import sys
 
 
 def main() -> int:
-    os.chdir(os.path.join(os.environ["TRAINYARD_ROOT"], "run"))  # noqa: PTH118 (starts often: no pathlib)
+    """Run one systemctl command. Returns its exit code."""
+    os.chdir(os.path.join(os.environ["TRAINYARD_ROOT"], "run"))  # noqa: PTH118 (importing pathlib takes long)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(30)
         connection.connect("init")
         with connection.makefile("rwb") as stream:
             stream.write(json.dumps(sys.argv[1:]).encode() + b"\n")
             stream.flush()
-            answer = json.loads(stream.readline())
-    sys.stdout.write(answer["text"])
-    code: int = answer["code"]
+            response = json.loads(stream.readline())
+    sys.stdout.write(response["text"])
+    code: int = response["code"]
     return code
 
 

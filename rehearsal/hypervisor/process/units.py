@@ -1,10 +1,10 @@
-"""systemd service units, as far as the node's services use them."""
+"""Parses systemd service units. It supports the keys that the node's services use."""
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-_KNOWN = {
+_SUPPORTED = {
     "Unit": {"Description", "After", "Wants", "StartLimitIntervalSec", "ConditionPathExists"},
     "Install": {"WantedBy"},
     "Service": {
@@ -30,23 +30,23 @@ _KNOWN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One service unit."""
+    """A service unit. `folder`: WorkingDirectory."""
 
     name: str
     command: tuple[str, ...]
     folder: str | None
     environment: dict[str, str]
     oneshot: bool
-    remain: bool
+    remain_after_exit: bool
     restart: str
     restart_seconds: float
-    stop_seconds: float
-    mixed: bool
+    stop_timeout_seconds: float
+    kill_mode_mixed: bool
 
 
 def parse(name: str, text: str) -> Unit:
-    """Read a unit file. Raises ValueError for a key that is not known here."""
-    found: dict[str, str] = {}
+    """Parse a unit file. Raises ValueError for an unsupported key."""
+    values: dict[str, str] = {}
     environment: dict[str, str] = {}
     section = ""
     for line in map(str.strip, text.splitlines()):
@@ -56,46 +56,49 @@ def parse(name: str, text: str) -> Unit:
             section = line.strip("[]")
             continue
         key, _, value = line.partition("=")
-        if key not in _KNOWN.get(section, set()):
-            raise ValueError(f"{name}: {section}.{key} is not rehearsed")
+        if key not in _SUPPORTED.get(section, set()):
+            raise ValueError(f"{name}: {section}.{key} is not supported")
         if key == "Environment":
             for pair in shlex.split(value):
                 variable, _, content = pair.partition("=")
                 environment[variable] = content
         elif key == "EnvironmentFile":
-            environment |= variables_in(value)
+            environment |= read_environment_files(value)
         else:
-            found[key] = value
-    kind = found.get("Type", "simple")
+            values[key] = value
+    kind = values.get("Type", "simple")
     if kind not in {"simple", "exec", "oneshot"}:
-        raise ValueError(f"{name}: Type={kind} is not rehearsed")
+        raise ValueError(f"{name}: Type={kind} is not supported")
     return Unit(
         name=name,
-        command=tuple(shlex.split(found["ExecStart"])),
-        folder=found.get("WorkingDirectory"),
+        command=tuple(shlex.split(values["ExecStart"])),
+        folder=values.get("WorkingDirectory"),
         environment=environment,
         oneshot=kind == "oneshot",
-        remain=found.get("RemainAfterExit", "no") in {"yes", "true"},
-        restart=found.get("Restart", "no"),
-        restart_seconds=seconds(found.get("RestartSec", "0.1")),
-        stop_seconds=seconds(found.get("TimeoutStopSec", "90")),
-        mixed=found.get("KillMode") == "mixed",
+        remain_after_exit=values.get("RemainAfterExit", "no") in {"yes", "true"},
+        restart=values.get("Restart", "no"),
+        restart_seconds=parse_seconds(values.get("RestartSec", "0.1")),
+        stop_timeout_seconds=parse_seconds(values.get("TimeoutStopSec", "90")),
+        kill_mode_mixed=values.get("KillMode") == "mixed",
     )
 
 
-def variables_in(pattern: str) -> dict[str, str]:
-    """Variables of the files that match; none where a pattern that begins with a hyphen matches none."""
-    where = Path(pattern.removeprefix("-"))
-    files = sorted(where.parent.glob(where.name))
+def read_environment_files(pattern: str) -> dict[str, str]:
+    """Return the variables of the files that match the pattern. Raises ValueError if no file matches.
+
+    A pattern that starts with a hyphen may match no file.
+    """
+    path = Path(pattern.removeprefix("-"))
+    files = sorted(path.parent.glob(path.name))
     if not files and not pattern.startswith("-"):
         raise ValueError(f"{pattern} matches no file")
     lines = [line for file in files for line in file.read_text().splitlines() if line and line[0] not in "#;"]
-    found = (shlex.split(line)[0].partition("=") for line in lines)
-    return {name: value for name, _, value in found}
+    pairs = (shlex.split(line)[0].partition("=") for line in lines)
+    return {name: value for name, _, value in pairs}
 
 
-def seconds(text: str) -> float:
-    """A time span of systemd: plain seconds, or with one unit (s, min, ms)."""
+def parse_seconds(text: str) -> float:
+    """Parse a systemd time span: a number of seconds, or a number with a unit (s, min, ms)."""
     for suffix, factor in (("ms", 0.001), ("min", 60.0), ("s", 1.0)):
         if text.endswith(suffix):
             return float(text.removesuffix(suffix)) * factor
@@ -103,6 +106,6 @@ def seconds(text: str) -> float:
 
 
 def load(name: str, root: Path) -> Unit | None:
-    """The unit as it stands on the node's disk; None where there is none."""
+    """Read a unit from the node's disk; None if it does not exist."""
     file = root / "etc/systemd/system" / name
     return parse(name, file.read_text()) if file.exists() else None

@@ -1,4 +1,4 @@
-"""The graph of each shipped stack as text that a reviewer reads in a diff: `python -m tests.infra.graphs`."""
+"""Golden files of resource graphs, for review: `python -m tests.infra.graphs` writes them."""
 
 import json
 import re
@@ -7,25 +7,28 @@ from typing import Any
 
 import yaml
 
-from rehearsal.adapter.graph import Deployment, Resource
+from rehearsal.adapter.deployment import Deployment, Resource
 
 FOLDER = Path(__file__).parent
+GOLDEN = ("a100-cluster", "h200-cluster", "local", "spot-cluster")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IN_JSON = ("policy", "assumeRolePolicy", "content")
 
 
 class _Plain(yaml.SafeDumper):
-    """Without anchors: each resource is read by itself."""
+    """A dumper without anchors, so that each resource is complete."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def graph_of(run: Deployment) -> str:
-    """Every registration in the order of its name: parent, dependencies, options, inputs. What any change of the
-    code on nodes would change (hashes of archives, user-data) stands as a placeholder."""
-    told = {_short(one.urn): _resource(one) for one in run.resources.values()}
-    return yaml.dump(dict(sorted(told.items())), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
+    """Return parent, dependencies, options and inputs of each resource, sorted by name.
+
+    Placeholders replace values that change with the code on nodes: hashes of archives, and user data.
+    """
+    resources = {_short(resource.urn): _resource(resource) for resource in run.resources.values()}
+    return yaml.dump(dict(sorted(resources.items())), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
 
 
 def path_of(stack: str) -> Path:
@@ -33,24 +36,24 @@ def path_of(stack: str) -> Path:
 
 
 def _short(urn: str) -> str:
-    """Type and name without module and engine's prefix: Instance head."""
+    """Return type and name, such as `Instance head`."""
     kind, name = urn.split("::")[2:]
     return f"{kind.rpartition(':')[2]} {name}"
 
 
-def _resource(one: Resource) -> dict[str, Any]:
-    told: dict[str, Any] = {"parent": _short(one.parent) if one.parent.count("::") == 3 else ""}
+def _resource(resource: Resource) -> dict[str, Any]:
+    fields: dict[str, Any] = {"parent": _short(resource.parent) if resource.parent.count("::") == 3 else ""}
     options = {
-        "retain_on_delete": one.retain_on_delete,
-        "protect": one.protect,
-        "ignore_changes": list(one.ignore_changes),
-        "import": one.import_id,
-        "depends_on": sorted(_short(urn) for urn in one.dependencies),
+        "retain_on_delete": resource.retain_on_delete,
+        "protect": resource.protect,
+        "ignore_changes": list(resource.ignore_changes),
+        "import": resource.import_id,
+        "depends_on": sorted(_short(urn) for urn in resource.dependencies),
     }
-    told |= {key: value for key, value in options.items() if value}
-    if one.inputs:
-        told["inputs"] = {key: _input(key, value) for key, value in sorted(one.inputs.items())}
-    return told
+    fields |= {key: value for key, value in options.items() if value}
+    if resource.inputs:
+        fields["inputs"] = {key: _input(key, value) for key, value in sorted(resource.inputs.items())}
+    return fields
 
 
 def _input(key: str, value: Any) -> Any:

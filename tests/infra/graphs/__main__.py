@@ -1,7 +1,7 @@
-"""Write the graphs of all stacks anew."""
+"""Write the golden files."""
 
-from tests.infra.conftest import STACKS, deployed
-from tests.infra.graphs import graph_of, path_of
+from tests.infra.conftest import deployed
+from tests.infra.graphs import GOLDEN, graph_of, path_of
 
-for stack in STACKS:
+for stack in GOLDEN:
     path_of(stack).write_text(graph_of(deployed(stack)))

@@ -1,4 +1,4 @@
-"""AWS's software and devices as machines without them have them: what the roles ask of the real ones, these answer."""
+"""Stand-ins for AWS's software and devices: their programs implement the calls of the roles."""
 
 import os
 import tarfile
@@ -7,12 +7,12 @@ from pathlib import Path
 from tests.apt_repository import Package
 
 KERNEL = os.uname().release
-# What EFA's installer does as far as the role builds on it; the plugin is a library of this machine, renamed.
+# The EFA installer, as far as the role depends on it; the plugin is a renamed library of the machine.
 INSTALLER = """\
 #!/bin/sh
 set -eu
 . ./env.sh
-echo "$@" >> /var/log/ran
+echo "$@" >> /var/log/installer-runs
 test "$DEBIAN_FRONTEND" = noninteractive
 mkdir -p /opt/amazon/efa/bin /opt/amazon/ofi-nccl/lib
 cp fi_info /opt/amazon/efa/bin/
@@ -23,8 +23,8 @@ printf '# EFA installer version: %s\\n# Debug packages installed: no\\n# Package
 [ -e /etc/efa-used ] && echo '- Please reboot to complete the installation.'
 echo '- Please logout/login to complete the installation.'
 """
-# As many devices as the first line of /etc/efa-devices says, each under two fabrics, as libfabric 2 lists them; the
-# next time as many as the second line says.
+# Lists the number of devices in the first line of /etc/efa-devices, each with two fabrics, like libfabric 2; the next
+# call uses the second line.
 FI_INFO = """\
 #!/bin/sh
 count=$(head -n 1 /etc/efa-devices)
@@ -36,17 +36,17 @@ for number in $(seq "$count"); do
 done
 """
 
-# Disks of the instance store, and what tells of them and changes them: /etc/store.json is their state.
+# The programs that list and change the disks of the instance store, whose state is /etc/store.json.
 STORE = """\
 #!/usr/bin/python3
 import json, os, sys
-NAME, WORDS, FILE = os.path.basename(sys.argv[0]), sys.argv[1:], "/etc/store.json"
+NAME, ARGUMENTS, FILE = os.path.basename(sys.argv[0]), sys.argv[1:], "/etc/store.json"
 state = json.load(open(FILE))  # disks: path -> signature or null; array: its signature or null, absent without one
 SIZE = 8 << 20
 
-def keep():
+def save():
     json.dump(state, open(FILE, "w"))
-    print(NAME, *WORDS, file=open("/var/log/store", "a"))
+    print(NAME, *ARGUMENTS, file=open("/var/log/store", "a"))
 
 def mounted(path):
     lines = [line.split() for line in open("/proc/mounts")]
@@ -63,29 +63,29 @@ if NAME == "lsblk":
         devices.append(item)
     print(json.dumps({"blockdevices": devices}))
 elif NAME == "wipefs":
-    seen = state.get("array") if WORDS[-1] == "/dev/md127" else state["disks"][WORDS[-1]]
-    print(json.dumps({"signatures": [dict(zip(("type", "label"), seen))] if seen else []}))
+    signature = state.get("array") if ARGUMENTS[-1] == "/dev/md127" else state["disks"][ARGUMENTS[-1]]
+    print(json.dumps({"signatures": [dict(zip(("type", "label"), signature))] if signature else []}))
 elif NAME == "mdadm":
-    if "--create" in WORDS:
+    if "--create" in ARGUMENTS:
         for path in state["disks"]:
             state["disks"][path] = ["linux_raid_member", "trainyard"]
-    state["array"] = state.get("kept") if "--assemble" in WORDS else None
-    keep()
+    state["array"] = state.get("array_on_disks") if "--assemble" in ARGUMENTS else None
+    save()
 elif NAME == "mkfs.xfs":
     state["array"] = ["xfs", "trainyard"]
-    keep()
+    save()
 elif NAME == "mount":
-    if WORDS[:2] == ["-t", "xfs"]:
-        device, where = WORDS[-2:]
-        WORDS = ["-t", "tmpfs", "-o", f"noatime,size={2 * SIZE}", device.replace("/", ":"), where]
-    os.execv("/usr/bin/mount", ["mount", *WORDS])
+    if ARGUMENTS[:2] == ["-t", "xfs"]:
+        device, mount_point = ARGUMENTS[-2:]
+        ARGUMENTS = ["-t", "tmpfs", "-o", f"noatime,size={2 * SIZE}", device.replace("/", ":"), mount_point]
+    os.execv("/usr/bin/mount", ["mount", *ARGUMENTS])
 """
-# Away as long as /etc/fsx-away has lines: each try takes one.
+# Mounts fail while /etc/fsx-failures has lines: each attempt removes a line.
 MOUNT = """\
 #!/bin/sh
 echo "$@" >> /var/log/mounts
-if [ -s /etc/fsx-away ]; then
-  sed -i 1d /etc/fsx-away
+if [ -s /etc/fsx-failures ]; then
+  sed -i 1d /etc/fsx-failures
   echo "mount.lustre: mount $1 at $2 failed: Connection timed out" >&2
   exit 110
 fi
@@ -105,14 +105,14 @@ LUSTRE_CLIENT = (
 
 
 def efa_installer(folder: Path, version: str) -> Path:
-    """The archive of EFA's installer, in a folder that is served."""
+    """Create the archive of the EFA installer in a served folder, and return its path."""
     tree = folder / version / "aws-efa-installer"
     tree.mkdir(parents=True)
     for name, text in [("efa_installer.sh", INSTALLER), ("fi_info", FI_INFO)]:
         (tree / name).write_text(text)
         (tree / name).chmod(0o755)
     (tree / "env.sh").write_text(f"EFA_INSTALLER_VERSION={version}\n")
-    made = folder / f"aws-efa-installer-{version}.tar.gz"
-    with tarfile.open(made, "w:gz") as archive:
+    archive_path = folder / f"aws-efa-installer-{version}.tar.gz"
+    with tarfile.open(archive_path, "w:gz") as archive:
         archive.add(tree, "aws-efa-installer")
-    return made
+    return archive_path

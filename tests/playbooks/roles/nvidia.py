@@ -1,7 +1,7 @@
-"""NVIDIA's packages as machines without a GPU can have them: what the roles ask of the real ones, these answer.
+"""Stand-ins for NVIDIA's packages, for machines without a GPU: their programs implement the calls of the roles.
 
-The kernel's modules are the host's: here they lie in a folder of the machine's own, and stand-ins of `modinfo`,
-`modprobe` and `dkms` act on that.
+Containers share the kernel modules of the host: here a folder of the machine represents the modules, and stand-ins for
+`modinfo`, `modprobe` and `dkms` use that folder.
 """
 
 import yaml
@@ -13,7 +13,7 @@ CUDA_DEFAULTS = yaml.safe_load((ROOT / "playbooks/roles/cuda/defaults/main.yml")
 CUDA_VARS = yaml.safe_load((ROOT / "playbooks/roles/cuda/vars/main.yml").read_text())
 CUDA_VERSIONS = dict(package.split("=") for package in CUDA_DEFAULTS["cuda_packages"])
 CUDNN = "/usr/include/x86_64-linux-gnu/cudnn_version.h"
-# A folder of loaded modules that is the machine's own (containers have none), and empty after each boot.
+# A folder of loaded modules per machine (a container has none), which is empty after each boot.
 _MAKE_MODULES = """[Unit]
 DefaultDependencies=no
 [Service]
@@ -49,8 +49,8 @@ for source in /usr/src/nvidia-*; do
   echo "version=${source#/usr/src/nvidia-}" > "/lib/modules/$3/updates/dkms/nvidia.ko"
 done
 """
-# /etc/gpus: the name of each GPU, one a line. From 590 on it knows no application clocks and locks clocks; the memory's
-# it does not where there is /etc/gpus-own-memory-clock.
+# /etc/gpus: the name of each GPU, one per line. From version 590 on, it has no application clocks but locked clocks; it
+# refuses to lock memory clocks if /etc/gpus-without-memory-lock exists.
 _SMI = """#!/bin/sh
 library=@VERSION@
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null) || { echo "couldn't communicate with the NVIDIA driver"; exit 9; }
@@ -75,24 +75,25 @@ case $* in
   "-ac 9999,9999") echo "Specified clock combination is not supported"; exit 3;;
   "-ac "*) echo "$2" | sed 's/,/, /' > /run/gpu/clocks;;
   "-lmc "*)
-    [ ! -e /etc/gpus-own-memory-clock ] || { echo "Setting locked memory clocks is not supported"; exit 3; }
+    [ ! -e /etc/gpus-without-memory-lock ] || { echo "Setting locked memory clocks is not supported"; exit 3; }
     echo "${2%,*}" > /run/gpu/memory;;
   "-lgc "*) echo "${2%,*}" > /run/gpu/graphics;;
   "-q")
     each "    Fabric
         State                             : $(cat /run/gpu/fabric 2>/dev/null || echo In Progress)"
     echo Completed > /run/gpu/fabric;;
-  *) echo "nvidia-smi: $*: not known"; exit 2;;
+  *) echo "nvidia-smi: $*: unknown"; exit 2;;
 esac
 """
 
 
 def unit(program: str) -> str:
+    """Return the text of a systemd service that runs the program."""
     return f"[Unit]\nDescription={program}\n[Service]\nExecStart={program}\n[Install]\nWantedBy=multi-user.target\n"
 
 
 def distribution(kernel: str) -> list[Package]:
-    """What the distribution itself has."""
+    """Return the packages of the distribution."""
     tools = {"/sbin/modinfo": _MODINFO, "/sbin/modprobe": _MODPROBE}
     return [
         Package(name="kmod", files=tools),
@@ -102,9 +103,10 @@ def distribution(kernel: str) -> list[Package]:
 
 
 def fabric_manager(version: str, revision: str) -> Package:
-    told = f"#!/bin/sh\n[ -z \"$1\" ] && exec sleep infinity\necho 'Fabric Manager version is : {version}'\n"
+    """Return the package of Fabric Manager."""
+    program = f"#!/bin/sh\n[ -z \"$1\" ] && exec sleep infinity\necho 'Fabric Manager version is : {version}'\n"
     files = {
-        "/usr/bin/nv-fabricmanager": told,
+        "/usr/bin/nv-fabricmanager": program,
         "/lib/systemd/system/nvidia-fabricmanager.service": unit("/usr/bin/nv-fabricmanager"),
     }
     return Package(name="nvidia-fabricmanager", version=f"{version}-{revision}", files=files)
@@ -128,7 +130,7 @@ def _modules(name: str, version: str, revision: str) -> Package:
 
 
 def debian_driver(version: str) -> list[Package]:
-    """As NVIDIA's repository for Debian 12 has it: packages depend on this version or a newer one."""
+    """Return the driver packages of NVIDIA's repository for Debian 12: they depend on this version or newer."""
     revised = f"{version}-1"
     smi = {"/usr/bin/nvidia-smi": _SMI.replace("@VERSION@", version)}
     return [
@@ -143,7 +145,7 @@ def debian_driver(version: str) -> list[Package]:
 
 
 def ubuntu_driver(version: str) -> list[Package]:
-    """As NVIDIA's repository for Ubuntu 24.04 has it: up to 580 the names bear the branch."""
+    """Return the driver packages of NVIDIA's repository for Ubuntu 24.04: up to 580 the names include the branch."""
     branch, revised = version.split(".")[0], f"{version}-1ubuntu1"
     suffix = f"-{branch}" if int(branch) < 590 else ""
     smi = {"/usr/bin/nvidia-smi": _SMI.replace("@VERSION@", version)}
@@ -160,13 +162,13 @@ def ubuntu_driver(version: str) -> list[Package]:
 
 
 def cuda_toolkit(release: str, patch: str = "") -> list[Package]:
-    """The packages of a release that the role asks for; `nvcc` says what the real one says.
+    """Return the packages of a CUDA release that the role installs; `nvcc` prints the version like NVIDIA's.
 
-    `patch`: what every version ends in: `~1` makes it an older one, `.9` a newer one.
+    `patch`: suffix of every version: `~1` makes an older version, `.9` a newer version.
     """
     suffix, home = release.replace(".", "-"), f"/usr/local/cuda-{release}"
-    told = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
-    files = {"cuda-nvcc": {f"{home}/bin/nvcc": told}, "cuda-cudart-dev": {f"{home}/include/cuda_runtime.h": ""}}
+    nvcc = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.86'\n"
+    files = {"cuda-nvcc": {f"{home}/bin/nvcc": nvcc}, "cuda-cudart-dev": {f"{home}/include/cuda_runtime.h": ""}}
     depends = {"cuda-minimal-build": ["cuda-nvcc", "cuda-cudart-dev"], "libcublas-dev": ["libcublas"]}
     versions = {**CUDA_VERSIONS, "libcublas": CUDA_VERSIONS["libcublas-dev"]}
     return [
@@ -183,6 +185,7 @@ def cuda_toolkit(release: str, patch: str = "") -> list[Package]:
 
 
 def cudnn(version: str) -> list[Package]:
+    """Return the packages of cuDNN."""
     major, minor, patch, _ = version.split(".")
     header = f"#define CUDNN_MAJOR {major}\n#define CUDNN_MINOR {minor}\n#define CUDNN_PATCHLEVEL {patch}\n"
     files = {CUDNN: header}

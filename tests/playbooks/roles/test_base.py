@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import ROOT, Booted, booted
+from tests.machines import ROOT, BootedMachine, boot_machine
 from tests.polling import eventually
 
 pytestmark = pytest.mark.booted
-AWAY_SECONDS = 12.0
+OUTAGE_SECONDS = 12.0
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with booted(tmp_path_factory.mktemp("base")) as made:
-        yield made
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    with boot_machine(tmp_path_factory.mktemp("base")) as machine:
+        yield machine
 
 
-def test_it_converges_and_a_second_run_changes_nothing(node: Booted) -> None:
-    first = node.role("base", base_container=True)
-    assert first.code == 0, first.told
-    assert "base : Write limits, kernel settings, and what apt shall bear" in first.changed
-    again = node.role("base", base_container=True)
-    assert (again.code, again.changed) == (0, ()), again.told
+def test_the_first_run_converges_and_a_second_run_changes_nothing(node: BootedMachine) -> None:
+    first = node.run_role("base", base_is_container=True)
+    assert first.exit_code == 0, first.output
+    assert "base : Write kernel settings, limits and apt settings" in first.changed_tasks
+    second = node.run_role("base", base_is_container=True)
+    assert (second.exit_code, second.changed_tasks) == (0, ()), second.output
 
 
-# Of another's kernel, as Debian's: it starts only where the clock may be set.
+# Debian's unit has such a condition: the service starts only if the kernel allows it to set the clock.
 CHRONY = {
     "/lib/systemd/system/chrony.service": "[Unit]\nConditionCapability=CAP_SYS_TIME\n[Service]\nExecStart=/bin/true\n"
     "[Install]\nWantedBy=multi-user.target\n"
@@ -36,201 +36,214 @@ CHRONY = {
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[tuple[Booted, Repository]]:
-    """A machine whose image brings no chrony, and the source that has one."""
-    with booted(tmp_path / "node", NO_SOURCES) as made, repository(tmp_path / "packages", made.network) as source:
+def node_without_chrony(tmp_path: Path) -> Iterator[tuple[BootedMachine, Repository]]:
+    """A machine whose image has no chrony, and the package source that has it."""
+    with (
+        boot_machine(tmp_path / "node", NO_SOURCES) as machine,
+        repository(tmp_path / "packages", machine.network) as source,
+    ):
         source.add(Package(name="chrony", version="9.9", files=CHRONY))
-        source.be_source_of(made)
-        made.sh("dpkg --purge chrony")
-        yield made, source
+        source.add_source_to(machine)
+        machine.run_script("dpkg --purge chrony")
+        yield machine, source
 
 
-HOLD = "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX)"
-CLOCK = "base : Have the clock kept"
+HOLD_LOCK = "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX)"
+INSTALL_CHRONY = "base : Install chrony"
 
 
-def test_a_lock_that_another_holds_is_waited_for(bare: tuple[Booted, Repository]) -> None:
-    """Also by dpkg itself, which takes up what is half installed, and does not wait."""
-    node, source = bare
+def test_the_role_waits_for_the_dpkg_lock(node_without_chrony: tuple[BootedMachine, Repository]) -> None:
+    """The role itself waits before it configures half-installed packages: dpkg does not wait."""
+    node, source = node_without_chrony
     source.add(Package(name="driver"))
-    node.sh("cd /root; apt-get update -q; apt-get download -q driver; dpkg --unpack *.deb")
-    node.sh(f'systemd-run -q python3 -c "{HOLD}; print(1, flush=True); time.sleep({AWAY_SECONDS})"')
-    eventually(lambda: "lock-frontend" in node.sh("lslocks -n -u || true"), "the lock's holder")
-    play = node.role("base", base_container=True)
-    assert (play.code, CLOCK in play.changed) == (0, True), play.told
-    assert node.sh("dpkg-query -W -f '${db:Status-Abbrev}' driver") == "ii "
+    node.run_script("cd /root; apt-get update -q; apt-get download -q driver; dpkg --unpack *.deb")
+    node.run_script(f'systemd-run -q python3 -c "{HOLD_LOCK}; print(1, flush=True); time.sleep({OUTAGE_SECONDS})"')
+    eventually(lambda: "lock-frontend" in node.run_script("lslocks -n -u || true"), "the process that has the lock")
+    result = node.run_role("base", base_is_container=True)
+    assert (result.exit_code, INSTALL_CHRONY in result.changed_tasks) == (0, True), result.output
+    assert node.run_script("dpkg-query -W -f '${db:Status-Abbrev}' driver") == "ii "
 
 
-def test_a_registry_that_is_away_is_asked_again(bare: tuple[Booted, Repository]) -> None:
-    node, source = bare
-    source.away()
-    back = threading.Timer(AWAY_SECONDS, source.back)
-    back.start()
-    play = node.role("base", base_container=True)
-    back.join()
-    assert (play.code, CLOCK in play.changed) == (0, True), play.told
+def test_an_unavailable_package_source_is_retried(node_without_chrony: tuple[BootedMachine, Repository]) -> None:
+    node, source = node_without_chrony
+    source.stop()
+    restart = threading.Timer(OUTAGE_SECONDS, source.start)
+    restart.start()
+    result = node.run_role("base", base_is_container=True)
+    restart.join()
+    assert (result.exit_code, INSTALL_CHRONY in result.changed_tasks) == (0, True), result.output
 
 
-# The first time that it runs it does not end.
-CUT = "#!/bin/sh\n[ -e /etc/cut ] && exit 0\ntouch /etc/cut\nexec sleep 600\n"
+# The first run of the script does not finish.
+BLOCK_ONCE = "#!/bin/sh\n[ -e /etc/blocked ] && exit 0\ntouch /etc/blocked\nexec sleep 600\n"
 
 
 @pytest.mark.parametrize("script", ["preinst", "postinst"])
-def test_packages_that_a_run_was_killed_in_are_taken_up(bare: tuple[Booted, Repository], script: str) -> None:
-    node, source = bare
-    source.add(Package(name="driver", scripts={script: CUT}))
-    node.sh("apt-get update -q; systemd-run -q --unit=cut apt-get install -qy driver")
-    eventually(lambda: node.machine.run("test", "-e", "/etc/cut").returncode == 0, f"the package's {script}")
-    node.sh("systemctl kill --signal=KILL cut")
-    eventually(lambda: "lock-frontend" not in node.sh("lslocks -n -u || true"), "the end of dpkg")
-    refused = node.machine.run("apt-get", "install", "-qy", "chrony")
+def test_an_interrupted_package_installation_is_repaired(
+    node_without_chrony: tuple[BootedMachine, Repository], script: str
+) -> None:
+    node, source = node_without_chrony
+    source.add(Package(name="driver", scripts={script: BLOCK_ONCE}))
+    node.run_script("apt-get update -q; systemd-run -q --unit=install apt-get install -qy driver")
+    blocked = ("test", "-e", "/etc/blocked")
+    eventually(lambda: node.machine.run_command(*blocked).returncode == 0, f"the package's {script}")
+    node.run_script("systemctl kill --signal=KILL install")
+    eventually(lambda: "lock-frontend" not in node.run_script("lslocks -n -u || true"), "the end of dpkg")
+    refused = node.machine.run_command("apt-get", "install", "-qy", "chrony")
     assert "dpkg was interrupted, you must manually run 'dpkg --configure -a'" in refused.stderr
-    play = node.role("base", base_container=True)
-    assert (play.code, CLOCK in play.changed) == (0, True), play.told
-    assert node.sh("dpkg-query -W -f '${db:Status-Abbrev}' driver") == "ii "
-    assert node.role("base", base_container=True).changed == ()
+    result = node.run_role("base", base_is_container=True)
+    assert (result.exit_code, INSTALL_CHRONY in result.changed_tasks) == (0, True), result.output
+    assert node.run_script("dpkg-query -W -f '${db:Status-Abbrev}' driver") == "ii "
+    assert node.run_role("base", base_is_container=True).changed_tasks == ()
 
 
-def test_packages_that_can_not_be_taken_up_are_named(bare: tuple[Booted, Repository]) -> None:
-    node, source = bare
+def test_packages_that_cannot_be_repaired_are_reported(node_without_chrony: tuple[BootedMachine, Repository]) -> None:
+    node, source = node_without_chrony
     source.add(Package(name="driver", scripts={"postinst": "#!/bin/sh\necho no room for modules >&2\nexit 1\n"}))
-    node.sh("apt-get update -q; ! apt-get install -qy driver")
-    play = node.role("base", base_container=True)
-    assert play.code == 2
-    assert "Packages are half installed, and can't be taken up: driver." in play.failure
-    assert "no room for modules" in play.failure
+    node.run_script("apt-get update -q; ! apt-get install -qy driver")
+    result = node.run_role("base", base_is_container=True)
+    assert result.exit_code == 2
+    assert "Packages are half installed and cannot be repaired: driver." in result.failure
+    assert "no room for modules" in result.failure
 
 
-def test_what_a_stack_wants_is_not_unwanted(bare: tuple[Booted, Repository]) -> None:
-    node, source = bare
+def test_only_packages_in_the_variable_are_removed(node_without_chrony: tuple[BootedMachine, Repository]) -> None:
+    node, source = node_without_chrony
     source.add(Package(name="needrestart"))
-    node.sh("apt-get update -q; apt-get install -qy needrestart")
-    assert node.role("base", base_container=True, base_unwanted=[]).code == 0
-    node.sh("dpkg-query -W needrestart")
-    assert node.role("base", base_container=True).code == 0
-    node.sh("! dpkg-query -W needrestart")
+    node.run_script("apt-get update -q; apt-get install -qy needrestart")
+    assert node.run_role("base", base_is_container=True, base_removed_packages=[]).exit_code == 0
+    node.run_script("dpkg-query -W needrestart")
+    assert node.run_role("base", base_is_container=True).exit_code == 0
+    node.run_script("! dpkg-query -W needrestart")
 
 
-# A chrony that leaves the clock alone, which is the host's, starts in a container too.
-TIMED = {
+# With -x chrony does not set the clock, which is the host's, and starts in a container, too.
+CHRONY_IN_CONTAINER = {
     "/etc/default/chrony": 'DAEMON_OPTS="-F 1 -x"\n',
     "/etc/systemd/system/chrony.service.d/test.conf": "[Unit]\nConditionCapability=\n",
 }
-AMAZON = "169.254.169.123"
+TIME_SERVER = "169.254.169.123"
 
 
 @pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with booted(tmp_path_factory.mktemp("timed"), TIMED) as made:
-        yield made
+def node_with_chrony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    with boot_machine(tmp_path_factory.mktemp("chrony"), CHRONY_IN_CONTAINER) as machine:
+        yield machine
 
 
-def sources(node: Booted) -> list[str]:
-    return [line.split(",")[2] for line in node.sh("chronyc -c -n sources").splitlines()]
+def time_sources(node: BootedMachine) -> list[str]:
+    return [line.split(",")[2] for line in node.run_script("chronyc -c -n sources").splitlines()]
 
 
-def test_chrony_gets_amazons_time(timed: Booted) -> None:
-    timed.sh("systemctl disable -q --now chrony")
-    assert timed.role("base", base_container=True).code == 0
-    assert AMAZON in sources(timed)
-    timed.sh("systemctl is-enabled chrony")
-    timed.sh("systemctl restart chrony")  # what a boot finds
-    assert timed.role("base", base_container=True).changed == ()
-    assert AMAZON in sources(timed)
+def test_chrony_uses_amazons_time_server(node_with_chrony: BootedMachine) -> None:
+    node_with_chrony.run_script("systemctl disable -q --now chrony")
+    assert node_with_chrony.run_role("base", base_is_container=True).exit_code == 0
+    assert TIME_SERVER in time_sources(node_with_chrony)
+    node_with_chrony.run_script("systemctl is-enabled chrony")
+    node_with_chrony.run_script("systemctl restart chrony")  # as at a boot
+    assert node_with_chrony.run_role("base", base_is_container=True).changed_tasks == ()
+    assert TIME_SERVER in time_sources(node_with_chrony)
 
 
-def test_a_time_source_that_an_image_names_is_kept(timed: Booted) -> None:
-    timed.sh(f"rm /etc/chrony/sources.d/*; echo 'server {AMAZON} iburst' > /etc/chrony/conf.d/aws.conf")
-    timed.sh("systemctl restart chrony")
-    assert timed.role("base", base_container=True).changed == ()
-    timed.sh("rm /etc/chrony/conf.d/aws.conf; systemctl restart chrony; ! ls /etc/chrony/sources.d/*")
+def test_a_time_source_of_the_image_is_kept(node_with_chrony: BootedMachine) -> None:
+    image_source = "/etc/chrony/conf.d/aws.conf"
+    node_with_chrony.run_script(f"rm /etc/chrony/sources.d/*; echo 'server {TIME_SERVER} iburst' > {image_source}")
+    node_with_chrony.run_script("systemctl restart chrony")
+    assert node_with_chrony.run_role("base", base_is_container=True).changed_tasks == ()
+    node_with_chrony.run_script(f"rm {image_source}; systemctl restart chrony; ! ls /etc/chrony/sources.d/*")
 
 
-def test_a_chrony_that_does_not_take_amazons_time_is_told(timed: Booted) -> None:
-    timed.sh("sed -i /sources.d/d /etc/chrony/chrony.conf; systemctl restart chrony")
-    play = timed.role("base", base_container=True)
-    assert play.code == 2
-    assert f"not {AMAZON}: /etc/chrony/chrony.conf needs the line 'sourcedir /etc/chrony/sources.d'" in play.failure
+def test_a_chrony_configuration_without_source_directory_is_reported(node_with_chrony: BootedMachine) -> None:
+    node_with_chrony.run_script("sed -i /sources.d/d /etc/chrony/chrony.conf; systemctl restart chrony")
+    result = node_with_chrony.run_role("base", base_is_container=True)
+    assert result.exit_code == 2
+    assert f"not {TIME_SERVER}: /etc/chrony/chrony.conf needs the line 'sourcedir /etc/chrony/sources.d'" in (
+        result.failure
+    )
 
 
-LESS = 15000  # of open files: what the host of a container lets it have
+NOFILE = 15000  # lower than the limit that the host of the container allows
 KERNEL = "linux-image-cloud-amd64"
 
 
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    made = tmp_path_factory.mktemp("verified")
-    with booted(made / "node", NO_SOURCES) as node, repository(made / "packages", node.network) as source:
+def configured_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    folder = tmp_path_factory.mktemp("configured")
+    with (
+        boot_machine(folder / "node", NO_SOURCES) as node,
+        repository(folder / "packages", node.network) as source,
+    ):
         source.add(Package(name="needrestart"), Package(name=KERNEL))
-        source.be_source_of(node)
-        node.sh(f"apt-get install -qy {KERNEL}")
-        assert node.role("base", base_container=True, base_nofile=LESS).code == 0
+        source.add_source_to(node)
+        node.run_script(f"apt-get install -qy {KERNEL}")
+        assert node.run_role("base", base_is_container=True, base_nofile=NOFILE).exit_code == 0
         yield node
 
 
-SHARE = "/sys/kernel/mm/transparent_hugepage/enabled"
-LIMITS = "/etc/systemd/system.conf.d/60-trainyard.conf"
-MENDED = "the role mends it"
+HUGE_PAGES_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
+SYSTEMD_LIMITS = "/etc/systemd/system.conf.d/60-trainyard.conf"
+BY_ROLE = "the role repairs it"
 
 
 @pytest.mark.parametrize(
-    ("kind", "spoil", "mend", "message"),
+    ("kind", "change", "repair", "message"),
     [
-        ("container", "sysctl -q -w net.core.somaxconn=77", MENDED, "net.core.somaxconn is 77, not 4096"),
+        ("container", "sysctl -q -w net.core.somaxconn=77", BY_ROLE, "net.core.somaxconn is 77, not 4096"),
         (
             "container",
-            f"sed -i s/{LESS}/9000/ {LIMITS}; systemctl daemon-reexec",
-            MENDED,
-            f"a service gets a limit of 9000 open files, not {LESS}",
+            f"sed -i s/{NOFILE}/9000/ {SYSTEMD_LIMITS}; systemctl daemon-reexec",
+            BY_ROLE,
+            f"a service has a limit of 9000 open files, not {NOFILE}",
         ),
         (
             "machine",
-            f"sed -i s/infinity/1M/ {LIMITS}; systemctl daemon-reexec",
-            MENDED,
-            "a service gets a limit of 1024 KiB of locked memory, not unlimited",
+            f"sed -i s/infinity/1M/ {SYSTEMD_LIMITS}; systemctl daemon-reexec",
+            BY_ROLE,
+            "a service has a limit of 1024 KiB of locked memory, not unlimited",
         ),
         (
             "container",
-            f"sed -i '/^root/s/{LESS}/8000/' /etc/security/limits.d/*",
-            MENDED,
-            f"a session of root gets a limit of 8000 open files, not {LESS}",
+            f"sed -i '/^root/s/{NOFILE}/8000/' /etc/security/limits.d/*",
+            BY_ROLE,
+            f"a session of root has a limit of 8000 open files, not {NOFILE}",
         ),
         (
             "container",
-            f"sed -i '/^*/s/{LESS}/8000/' /etc/security/limits.d/*",
-            MENDED,
-            f"a session of nobody gets a limit of 8000 open files, not {LESS}",
+            f"sed -i '/^*/s/{NOFILE}/8000/' /etc/security/limits.d/*",
+            BY_ROLE,
+            f"a session of nobody has a limit of 8000 open files, not {NOFILE}",
         ),
-        ("container", "mount -o remount,size=1m /dev/shm", MENDED, "/dev/shm has 1024 KiB, not "),
-        ("container", f"apt-mark unhold {KERNEL}", MENDED, f"{KERNEL} is not held"),
-        ("container", "apt-get install -qy needrestart", MENDED, "needrestart is installed: it restarts services"),
+        ("container", "mount -o remount,size=1m /dev/shm", BY_ROLE, "/dev/shm has 1024 KiB, not "),
+        ("container", f"apt-mark unhold {KERNEL}", BY_ROLE, f"{KERNEL} is not held"),
+        ("container", "apt-get install -qy needrestart", BY_ROLE, "needrestart is installed: it restarts services"),
         (
             "container",
-            "echo 'APT::Periodic::Enable \"1\";' > /etc/apt/apt.conf.d/99-own",
-            "rm /etc/apt/apt.conf.d/99-own",
-            "apt upgrades by itself: APT::Periodic::Enable is '1'",
+            "echo 'APT::Periodic::Enable \"1\";' > /etc/apt/apt.conf.d/99-image",
+            "rm /etc/apt/apt.conf.d/99-image",
+            "automatic upgrades are on: APT::Periodic::Enable is '1'",
         ),
         (
             "machine",
-            f"echo 'always madvise [never]' > /root/never; mount --bind /root/never {SHARE}",
-            f"umount {SHARE}",
+            f"echo 'always madvise [never]' > /root/never; mount --bind /root/never {HUGE_PAGES_SETTING}",
+            f"umount {HUGE_PAGES_SETTING}",
             "transparent huge pages are never, not madvise",
         ),
         ("machine", "true", "true", "0 huge pages are reserved, not 1000000"),
-        ("machine", "true", "true", "chrony, which keeps the clock, is inactive"),
+        ("machine", "true", "true", "chrony, which synchronizes the clock, is inactive"),
     ],
 )
-def test_the_verification_sees_what_changed_since(
-    verified: Booted, kind: str, spoil: str, mend: str, message: str
+def test_the_verification_reports_a_changed_setting(
+    configured_node: BootedMachine, kind: str, change: str, repair: str, message: str
 ) -> None:
-    def told(kind: str, huge_pages: int = 0) -> str:
-        words = (kind, str(LESS), "80", str(huge_pages), AMAZON, "needrestart", KERNEL)
-        return verified.machine.run("/bin/sh", f"{ROOT}/playbooks/roles/base/files/verify.sh", *words).stderr
+    def verify(kind: str, huge_pages: int = 0) -> str:
+        arguments = (kind, str(NOFILE), "80", str(huge_pages), TIME_SERVER, "needrestart", KERNEL)
+        script = f"{ROOT}/playbooks/roles/base/files/verify.sh"
+        return configured_node.machine.run_command("/bin/sh", script, *arguments).stderr
 
-    verified.sh(spoil)
-    assert message in told(kind, 1000000)
-    if mend == MENDED:
-        assert verified.role("base", base_container=True, base_nofile=LESS).code == 0
+    configured_node.run_script(change)
+    assert message in verify(kind, 1000000)
+    if repair == BY_ROLE:
+        assert configured_node.run_role("base", base_is_container=True, base_nofile=NOFILE).exit_code == 0
     else:
-        verified.sh(mend)
-    assert told("container") == ""
+        configured_node.run_script(repair)
+    assert verify("container") == ""

@@ -1,4 +1,4 @@
-"""The role `container` on booted machines: its files and command lines, with a stand-in for Docker."""
+"""The role `container` on booted machines, with a stand-in for Docker."""
 
 import json
 from collections.abc import Iterator
@@ -7,174 +7,186 @@ from typing import Any
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import ROOT, Booted, Play, booted
+from tests.machines import ROOT, BootedMachine, PlaybookResult, boot_machine
 from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
+from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER
 
 pytestmark = pytest.mark.booted
 
 SCRATCH = "/opt/trainyard/scratch"
-ON_SCRATCH = {"container_image": IMAGE, "container_data": f"{SCRATCH}/docker"}
+ON_SCRATCH = {"container_image": IMAGE, "container_data_root": f"{SCRATCH}/docker"}
 MOUNT = f"mount -t tmpfs tmpfs {SCRATCH}"
 GPU = "mknod /dev/nvidia0 c 1 3"
+WRAPPER = f"/opt/trainyard/{CONTAINER_WRAPPER}"
+NAMES = {"container_name": CONTAINER_NAME, "container_wrapper": WRAPPER}
 VERIFY = f"{ROOT}/playbooks/roles/container/files/verify.sh"
 
 
 class Node:
-    def __init__(self, machine: Booted, nvidia: Repository) -> None:
-        self.machine, self.nvidia, self.sh = machine, nvidia, machine.sh
+    """A machine with the repositories of its distribution and of NVIDIA."""
 
-    def run(self, **variables: Any) -> Play:
+    def __init__(self, machine: BootedMachine, nvidia: Repository) -> None:
+        self.machine, self.nvidia, self.run_script = machine, nvidia, machine.run_script
+
+    def run_role(self, **variables: Any) -> PlaybookResult:
         source = {"": self.nvidia.url, "_key": self.nvidia.key_url, "_fingerprint": self.nvidia.fingerprint}
-        told = {f"container_repository{name}": value for name, value in source.items()}
-        return self.machine.role("container", **told, **variables)
+        repository = {f"container_repository{name}": value for name, value in source.items()}
+        return self.machine.run_role("container", **NAMES, **repository, **variables)
 
-    def daemon(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.sh("cat /etc/docker/daemon.json"))
-        return found
+    def daemon_settings(self) -> dict[str, Any]:
+        """Content of the daemon's settings file."""
+        settings: dict[str, Any] = json.loads(self.run_script("cat /etc/docker/daemon.json"))
+        return settings
 
-    def asked(self) -> list[list[str]]:
-        """Command lines of `docker`, in their order."""
-        return [json.loads(line) for line in self.sh("cat /run/asked").splitlines()]
+    def docker_calls(self) -> list[list[str]]:
+        """Arguments of each call of `docker`, in order."""
+        return [json.loads(line) for line in self.run_script("cat /run/docker-calls").splitlines()]
 
 
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    made = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("container")
     with (
-        booted(made / "node", NO_SOURCES) as node,
-        repository(made / "distribution", node.network) as own,
-        repository(made / "nvidia", node.network) as nvidia,
+        boot_machine(folder / "node", NO_SOURCES) as node,
+        repository(folder / "distribution", node.network) as distribution,
+        repository(folder / "nvidia", node.network) as nvidia,
     ):
         helper = {"/usr/bin/docker-credential-ecr-login": "#!/bin/sh\n"}
-        own.add(docker("docker.io"), docker("docker-ce"), Package(name="amazon-ecr-credential-helper", files=helper))
-        own.be_source_of(node, "distribution")
+        distribution.add(
+            docker("docker.io"), docker("docker-ce"), Package(name="amazon-ecr-credential-helper", files=helper)
+        )
+        distribution.add_source_to(node, "distribution")
         for version in ("1.17.4", "1.18.0", "1.20.0", "1.21.0"):
             nvidia.add(*container_toolkit(version))
         yield Node(node, nvidia)
 
 
 def test_docker_and_toolkit_are_pinned_held_and_configured(node: Node) -> None:
-    first = node.run()
-    assert first.code == 0, first.told
-    assert node.sh("dpkg-query -W -f '${Version}' nvidia-container-toolkit") == "1.20.0-1"
-    assert {"docker.io", "nvidia-container-toolkit"} <= set(node.sh("apt-mark showhold").split())
-    node.sh("systemctl is-enabled docker; systemctl is-active docker")
-    assert node.daemon() == {
+    first = node.run_role()
+    assert first.exit_code == 0, first.output
+    assert node.run_script("dpkg-query -W -f '${Version}' nvidia-container-toolkit") == "1.20.0-1"
+    assert {"docker.io", "nvidia-container-toolkit"} <= set(node.run_script("apt-mark showhold").split())
+    node.run_script("systemctl is-enabled docker; systemctl is-active docker")
+    assert node.daemon_settings() == {
         "bridge": "none",
         "ip6tables": False,
         "iptables": False,
         "live-restore": True,
         "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}},
     }
-    again = node.run()
-    assert (again.code, again.changed) == (0, ()), again.told
+    second = node.run_role()
+    assert (second.exit_code, second.changed_tasks) == (0, ()), second.output
 
 
-def test_what_an_image_brings_is_kept(node: Node) -> None:
-    node.nvidia.be_source_of(node.machine, "image")
-    node.sh("apt-get install -qy docker-ce nvidia-container-toolkit-base=1.18.0-1; mkdir /etc/docker")
-    node.machine.put("/etc/docker/daemon.json", '{"mtu": 9001, "runtimes": {"kata": {"path": "kata"}}}')
-    node.nvidia.away()  # nothing is asked of it
-    told = node.run()
-    assert told.code == 0, told.told
-    assert "installed" not in node.sh("dpkg-query -W -f '${db:Status-Status}' docker.io").split()
-    assert node.daemon()["mtu"] == 9001
-    assert set(node.daemon()["runtimes"]) == {"kata", "nvidia"}
+def test_docker_toolkit_and_settings_of_an_image_are_kept(node: Node) -> None:
+    node.nvidia.add_source_to(node.machine, "image")
+    node.run_script("apt-get install -qy docker-ce nvidia-container-toolkit-base=1.18.0-1; mkdir /etc/docker")
+    node.machine.write_file("/etc/docker/daemon.json", '{"mtu": 9001, "runtimes": {"kata": {"path": "kata"}}}')
+    node.nvidia.stop()  # the role must not contact it
+    result = node.run_role()
+    assert result.exit_code == 0, result.output
+    assert "installed" not in node.run_script("dpkg-query -W -f '${db:Status-Status}' docker.io").split()
+    assert node.daemon_settings()["mtu"] == 9001
+    assert set(node.daemon_settings()["runtimes"]) == {"kata", "nvidia"}
 
 
-def test_a_toolkit_that_lets_containers_out_is_replaced(node: Node) -> None:
-    node.nvidia.be_source_of(node.machine, "image")
-    node.sh("apt-get install -qy nvidia-container-toolkit-base=1.17.4-1; apt-mark hold nvidia-container-toolkit-base")
-    assert node.run().code == 0
-    assert node.sh("dpkg-query -W -f '${Version}' nvidia-container-toolkit-base") == "1.20.0-1"
-
-
-def test_settings_that_docker_refuses_do_not_land(node: Node) -> None:
-    node.sh("mkdir /etc/docker")
-    node.machine.put("/etc/docker/daemon.json", '{"no-such-setting": 1}')
-    told = node.run()
-    assert told.code == 2
-    assert "Docker refuses the settings meant for /etc/docker/daemon.json" in told.failure
-    assert node.daemon() == {"no-such-setting": 1}
-    assert node.sh("ls /etc/docker") == "daemon.json\n"
-
-
-def test_a_run_that_was_killed_before_docker_started_anew_is_taken_up(node: Node) -> None:
-    assert node.run().code == 0
-    node.sh("echo '{}' > /run/docker-daemon")  # what the daemon has is not what the file says
-    again = node.run()
-    assert again.code == 0, again.told
-    assert "nvidia" in node.sh("cat /run/docker-daemon")
-
-
-def test_images_lie_where_the_stack_says_and_the_jobs_own_is_pulled(node: Node) -> None:
-    node.sh(f"touch /run/fails; {GPU}")  # the registry refuses the first time
-    told = node.run(**ON_SCRATCH)
-    assert told.code == 0, told.told
-    assert node.daemon()["data-root"] == f"{SCRATCH}/docker"
-    assert node.daemon()["features"] == {"containerd-snapshotter": False}
-    assert node.sh(f"cat {SCRATCH}/docker/images") == IMAGE
-    assert node.run(**ON_SCRATCH).changed == ()
-
-
-def test_docker_waits_at_every_boot_for_the_disk_of_its_images(node: Node) -> None:
-    node.sh(f"{GPU}; mkdir -p {SCRATCH}; {MOUNT}")
-    assert node.run(**ON_SCRATCH).code == 0
-    node.machine.reboot()
-    assert node.sh(f"systemctl is-enabled docker; ls {SCRATCH}") == "enabled\n"
-    assert node.sh("systemctl is-active docker || true") == "inactive\n"
-    node.sh(f"{GPU}; {MOUNT}")
-    told = node.run(**ON_SCRATCH)
-    assert told.code == 0, told.told
-    node.sh(f"systemctl is-active docker; ls {SCRATCH}/docker/volumes")
-
-
-def test_docker_that_was_there_before_the_disk_is_started_anew_on_it(node: Node) -> None:
-    node.sh(GPU)
-    assert node.run(**ON_SCRATCH).code == 0
-    node.sh(f"{MOUNT}; mkdir {SCRATCH}/docker")
-    done = node.machine.machine.run("sh", VERIFY, "gpus", "1.17.8", f"{SCRATCH}/docker", "", "/opt/trainyard/bin")
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"Docker was started before {SCRATCH}/docker was mounted, and writes to the folder below\n",
+def test_a_vulnerable_toolkit_is_replaced(node: Node) -> None:
+    node.nvidia.add_source_to(node.machine, "image")
+    node.run_script(
+        "apt-get install -qy nvidia-container-toolkit-base=1.17.4-1; apt-mark hold nvidia-container-toolkit-base"
     )
-    told = node.run(**ON_SCRATCH)
-    assert told.code == 0, told.told
-    node.sh(f"ls {SCRATCH}/docker/volumes")
-    assert node.run(**ON_SCRATCH).changed == ()
+    assert node.run_role().exit_code == 0
+    assert node.run_script("dpkg-query -W -f '${Version}' nvidia-container-toolkit-base") == "1.20.0-1"
 
 
-def test_a_builder_leaves_the_image_to_the_nodes_disks(node: Node) -> None:
-    told = node.run(container_image=IMAGE, container_pull=False)
-    assert told.code == 0, told.told
-    node.sh("! test -e /var/lib/docker/images")
+def test_settings_that_docker_refuses_are_not_written(node: Node) -> None:
+    node.run_script("mkdir /etc/docker")
+    node.machine.write_file("/etc/docker/daemon.json", '{"no-such-setting": 1}')
+    result = node.run_role()
+    assert result.exit_code == 2
+    assert "Docker refuses the new settings for /etc/docker/daemon.json" in result.failure
+    assert node.daemon_settings() == {"no-such-setting": 1}
+    assert node.run_script("ls /etc/docker") == "daemon.json\n"
 
 
-def test_an_image_of_ecr_is_pulled_as_the_nodes_role(node: Node) -> None:
+def test_docker_is_restarted_after_a_run_that_was_interrupted_before_the_restart(node: Node) -> None:
+    assert node.run_role().exit_code == 0
+    node.run_script("echo '{}' > /run/docker-daemon")  # the running daemon has other settings than the file
+    second = node.run_role()
+    assert second.exit_code == 0, second.output
+    assert "nvidia" in node.run_script("cat /run/docker-daemon")
+
+
+def test_the_image_is_pulled_into_the_data_root(node: Node) -> None:
+    node.run_script(f"touch /run/fails; {GPU}")  # the first pull fails
+    result = node.run_role(**ON_SCRATCH)
+    assert result.exit_code == 0, result.output
+    assert node.daemon_settings()["data-root"] == f"{SCRATCH}/docker"
+    assert node.daemon_settings()["features"] == {"containerd-snapshotter": False}
+    assert node.run_script(f"cat {SCRATCH}/docker/images") == IMAGE
+    assert node.run_role(**ON_SCRATCH).changed_tasks == ()
+
+
+def test_docker_does_not_start_before_its_data_root_is_mounted(node: Node) -> None:
+    node.run_script(f"{GPU}; mkdir -p {SCRATCH}; {MOUNT}")
+    assert node.run_role(**ON_SCRATCH).exit_code == 0
+    node.machine.reboot()
+    assert node.run_script(f"systemctl is-enabled docker; ls {SCRATCH}") == "enabled\n"
+    assert node.run_script("systemctl is-active docker || true") == "inactive\n"
+    node.run_script(f"{GPU}; {MOUNT}")
+    result = node.run_role(**ON_SCRATCH)
+    assert result.exit_code == 0, result.output
+    node.run_script(f"systemctl is-active docker; ls {SCRATCH}/docker/volumes")
+
+
+def test_docker_that_started_before_the_mount_is_restarted(node: Node) -> None:
+    node.run_script(GPU)
+    assert node.run_role(**ON_SCRATCH).exit_code == 0
+    node.run_script(f"{MOUNT}; mkdir {SCRATCH}/docker")
+    process = node.machine.machine.run_command("sh", VERIFY, "gpus", "1.17.8", f"{SCRATCH}/docker", "", WRAPPER)
+    assert (process.returncode, process.stderr) == (
+        1,
+        f"Docker was started before {SCRATCH}/docker was mounted, and writes to the directory below the mount\n",
+    )
+    result = node.run_role(**ON_SCRATCH)
+    assert result.exit_code == 0, result.output
+    node.run_script(f"ls {SCRATCH}/docker/volumes")
+    assert node.run_role(**ON_SCRATCH).changed_tasks == ()
+
+
+def test_a_builder_does_not_pull_the_image(node: Node) -> None:
+    result = node.run_role(container_image=IMAGE, container_pull_image=False)
+    assert result.exit_code == 0, result.output
+    node.run_script("! test -e /var/lib/docker/images")
+
+
+def test_an_ecr_image_is_pulled_with_the_iam_role_of_the_node(node: Node) -> None:
     registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
-    told = node.run(container_image=f"{registry}/pytorch-training:2.9", container_gpus=False)
-    assert told.code == 0, told.told
-    assert json.loads(node.sh("cat /root/.docker/config.json")) == {"credHelpers": {registry: "ecr-login"}}
-    node.sh("! dpkg-query -W nvidia-container-toolkit")
-    assert "runtimes" not in node.daemon()
+    result = node.run_role(container_image=f"{registry}/pytorch-training:2.9", container_gpus=False)
+    assert result.exit_code == 0, result.output
+    assert json.loads(node.run_script("cat /root/.docker/config.json")) == {"credHelpers": {registry: "ecr-login"}}
+    node.run_script("! dpkg-query -W nvidia-container-toolkit")
+    assert "runtimes" not in node.daemon_settings()
 
 
-def test_a_job_in_a_container_has_network_devices_memory_and_environment_of_the_node(node: Node) -> None:
-    assert node.run(container_mounts=["/opt/trainyard", "/fsx"]).code == 0
-    node.sh("mkdir /dev/infiniband; mknod /dev/infiniband/uverbs0 c 1 3; mknod /dev/nvidia0 c 1 3; mkdir -p /opt/job")
-    node.sh("rm /run/asked; mkdir /dev/nvidia-caps; touch /dev/nvidiactl")  # not a device
+def test_the_wrapper_passes_network_devices_memory_and_environment_of_the_node(node: Node) -> None:
+    assert node.run_role(container_mounts=["/opt/trainyard", "/fsx"]).exit_code == 0
+    node.run_script(
+        "mkdir /dev/infiniband; mknod /dev/infiniband/uverbs0 c 1 3; mknod /dev/nvidia0 c 1 3; mkdir -p /opt/job"
+    )
+    node.run_script("rm /run/docker-calls; mkdir /dev/nvidia-caps; touch /dev/nvidiactl")  # a regular file
     script = (
         "cd /opt/job; status=0; env HF_TOKEN='s3 cret' RANK=3 LD_LIBRARY_PATH=/x INVOCATION_ID=1 "
-        f"/opt/trainyard/bin/in-container {IMAGE} torchrun --master 'a b' \"$HOME\" || status=$?; echo $status"
+        f"{WRAPPER} {IMAGE} torchrun --master 'a b' \"$HOME\" || status=$?; echo $status"
     )
-    assert node.sh(script) == "7\n"  # the container's own
-    left, run = node.asked()
-    assert left == ["rm", "--force", "trainyard-job"]
-    at = run.index(IMAGE)
-    assert run[at:] == [IMAGE, "torchrun", "--master", "a b", "/root"]
-    options = set(run[1:at])
+    assert node.run_script(script) == "7\n"  # the exit status of the container
+    remove, run = node.docker_calls()
+    assert remove == ["rm", "--force", CONTAINER_NAME]
+    position = run.index(IMAGE)
+    assert run[position:] == [IMAGE, "torchrun", "--master", "a b", "/root"]
+    options = set(run[1:position])
     assert options >= {
-        *("--rm", "--init", "--name=trainyard-job", "--network=host", "--ipc=host", "--ulimit=memlock=-1"),
+        *("--rm", "--init", f"--name={CONTAINER_NAME}", "--network=host", "--ipc=host", "--ulimit=memlock=-1"),
         *("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--device=/dev/nvidia0", "--workdir=/opt/job"),
         *("--device=/dev/infiniband/uverbs0", "--env=HF_TOKEN", "--env=RANK"),
         *(f"--mount=type=bind,source={folder},target={folder}" for folder in ("/opt/trainyard", "/fsx")),
@@ -183,48 +195,48 @@ def test_a_job_in_a_container_has_network_devices_memory_and_environment_of_the_
     assert "s3 cret" not in " ".join(run)
 
 
-def test_without_gpus_a_container_asks_for_none(node: Node) -> None:
-    assert node.run(container_gpus=False).code == 0
-    node.sh(f"rm /run/asked; /opt/trainyard/bin/in-container {IMAGE} true || true")
-    assert not [word for word in node.asked()[-1] if "nvidia" in word.lower() and word != IMAGE]
+def test_without_gpus_the_container_requests_none(node: Node) -> None:
+    assert node.run_role(container_gpus=False).exit_code == 0
+    node.run_script(f"rm /run/docker-calls; {WRAPPER} {IMAGE} true || true")
+    assert not [option for option in node.docker_calls()[-1] if "nvidia" in option.lower() and option != IMAGE]
 
 
-def test_docker_that_does_not_start_is_said(node: Node) -> None:
-    assert node.run().code == 0
-    node.sh("rm /run/docker-daemon; sed -i '2iraise SystemExit(1)' /usr/bin/dockerd")
-    told = node.run()
-    assert told.code == 2
-    assert "systemctl restart docker.service" in told.failure
+def test_a_docker_service_that_does_not_start_is_reported(node: Node) -> None:
+    assert node.run_role().exit_code == 0
+    node.run_script("rm /run/docker-daemon; sed -i '2iraise SystemExit(1)' /usr/bin/dockerd")
+    result = node.run_role()
+    assert result.exit_code == 2
+    assert "Unable to restart service docker.service" in result.failure
 
 
-def test_the_verification_sees_what_changed_since(node: Node) -> None:
-    assert node.run().code == 0
-    good = ("gpus", "1.17.8", "", "", "/opt/trainyard/bin")
+def test_the_verification_reports_each_problem(node: Node) -> None:
+    assert node.run_role().exit_code == 0
+    good = ("gpus", "1.17.8", "", "", WRAPPER)
 
-    def told(*arguments: str, spoil: str = "true") -> tuple[int, str]:
-        node.sh(spoil)
-        done = node.machine.machine.run("sh", VERIFY, *arguments)
-        return done.returncode, done.stderr
+    def verify(*arguments: str, change: str = "true") -> tuple[int, str]:
+        node.run_script(change)
+        process = node.machine.machine.run_command("sh", VERIFY, *arguments)
+        return process.returncode, process.stderr
 
-    assert told(*good) == (0, "")
-    assert told("gpus", "2.0", *good[2:]) == (1, "NVIDIA's container toolkit is 1.20.0, older than 2.0\n")
-    elsewhere = told("gpus", "1.17.8", "/nvme", IMAGE, "/opt")
-    assert elsewhere == (
+    assert verify(*good) == (0, "")
+    assert verify("gpus", "2.0", *good[2:]) == (1, "the NVIDIA Container Toolkit is 1.20.0, older than 2.0\n")
+    other_paths = verify("gpus", "1.17.8", "/nvme", IMAGE, "/opt/wrapper")
+    assert other_paths == (
         1,
-        "Docker keeps its images in /var/lib/docker, not in /nvme\n"
-        f"there is no /opt/in-container\nthe image {IMAGE} is not there\n",
+        "Docker stores its images in /var/lib/docker, not in /nvme\n"
+        f"/opt/wrapper is not an executable file\nthe image {IMAGE} is not pulled\n",
     )
-    with_image = ("gpus", "1.17.8", "", IMAGE, "/opt/trainyard/bin")
-    blind = told(*with_image, spoil=f"echo {IMAGE} > /var/lib/docker/images")
-    assert blind == (1, f"no container of {IMAGE} runs Python as the job will: it sees no GPU\n")
-    assert told(*with_image, spoil=GPU) == (0, "")
-    folder = told(*with_image, spoil="rmdir /etc/trainyard")
-    assert folder[1].endswith("bind source path does not exist: /etc/trainyard\n")
-    node.sh("mkdir /etc/trainyard")
+    with_image = ("gpus", "1.17.8", "", IMAGE, WRAPPER)
+    without_gpu = verify(*with_image, change=f"echo {IMAGE} > /var/lib/docker/images")
+    assert without_gpu == (1, f"a container of {IMAGE} does not run Python: it has no GPU\n")
+    assert verify(*with_image, change=GPU) == (0, "")
+    without_folder = verify(*with_image, change="rmdir /etc/trainyard")
+    assert without_folder[1].endswith("bind source path does not exist: /etc/trainyard\n")
+    node.run_script("mkdir /etc/trainyard")
     with_data = ("gpus", "1.17.8", "/var/lib/docker", *with_image[3:])
-    elsewhere = told(*with_data)
-    assert elsewhere == (1, f"the image {IMAGE} lies in containerd, not in /var/lib/docker\n")
-    gone = told(*good, spoil="rm /usr/bin/nvidia-container-runtime")
-    assert gone == (1, "there is no nvidia-container-runtime\n")
-    assert "and not NVIDIA's" in told(*good, spoil="echo '{}' > /run/docker-daemon")[1]
-    assert "Docker does not answer" in told(*good, spoil="rm /run/docker-daemon")[1]
+    other_paths = verify(*with_data)
+    assert other_paths == (1, f"the image {IMAGE} is stored in containerd, not in /var/lib/docker\n")
+    without_runtime = verify(*good, change="rm /usr/bin/nvidia-container-runtime")
+    assert without_runtime == (1, "nvidia-container-runtime is not installed\n")
+    assert "and not nvidia" in verify(*good, change="echo '{}' > /run/docker-daemon")[1]
+    assert "docker info fails" in verify(*good, change="rm /run/docker-daemon")[1]

@@ -1,4 +1,4 @@
-"""The role `cuda` has the versions of the pinned torch: a compiler and headers of other ones do not fit."""
+"""The role `cuda` has the versions of the pinned torch: compiler and headers of other versions are incompatible."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ ROLE = ROOT / "playbooks/roles/cuda"
 WHEELS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 DEFAULTS = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
 PACKAGES = dict(package.split("=") for package in DEFAULTS["cuda_packages"])
-# The wheel of the same version as a package.
+# Package -> wheel of the same version.
 PAIRS = {
     "cuda-minimal-build": "cuda-toolkit",
     "cuda-cudart-dev": "nvidia-cuda-runtime",
-    "cuda-nvcc": "nvidia-cuda-nvrtc",  # no wheel of torch's has the compiler; both are of one
+    "cuda-nvcc": "nvidia-cuda-nvrtc",  # torch has no wheel with the compiler; both have one version
     "cuda-nvrtc-dev": "nvidia-cuda-nvrtc",
     "libcublas-dev": "nvidia-cublas",
     "libcusolver-dev": "nvidia-cusolver",
@@ -23,10 +23,10 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_is_of_the_version_of_torchs_wheel(name: str) -> None:
+def test_a_package_has_the_version_of_torchs_wheel(name: str) -> None:
     assert PACKAGES[name] == f"{WHEELS[PAIRS[name]].split()[0]}-1"
 
 
-def test_cudnn_is_of_the_version_of_torchs_wheel() -> None:
-    pinned = yaml.safe_load((ROLE / "vars/main.yml").read_text())["cuda_cudnn_pinned"]
+def test_cudnn_has_the_version_of_torchs_wheel() -> None:
+    pinned = yaml.safe_load((ROLE / "vars/main.yml").read_text())["cuda_pinned_cudnn"]
     assert pinned == WHEELS["nvidia-cudnn-cu13"].split()[0]

@@ -1,4 +1,4 @@
-"""The role `lustre` on a booted machine that calls itself Ubuntu, with a client that mounts a tmpfs."""
+"""The role `lustre` on a booted machine with the os-release file of Ubuntu, and a client that mounts a tmpfs."""
 
 import importlib.util
 import os
@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
-from tests.machines import ROOT, Booted, booted
+from tests.machines import ROOT, BootedMachine, boot_machine
 from tests.playbooks.roles.amazon import KERNEL, LUSTRE_CLIENT
 from tests.polling import eventually
 
 FILES = ROOT / "playbooks/roles/lustre/files"
 MOUNT_POINT = "/fsx-data"
-UNIT = "fsx\\x2ddata"  # as systemd escapes it
+UNIT = "fsx\\x2ddata"  # as systemd-escape prints it
+MOUNT_TASKS = (
+    "lustre : Write the systemd units of the mount",
+    "lustre : Enable the client tuning for each mount",
+    "lustre : Mount FSx for Lustre on first use",
+)
 UBUNTU = """\
 NAME="Ubuntu"
 VERSION_ID="24.04"
@@ -30,7 +35,8 @@ PRETTY_NAME="Ubuntu 24.04.2 LTS"
 """
 
 
-def loaded(name: str) -> ModuleType:
+def load_script(name: str) -> ModuleType:
+    """Import a Python script of the role."""
     spec = importlib.util.spec_from_file_location(f"lustre_{name}", FILES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -39,81 +45,86 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-def test_the_automount_itself_is_no_file_system() -> None:
-    source = loaded("verify").source_of
+def test_the_automount_is_not_a_mounted_file_system() -> None:
+    source = load_script("verify").mounted_source
     mounts = f"systemd-1 {MOUNT_POINT} autofs rw 0 0\n"
     assert source(MOUNT_POINT, mounts) == ""
     assert source(MOUNT_POINT, f"{mounts}10.0.0.7@tcp:/abc {MOUNT_POINT} lustre rw 0 0\n") == "10.0.0.7@tcp:/abc"
 
 
-def test_modules_that_were_loaded_before_their_settings_are_told(tmp_path: Path) -> None:
-    settings, seen = tmp_path / "conf", tmp_path / "ptlrpc/parameters/ptlrpcd_per_cpt_max"
+def test_modules_loaded_before_their_parameters_were_set_are_reported(tmp_path: Path) -> None:
+    settings, parameter = tmp_path / "conf", tmp_path / "ptlrpc/parameters/ptlrpcd_per_cpt_max"
     settings.write_text("options ptlrpc ptlrpcd_per_cpt_max=32\noptions ksocklnd credits=2560\n")
-    assert loaded("verify").module_problem(settings, tmp_path) == ""  # none is loaded
-    seen.parent.mkdir(parents=True)
-    seen.write_text("32\n")
-    assert loaded("verify").module_problem(settings, tmp_path) == ""
-    seen.write_text("2\n")
-    assert "ptlrpcd_per_cpt_max is 2, not 32: reboot the node" in loaded("verify").module_problem(settings, tmp_path)
+    assert load_script("verify").module_problem(settings, tmp_path) == ""  # not loaded
+    parameter.parent.mkdir(parents=True)
+    parameter.write_text("32\n")
+    assert load_script("verify").module_problem(settings, tmp_path) == ""
+    parameter.write_text("2\n")
+    assert "ptlrpcd_per_cpt_max is 2, not 32: reboot the node" in load_script("verify").module_problem(
+        settings, tmp_path
+    )
 
 
-def tune_modules(folder: Path, *, value: str, mounts: str = "", unload: int = 0) -> str:
-    """Why a machine of 96 vCPUs is to be started again whose modules were loaded with another value; empty for none."""
+def configure_modules(folder: Path, *, value: str, mounts: str = "", unload: int = 0) -> str:
+    """Return the reason of the requested reboot on a machine with 96 vCPUs; empty for none.
+
+    `value`: parameter of the loaded module; `unload`: exit status of lustre_rmmod.
+    """
     for name, text in {"nproc": "echo 96", "lustre_rmmod": f"exit {unload}"}.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     (folder / "loaded").write_text(value)
     (folder / "mounts").write_text(mounts)
-    words = [folder / name for name in ("reason", "settings", "loaded", "mounts")]
+    arguments = [folder / name for name in ("reason", "settings", "loaded", "mounts")]
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    subprocess.run(["/bin/sh", FILES / "tune-modules.sh", *words], check=True, env=path)
-    return words[0].read_text() if words[0].exists() else ""
+    subprocess.run(["/bin/sh", FILES / "configure-modules.sh", *arguments], check=True, env=path)
+    return arguments[0].read_text() if arguments[0].exists() else ""
 
 
-def test_modules_in_use_that_were_loaded_before_their_settings_ask_for_a_reboot(tmp_path: Path) -> None:
-    assert tune_modules(tmp_path, value="32\n", mounts="a /b lustre rw 0 0\n") == ""
-    assert tune_modules(tmp_path, value="2\n") == ""
-    assert "are in use" in tune_modules(tmp_path, value="2\n", mounts="a /b lustre rw 0 0\n")
+def test_modules_in_use_with_other_parameters_request_a_reboot(tmp_path: Path) -> None:
+    assert configure_modules(tmp_path, value="32\n", mounts="a /b lustre rw 0 0\n") == ""
+    assert configure_modules(tmp_path, value="2\n") == ""
+    assert "are in use" in configure_modules(tmp_path, value="2\n", mounts="a /b lustre rw 0 0\n")
     (tmp_path / "reason").unlink()
-    assert "are in use" in tune_modules(tmp_path, value="2\n", unload=1)
+    assert "are in use" in configure_modules(tmp_path, value="2\n", unload=1)
 
 
-def test_a_mount_is_tuned_by_what_ran_after_it_began() -> None:
-    tuned = loaded("verify").tuned_since
-    assert tuned("ActiveState=inactive\nExecMainExitTimestampMonotonic=7\n", 5) == "yes"
-    assert tuned("ActiveState=inactive\nExecMainExitTimestampMonotonic=4\n", 5) == "no"
-    assert tuned("ActiveState=activating\nExecMainExitTimestampMonotonic=0\n", 5) == "no"
-    assert tuned("ActiveState=failed\nExecMainExitTimestampMonotonic=7\n", 5) == "failed"
+def test_a_mount_is_tuned_only_by_a_later_run_of_the_service() -> None:
+    state = load_script("verify").tuning_state
+    assert state("ActiveState=inactive\nExecMainExitTimestampMonotonic=7\n", 5) == "done"
+    assert state("ActiveState=inactive\nExecMainExitTimestampMonotonic=4\n", 5) == "pending"
+    assert state("ActiveState=activating\nExecMainExitTimestampMonotonic=0\n", 5) == "pending"
+    assert state("ActiveState=failed\nExecMainExitTimestampMonotonic=7\n", 5) == "failed"
 
 
-def test_who_gets_no_answer_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_probe_is_abandoned_at_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = tmp_path / "pipe"
-    module = loaded("verify")
+    module = load_script("verify")
     os.mkfifo(fifo)
-    monkeypatch.setattr(module, "PROBE", "import sys; open(sys.argv[1]).read()")  # nobody writes
-    assert module.probe(str(fifo), 0.5) == "no answer within 0 s"
+    monkeypatch.setattr(module, "PROBE", "import sys; open(sys.argv[1]).read()")  # blocks, because no process writes
+    assert module.probe_problem(str(fifo), 0.5) == "no response within 0 s"
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with booted(tmp_path_factory.mktemp("lustre"), NO_SOURCES | {"/etc/os-release": UBUNTU}) as made:
-        allow_automounts(made)
-        yield made
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    with boot_machine(tmp_path_factory.mktemp("lustre"), NO_SOURCES | {"/etc/os-release": UBUNTU}) as machine:
+        allow_automounts(machine)
+        yield machine
 
 
-def allow_automounts(node: Booted) -> None:
-    """A container has no /dev/autofs, and systemd looks for it once."""
+def allow_automounts(node: BootedMachine) -> None:
+    """Create /dev/autofs, which a container does not have and systemd opens only at its start."""
     for folder in node.machine.cgroup.folders:
         for allowed in sorted(folder.rglob("devices.allow"), key=lambda path: len(path.parts)):
             allowed.write_text("c 10:235 rwm")
-    node.sh("mknod /dev/autofs c 10 235; systemctl daemon-reexec")
+    node.run_script("mknod /dev/autofs c 10 235; systemctl daemon-reexec")
 
 
 @pytest.fixture
-def machine(node: Booted) -> Iterator[Booted]:
-    """As if it had never seen the role."""
+def machine(node: BootedMachine) -> Iterator[BootedMachine]:
+    """The machine; after the test everything that the role has created is removed."""
     yield node
-    node.sh(
+    node.run_script(
         f"systemctl disable -q --now '{UNIT}.automount' '{UNIT}.mount' trainyard-lustre-tuning.service || true;"
         "rm -f /etc/systemd/system/fsx* /etc/systemd/system/trainyard* /etc/modprobe.d/60* /usr/local/sbin/nproc;"
         "apt-get purge -qy 'lustre-client-*' || true; rm -f /etc/apt/sources.list.d/* /etc/apt/keyrings/* /etc/fsx-*;"
@@ -122,148 +133,156 @@ def machine(node: Booted) -> Iterator[Booted]:
 
 
 @pytest.fixture(scope="module")
-def source(node: Booted, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    with repository(tmp_path_factory.mktemp("source"), node.network, "noble") as made:
-        made.add(*LUSTRE_CLIENT)
-        yield made
+def source(node: BootedMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+    with repository(tmp_path_factory.mktemp("source"), node.network, "noble") as source:
+        source.add(*LUSTRE_CLIENT)
+        yield source
 
 
-def variables(source: Repository, **others: Any) -> dict[str, Any]:
+def variables(source: Repository, **overrides: Any) -> dict[str, Any]:
     return {
         "lustre_dns_name": "fs-1.fsx.us-east-1.amazonaws.com",
         "lustre_mount_name": "abc",
         "lustre_mount_point": MOUNT_POINT,
-        "lustre_source": source.url,
-        "lustre_key": source.key_url,
-        "lustre_key_fingerprint": source.fingerprint,
-        "lustre_wait": 20,
-    } | others
+        "lustre_repository": source.url,
+        "lustre_repository_key": source.key_url,
+        "lustre_repository_fingerprint": source.fingerprint,
+        "lustre_ready_timeout_seconds": 20,
+    } | overrides
 
 
-def large(node: Booted) -> None:
-    node.sh("printf '#!/bin/sh\\necho 96\\n' > /usr/local/sbin/nproc; chmod +x /usr/local/sbin/nproc")
+def set_96_vcpus(node: BootedMachine) -> None:
+    node.run_script("printf '#!/bin/sh\\necho 96\\n' > /usr/local/sbin/nproc; chmod +x /usr/local/sbin/nproc")
 
 
-def unmount(node: Booted) -> None:
-    node.sh(f"umount {MOUNT_POINT}")
-    ended = ("systemctl", "is-active", f"{UNIT}.mount")
-    eventually(lambda: node.machine.run(*ended).stdout == "inactive\n", "the end of the mount")
+def unmount(node: BootedMachine) -> None:
+    node.run_script(f"umount {MOUNT_POINT}")
+    state = ("systemctl", "is-active", f"{UNIT}.mount")
+    eventually(lambda: node.machine.run_command(*state).stdout == "inactive\n", "the end of the mount")
 
 
 @pytest.mark.booted
-def test_it_mounts_when_used_and_a_second_run_changes_nothing(machine: Booted, source: Repository) -> None:
-    first = machine.role("lustre", **variables(source))
-    assert first.code == 0, first.told
-    assert machine.sh(f"findmnt -no SOURCE {MOUNT_POINT}").split() == [
+def test_the_file_system_is_mounted_and_a_second_run_changes_nothing(
+    machine: BootedMachine, source: Repository
+) -> None:
+    first = machine.run_role("lustre", **variables(source))
+    assert first.exit_code == 0, first.output
+    assert machine.run_script(f"findmnt -no SOURCE {MOUNT_POINT}").split() == [
         "systemd-1",
         "fs-1.fsx.us-east-1.amazonaws.com@tcp:/abc",
     ]
-    assert machine.sh("cat /var/log/mounts").split()[-2:] == ["-o", "rw,noatime,flock,_netdev"]
-    assert machine.sh(f"ls -A {MOUNT_POINT}") == ""
-    machine.sh("test ! -e /etc/modprobe.d/60-trainyard-lustre.conf; test ! -e /var/log/lctl")
-    again = machine.role("lustre", **variables(source))
-    assert (again.code, again.changed) == (0, ()), again.told
+    assert machine.run_script("cat /var/log/mounts").split()[-2:] == ["-o", "rw,noatime,flock,_netdev"]
+    assert machine.run_script(f"ls -A {MOUNT_POINT}") == ""
+    machine.run_script("test ! -e /etc/modprobe.d/60-trainyard-lustre.conf; test ! -e /var/log/lctl")
+    second = machine.run_role("lustre", **variables(source))
+    assert (second.exit_code, second.changed_tasks) == (0, ()), second.output
 
 
 @pytest.mark.booted
-def test_on_many_processors_modules_are_tuned_before_and_each_mount_after(machine: Booted, source: Repository) -> None:
-    large(machine)
-    assert machine.role("lustre", **variables(source)).code == 0
-    seen = machine.sh("cat /var/log/loaded").splitlines()
-    assert seen == ["options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"]
+def test_on_many_vcpus_modules_are_configured_before_loading_and_each_mount_is_tuned(
+    machine: BootedMachine, source: Repository
+) -> None:
+    set_96_vcpus(machine)
+    assert machine.run_role("lustre", **variables(source)).exit_code == 0
+    options = machine.run_script("cat /var/log/loaded").splitlines()
+    assert options == ["options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"]
     settings = "set_param osc.*OST*.max_rpcs_in_flight=32 mdc.*.max_rpcs_in_flight=64"
-    assert settings in machine.sh("cat /var/log/lctl")
+    assert settings in machine.run_script("cat /var/log/lctl")
     unmount(machine)
-    machine.sh(f"rm /var/log/lctl; ls {MOUNT_POINT}/")
-    eventually(lambda: settings in machine.sh("cat /var/log/lctl || true"), "the tuning of the next mount")
+    machine.run_script(f"rm /var/log/lctl; ls {MOUNT_POINT}/")
+    eventually(lambda: settings in machine.run_script("cat /var/log/lctl || true"), "the tuning of the next mount")
 
 
 @pytest.mark.booted
-def test_a_tuning_that_fails_is_told(machine: Booted, source: Repository) -> None:
-    large(machine)
-    assert machine.role("lustre", **variables(source)).code == 0
-    machine.sh("printf '#!/bin/sh\\necho no such parameter >&2; exit 2\\n' > /usr/sbin/lctl")
+def test_failed_tuning_is_reported(machine: BootedMachine, source: Repository) -> None:
+    set_96_vcpus(machine)
+    assert machine.run_role("lustre", **variables(source)).exit_code == 0
+    machine.run_script("printf '#!/bin/sh\\necho no such parameter >&2; exit 2\\n' > /usr/sbin/lctl")
     unmount(machine)
-    play = machine.role("lustre", **variables(source))
-    assert play.code == 2
-    assert "trainyard-lustre-tuning.service has not tuned the mount: no such parameter" in play.failure
+    result = machine.run_role("lustre", **variables(source))
+    assert result.exit_code == 2
+    assert "trainyard-lustre-tuning.service has not tuned the mount: no such parameter" in result.failure
 
 
 @pytest.mark.booted
-def test_a_file_system_that_is_away_for_a_while_is_tried_again(machine: Booted, source: Repository) -> None:
-    machine.put("/etc/fsx-away", "1\n2\n3\n")
-    play = machine.role("lustre", **variables(source, lustre_wait=240))
-    assert play.code == 0, play.told
-    assert len(machine.sh("cat /var/log/mounts").splitlines()) == 4
+def test_a_temporarily_unavailable_file_system_is_retried(machine: BootedMachine, source: Repository) -> None:
+    machine.write_file("/etc/fsx-failures", "1\n2\n3\n")
+    result = machine.run_role("lustre", **variables(source, lustre_ready_timeout_seconds=240))
+    assert result.exit_code == 0, result.output
+    assert len(machine.run_script("cat /var/log/mounts").splitlines()) == 4
 
 
 @pytest.mark.booted
-def test_a_file_system_that_stays_away_is_told_in_time(machine: Booted, source: Repository) -> None:
-    machine.put("/etc/fsx-away", "1\n" * 1000)
-    play = machine.role("lustre", **variables(source, lustre_wait=5))
-    assert play.code == 2
-    assert f"{MOUNT_POINT} can't be mounted: " in play.failure
-    assert "failed: Connection timed out; its name must resolve, and TCP 988 and 1018-1023 be open" in play.failure
-    # However often it was tried in vain, systemd does not give up on it.
-    machine.sh(f"for number in $(seq 12); do ! ls {MOUNT_POINT}/; done; rm /etc/fsx-away; ls {MOUNT_POINT}/")
-    assert machine.sh(f"findmnt -no SOURCE {MOUNT_POINT}").split()[-1].endswith(":/abc")
+def test_an_unavailable_file_system_is_reported_at_the_timeout(machine: BootedMachine, source: Repository) -> None:
+    machine.write_file("/etc/fsx-failures", "1\n" * 1000)
+    result = machine.run_role("lustre", **variables(source, lustre_ready_timeout_seconds=5))
+    assert result.exit_code == 2
+    assert f"{MOUNT_POINT} cannot be mounted: " in result.failure
+    assert (
+        "failed: Connection timed out; its name must resolve, and TCP 988 and 1018-1023 must be open" in result.failure
+    )
+    # systemd has no limit of failed attempts.
+    machine.run_script(
+        f"for number in $(seq 12); do ! ls {MOUNT_POINT}/; done; rm /etc/fsx-failures; ls {MOUNT_POINT}/"
+    )
+    assert machine.run_script(f"findmnt -no SOURCE {MOUNT_POINT}").split()[-1].endswith(":/abc")
 
 
 @pytest.mark.booted
-def test_a_file_system_that_takes_no_file_is_told(machine: Booted, source: Repository) -> None:
-    machine.put("/etc/fsx-options", ",ro")
-    play = machine.role("lustre", **variables(source, lustre_wait=1))
-    assert play.code == 2
-    assert "takes no file: [Errno 30] Read-only file system" in play.failure
+def test_a_read_only_file_system_is_reported(machine: BootedMachine, source: Repository) -> None:
+    machine.write_file("/etc/fsx-options", ",ro")
+    result = machine.run_role("lustre", **variables(source, lustre_ready_timeout_seconds=1))
+    assert result.exit_code == 2
+    assert "is not writable: [Errno 30] Read-only file system" in result.failure
 
 
 @pytest.mark.booted
-def test_another_file_system_takes_the_mounts_place(machine: Booted, source: Repository) -> None:
-    assert machine.role("lustre", **variables(source)).code == 0
-    assert machine.role("lustre", **variables(source, lustre_mount_name="xyz")).code == 0
-    assert machine.sh(f"findmnt -no SOURCE {MOUNT_POINT}").split()[-1].endswith(":/xyz")
+def test_a_changed_file_system_replaces_the_mounted_one(machine: BootedMachine, source: Repository) -> None:
+    assert machine.run_role("lustre", **variables(source)).exit_code == 0
+    assert machine.run_role("lustre", **variables(source, lustre_mount_name="xyz")).exit_code == 0
+    assert machine.run_script(f"findmnt -no SOURCE {MOUNT_POINT}").split()[-1].endswith(":/xyz")
 
 
 @pytest.mark.booted
-def test_what_an_earlier_play_has_left_half_done_is_mended(machine: Booted, source: Repository) -> None:
-    assert machine.role("lustre", **variables(source)).code == 0
-    machine.sh(
+def test_units_changed_or_disabled_since_are_repaired(machine: BootedMachine, source: Repository) -> None:
+    assert machine.run_role("lustre", **variables(source)).exit_code == 0
+    machine.run_script(
         f"systemctl disable -q --now '{UNIT}.automount'; systemctl disable -q trainyard-lustre-tuning.service;"
         f"systemctl stop '{UNIT}.mount'; sed -i s/flock/localflock/ '/etc/systemd/system/{UNIT}.mount'"
     )
-    play = machine.role("lustre", **variables(source))
-    assert (play.code, play.changed) == (0, ("lustre : Have it mounted when first used",)), play.told
-    assert machine.sh("tail -n 1 /var/log/mounts").split()[-1] == "rw,noatime,flock,_netdev"
-    machine.sh(f"systemctl is-enabled '{UNIT}.automount' trainyard-lustre-tuning.service")
+    result = machine.run_role("lustre", **variables(source))
+    assert (result.exit_code, result.changed_tasks) == (0, MOUNT_TASKS), result.output
+    assert machine.run_script("tail -n 1 /var/log/mounts").split()[-1] == "rw,noatime,flock,_netdev"
+    machine.run_script(f"systemctl is-enabled '{UNIT}.automount' trainyard-lustre-tuning.service")
 
 
 @pytest.mark.booted
-def test_a_kernel_without_a_client_is_told(
-    machine: Booted, source: Repository, tmp_path_factory: pytest.TempPathFactory
+def test_a_kernel_without_a_client_is_reported(
+    machine: BootedMachine, source: Repository, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    others = ["6.8.0-1018-aws", "6.8.0-999-aws", "6.8.0-1021-aws"]
-    with repository(tmp_path_factory.mktemp("others"), machine.network, "noble") as made:
-        made.add(*[Package(name=f"lustre-client-modules-{kernel}") for kernel in others])
-        play = machine.role("lustre", **variables(made))
-    assert play.code == 2
-    told = f"AWS has no Lustre client for the running kernel {KERNEL}; the newest kernels that it has one for are"
-    assert f"{told} 6.8.0-999-aws, 6.8.0-1018-aws, 6.8.0-1021-aws. Take an image" in play.failure
+    kernels = ["6.8.0-1018-aws", "6.8.0-999-aws", "6.8.0-1021-aws"]
+    with repository(tmp_path_factory.mktemp("other"), machine.network, "noble") as source_without_kernel:
+        source_without_kernel.add(*[Package(name=f"lustre-client-modules-{kernel}") for kernel in kernels])
+        result = machine.run_role("lustre", **variables(source_without_kernel))
+    assert result.exit_code == 2
+    message = f"AWS has no Lustre client for the running kernel {KERNEL}; the newest kernels with a client are"
+    assert f"{message} 6.8.0-999-aws, 6.8.0-1018-aws, 6.8.0-1021-aws. Use an image" in result.failure
 
 
 @pytest.mark.booted
-def test_a_source_signed_by_another_key_is_refused(machine: Booted, source: Repository) -> None:
-    play = machine.role("lustre", **variables(source, lustre_key_fingerprint="A" * 40))
-    assert play.code == 2
-    assert f"not the key {'A' * 40}" in play.failure
-    machine.sh("! command -v mount.lustre")
+def test_a_source_signed_by_another_key_is_refused(machine: BootedMachine, source: Repository) -> None:
+    result = machine.run_role("lustre", **variables(source, lustre_repository_fingerprint="A" * 40))
+    assert result.exit_code == 2
+    assert f"not the key {'A' * 40}" in result.failure
+    machine.run_script("! command -v mount.lustre")
 
 
 @pytest.mark.booted
-def test_a_distribution_without_a_client_is_told(machine: Booted, source: Repository) -> None:
-    machine.sh("mv /etc/os-release /etc/os-release.kept; cp /usr/lib/os-release /etc/os-release")
+def test_a_distribution_without_a_client_is_reported(machine: BootedMachine, source: Repository) -> None:
+    machine.run_script("mv /etc/os-release /etc/os-release.original; cp /usr/lib/os-release /etc/os-release")
     try:
-        play = machine.role("lustre", **variables(source))
+        result = machine.run_role("lustre", **variables(source))
     finally:
-        machine.sh("mv /etc/os-release.kept /etc/os-release")
-    assert play.code == 2
-    assert "FSx for Lustre has no client packages for Debian: take an image of Ubuntu" in play.failure
+        machine.run_script("mv /etc/os-release.original /etc/os-release")
+    assert result.exit_code == 2
+    assert "FSx for Lustre has no client packages for Debian: use an image of Ubuntu" in result.failure

@@ -1,38 +1,38 @@
-"""The role `preflight` on a booted machine that calls itself one system after the other."""
+"""The role `preflight` on a booted machine whose files identify it as one distribution after the other."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.machines import Booted, Play, booted
+from tests.machines import BootedMachine, PlaybookResult, boot_machine
 from tests.playbooks.roles.nvidia import UBUNTU
 
 FEDORA = 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=42\nVERSION="42 (Cloud Edition)"\n'
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with booted(tmp_path_factory.mktemp("preflight")) as made:
-        made.sh("cp -L /etc/os-release /root/debian; cp /etc/debian_version /root")
-        yield made
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
+    with boot_machine(tmp_path_factory.mktemp("preflight")) as machine:
+        machine.run_script("cp -L /etc/os-release /root/debian; cp /etc/debian_version /root")
+        yield machine
 
 
-def looked_at(node: Booted, files: dict[str, str]) -> Play:
-    """What its look at the system says of one with these files."""
-    node.sh(
+def verify_system(node: BootedMachine, files: dict[str, str]) -> PlaybookResult:
+    """Run the verification of the operating system on a machine with these files."""
+    node.run_script(
         "cp --remove-destination /root/debian /etc/os-release; cp /root/debian_version /etc; rm -f /etc/lsb-release"
     )
     for path, text in files.items():
-        node.put(path, text)
-    only = {"name": "preflight", "tasks_from": "verify.yml"}
-    return node.play([{"ansible.builtin.include_role": only}])
+        node.write_file(path, text)
+    verification = {"name": "preflight", "tasks_from": "verify.yml"}
+    return node.run_tasks([{"ansible.builtin.include_role": verification}])
 
 
 @pytest.mark.booted
 @pytest.mark.parametrize("files", [{}, UBUNTU], ids=["Debian 12", "Ubuntu 24.04"])
-def test_a_supported_system_is_taken(node: Booted, files: dict[str, str]) -> None:
-    told = looked_at(node, files)
-    assert (told.code, told.changed) == (0, ()), told.told
+def test_a_supported_distribution_passes(node: BootedMachine, files: dict[str, str]) -> None:
+    result = verify_system(node, files)
+    assert (result.exit_code, result.changed_tasks) == (0, ()), result.output
 
 
 @pytest.mark.booted
@@ -50,8 +50,8 @@ def test_a_supported_system_is_taken(node: Booted, files: dict[str, str]) -> Non
         ({"/etc/os-release": FEDORA, "/etc/debian_version": ""}, "Fedora"),
     ],
 )
-def test_another_one_is_named_and_refused(node: Booted, files: dict[str, str], name: str) -> None:
-    told = looked_at(node, files)
-    assert told.code == 2, told.told
-    assert f"{name} " in told.failure
-    assert "is not supported: nodes need Ubuntu 24.04 or Debian 12" in told.failure.replace("\\n", " ")
+def test_an_unsupported_distribution_is_refused_by_name(node: BootedMachine, files: dict[str, str], name: str) -> None:
+    result = verify_system(node, files)
+    assert result.exit_code == 2, result.output
+    assert f"{name} " in result.failure
+    assert "is not supported: nodes need Ubuntu 24.04 or Debian 12" in result.failure.replace("\\n", " ")

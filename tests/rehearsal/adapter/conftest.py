@@ -1,4 +1,4 @@
-"""One emulated AWS for all tests of the adapter, and one deployment of each stack in it."""
+"""One emulated AWS for all adapter tests, and a deployment of the local stack in it."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.adapter.account import Adapter
-from rehearsal.adapter.graph import Deployment, Event
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "constraints.txt", "Pulumi.yaml")
-# In place of trainyard's own: tells what it was asked, and answers as the launch does.
+# Replaces trainyard's launcher: logs its arguments, and prints a result as the launch does.
 LAUNCHER = """\
 #!/bin/sh
 echo "launcher: $* in $AWS_REGION" >&2
@@ -31,8 +31,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 
 
 @pytest.fixture
-def account(aws: EmulatedAws) -> Adapter:
-    return Adapter(aws.region, run_commands=False)
+def account(aws: EmulatedAws) -> EmulatedAccount:
+    return EmulatedAccount(aws.region, run_commands=False)
 
 
 @pytest.fixture
@@ -51,21 +51,21 @@ def tree(tmp_path: Path) -> Path:
 
 
 class Deploy:
-    """Runs a stack file of this tree against an account, and remembers the events."""
+    """Deploys a stack file of a source tree to an account, and records the events."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self.events: list[Event] = []
 
-    def __call__(self, stack: str, account: Adapter, file: str | None = None) -> Deployment:
+    def __call__(self, stack: str, account: EmulatedAccount, file: str | None = None) -> Deployment:
         path = self.root / "stacks" / f"Pulumi.{file or stack}.yaml"
         return up(path, stack, self.root, account=account, on_event=self.events.append)
 
 
 @pytest.fixture(scope="session")
 def local(aws: EmulatedAws) -> Deployment:
-    """A stack that stands while the tests run: to look at, not to change."""
-    return Deploy()("standing", Adapter(aws.region, run_commands=False), "local")
+    """A deployed stack that tests read but do not change."""
+    return Deploy()("shared", EmulatedAccount(aws.region, run_commands=False), "local")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Handlers of what a stack's capacity, endpoints and file systems are made of."""
+"""Handlers of launch templates, VPC endpoints and FSx for Lustre."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,94 +7,110 @@ from typing import Any
 import boto3
 import pytest
 
-from rehearsal.adapter.account import Adapter, Subject
-from rehearsal.adapter.errors import Refused, UnknownKey
-from rehearsal.adapter.handler import Call
+from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
+from rehearsal.adapter.errors import RequestFailedError, UnsupportedInputError
+from rehearsal.adapter.handler import HandlerCall
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.seed_models import Given, GivenBucket, GivenNetwork, GivenSubnet
+from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedNetwork, SeedSubnet
 
 VPC, SUBNET = "vpc-0123456789abcdef3", "subnet-0123456789abcdef3"
-LINK = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
+ASSOCIATION = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
-BUCKET = "linked-of-the-adapter"
+BUCKET = "associated-bucket"
 
 
 @pytest.fixture(autouse=True)
 def network(aws: EmulatedAws) -> None:
-    one = GivenNetwork(id=VPC, subnets=(GivenSubnet(id=SUBNET, zone="us-east-1a"),), services=("s3",))
-    aws.give(Given(region="us-east-1", networks=(one,), buckets=(GivenBucket(name=BUCKET),)))
+    network = SeedNetwork(id=VPC, subnets=(SeedSubnet(id=SUBNET, zone="us-east-1a"),), services=("s3",))
+    aws.seed(AccountSeed(region="us-east-1", networks=(network,), buckets=(SeedBucket(name=BUCKET),)))
 
 
-def subject(type_: str, id_: str = "", **inputs: Any) -> Subject:
-    return Subject(urn=f"urn:pulumi:s::trainyard::{type_}::mine", type=type_, name="mine", inputs=inputs, id=id_)
+def request(type_: str, id_: str = "", **inputs: Any) -> ResourceRequest:
+    return ResourceRequest(
+        urn=f"urn:pulumi:s::trainyard::{type_}::example", type=type_, name="example", inputs=inputs, id=id_
+    )
 
 
-def quiet(line: str) -> None:
+def check_line(line: str) -> None:
     assert line
 
 
-def create(account: Adapter, type_: str, **inputs: Any) -> tuple[str, dict[str, Any]]:
-    return account.create(subject(type_, **inputs), Path(), quiet)
+def create(account: EmulatedAccount, type_: str, **inputs: Any) -> tuple[str, dict[str, Any]]:
+    return account.create(request(type_, **inputs), Path(), check_line)
 
 
-def delete(account: Adapter, type_: str, id_: str, **inputs: Any) -> None:
-    account.delete(subject(type_, id_, **inputs), Path(), quiet)
+def delete(account: EmulatedAccount, type_: str, id_: str, **inputs: Any) -> None:
+    account.delete(request(type_, id_, **inputs), Path(), check_line)
 
 
 @pytest.fixture
-def file_system(account: Adapter) -> Iterator[str]:
-    wanted = {
+def file_system(account: EmulatedAccount) -> Iterator[str]:
+    inputs = {
         "deploymentType": "SCRATCH_2",
         "storageCapacity": 1200,
         "fileSystemTypeVersion": "2.15",
         "subnetIds": SUBNET,
     }
-    made, _ = create(account, LUSTRE, **wanted)
-    yield made
-    delete(account, LUSTRE, made, **wanted)
+    created, _ = create(account, LUSTRE, **inputs)
+    yield created
+    delete(account, LUSTRE, created, **inputs)
 
 
-def linked(name: str) -> dict[str, Any]:
-    return dict(boto3.client("fsx").describe_data_repository_associations(AssociationIds=[name])["Associations"][0])
+def describe_association(association_id: str) -> dict[str, Any]:
+    return dict(
+        boto3.client("fsx").describe_data_repository_associations(AssociationIds=[association_id])["Associations"][0]
+    )
 
 
-def test_a_link_is_made_changed_and_deleted(account: Adapter, file_system: str) -> None:
+def test_association_is_created_updated_and_deleted(account: EmulatedAccount, file_system: str) -> None:
     inputs: dict[str, Any] = {
         "fileSystemId": file_system,
         "dataRepositoryPath": f"s3://{BUCKET}/datasets/",
         "fileSystemPath": "/datasets",
         "batchImportMetaDataOnCreate": True,
-        "deleteDataInFilesystem": False,
         "s3": {"autoImportPolicy": {"events": ["NEW", "CHANGED", "DELETED"]}, "autoExportPolicy": {"events": ["NEW"]}},
         "tags": {"a": "1", "b": "2"},
     }
-    made, outputs = create(account, LINK, **inputs)
-    found = linked(made)
-    assert (found["Lifecycle"], outputs["associationId"], outputs["arn"]) == ("AVAILABLE", made, found["ResourceARN"])
-    assert found["S3"]["AutoExportPolicy"]["Events"] == ["NEW"]
-    news = {**inputs, "s3": {"autoExportPolicy": {"events": ["NEW", "CHANGED"]}}, "tags": {"b": "3"}}
-    one = subject(LINK, made, **news)
-    call = Call(aws=account.aws, urn=one.urn, type=LINK, name="mine", inputs=news, root=Path(), id=made, olds=inputs)
-    account.handler(one).update(call)
-    found = linked(made)
-    assert found["S3"]["AutoExportPolicy"]["Events"] == ["NEW", "CHANGED"]
-    assert found["Tags"] == [{"Key": "b", "Value": "3"}]
-    delete(account, LINK, made, **news)
+    created, outputs = create(account, ASSOCIATION, **inputs)
+    result = describe_association(created)
+    assert (result["Lifecycle"], outputs["associationId"], outputs["arn"]) == (
+        "AVAILABLE",
+        created,
+        result["ResourceARN"],
+    )
+    assert result["S3"]["AutoExportPolicy"]["Events"] == ["NEW"]
+    new_inputs = {**inputs, "s3": {"autoExportPolicy": {"events": ["NEW", "CHANGED"]}}, "tags": {"b": "3"}}
+    update = request(ASSOCIATION, created, **new_inputs)
+    call = HandlerCall(
+        aws=account.aws,
+        urn=update.urn,
+        type=ASSOCIATION,
+        name="example",
+        inputs=new_inputs,
+        root=Path(),
+        id=created,
+        old_inputs=inputs,
+    )
+    account.handler(update).update(call)
+    result = describe_association(created)
+    assert result["S3"]["AutoExportPolicy"]["Events"] == ["NEW", "CHANGED"]
+    assert result["Tags"] == [{"Key": "b", "Value": "3"}]
+    delete(account, ASSOCIATION, created, **new_inputs)
     with pytest.raises(boto3.client("fsx").exceptions.DataRepositoryAssociationNotFound):
-        linked(made)
-    delete(account, LINK, made, **news)  # a deletion that was cut is repeated
+        describe_association(created)
+    delete(account, ASSOCIATION, created, **new_inputs)  # a deletion repeats after an interrupt
 
 
-def test_what_would_replace_a_link_is_named(account: Adapter) -> None:
-    handler = account.handler(subject(LINK))
-    assert handler.replaces == {"fileSystemId", "dataRepositoryPath", "fileSystemPath"}
-    assert handler.replaces <= handler.keys.keys()
+def test_association_lists_inputs_that_replace_it(account: EmulatedAccount) -> None:
+    handler = account.handler(request(ASSOCIATION))
+    assert handler.replace_on_changes == {"fileSystemId", "dataRepositoryPath", "fileSystemPath"}
+    assert handler.replace_on_changes <= handler.keys.keys()
 
 
 @pytest.mark.parametrize("service", ["ssm", "ecr.dkr"])
-def test_an_interface_endpoint_is_gone_when_its_deletion_returns(account: Adapter, service: str) -> None:
+def test_interface_endpoint_is_deleted_when_delete_returns(account: EmulatedAccount, service: str) -> None:
     ec2 = boto3.client("ec2")
     group = ec2.create_security_group(GroupName="endpoint", Description="x", VpcId=VPC)["GroupId"]
     inputs: dict[str, Any] = {
@@ -105,20 +121,18 @@ def test_an_interface_endpoint_is_gone_when_its_deletion_returns(account: Adapte
         "securityGroupIds": [group],
         "privateDnsEnabled": True,
     }
-    made, _ = create(account, ENDPOINT, **inputs)
-    (found,) = ec2.describe_vpc_endpoints(VpcEndpointIds=[made])["VpcEndpoints"]
-    assert (found["State"], found["PrivateDnsEnabled"], found["SubnetIds"]) == ("available", True, [SUBNET])
-    delete(account, ENDPOINT, made, **inputs)
+    created, _ = create(account, ENDPOINT, **inputs)
+    (result,) = ec2.describe_vpc_endpoints(VpcEndpointIds=[created])["VpcEndpoints"]
+    assert (result["State"], result["PrivateDnsEnabled"], result["SubnetIds"]) == ("available", True, [SUBNET])
+    delete(account, ENDPOINT, created, **inputs)
     ec2.delete_security_group(GroupId=group)
 
 
-def test_a_launch_template_says_market_reservation_and_description(account: Adapter) -> None:
-    made, _ = create(
+def test_launch_template_has_market_options_and_reservation(account: EmulatedAccount) -> None:
+    created, _ = create(
         account,
         TEMPLATE,
         instanceType="g5.xlarge",
-        description="spot workers",
-        monitoring={"enabled": True},
         instanceMarketOptions={
             "marketType": "spot",
             "spotOptions": {
@@ -129,10 +143,8 @@ def test_a_launch_template_says_market_reservation_and_description(account: Adap
         },
     )
     ec2 = boto3.client("ec2")
-    (version,) = ec2.describe_launch_template_versions(LaunchTemplateId=made)["LaunchTemplateVersions"]
-    assert version["VersionDescription"] == "spot workers"
+    (version,) = ec2.describe_launch_template_versions(LaunchTemplateId=created)["LaunchTemplateVersions"]
     data = version["LaunchTemplateData"]
-    assert data["Monitoring"] == {"Enabled": True}
     assert data["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "0.9"
     target = {"capacityReservationTarget": {"capacityReservationId": "cr-0aaaaaaaaaaaaaaaa"}}
     block, _ = create(
@@ -143,13 +155,13 @@ def test_a_launch_template_says_market_reservation_and_description(account: Adap
         capacityReservationSpecification=target,
     )
     (version,) = ec2.describe_launch_template_versions(LaunchTemplateId=block)["LaunchTemplateVersions"]
-    told = version["LaunchTemplateData"]["CapacityReservationSpecification"]
-    assert told == {"CapacityReservationTarget": {"CapacityReservationId": "cr-0aaaaaaaaaaaaaaaa"}}
-    with pytest.raises(UnknownKey, match=r"spotOptions\.validUntil"):
+    described = version["LaunchTemplateData"]["CapacityReservationSpecification"]
+    assert described == {"CapacityReservationTarget": {"CapacityReservationId": "cr-0aaaaaaaaaaaaaaaa"}}
+    with pytest.raises(UnsupportedInputError, match=r"spotOptions\.validUntil"):
         create(account, TEMPLATE, instanceMarketOptions={"spotOptions": {"validUntil": "x"}})
 
 
-def test_a_file_system_takes_key_and_backups_and_says_what_aws_says(account: Adapter) -> None:
+def test_file_system_has_key_and_backup_settings_and_no_final_backup(account: EmulatedAccount) -> None:
     key = boto3.client("kms").create_key()["KeyMetadata"]
     inputs: dict[str, Any] = {
         "deploymentType": "PERSISTENT_2",
@@ -158,20 +170,18 @@ def test_a_file_system_takes_key_and_backups_and_says_what_aws_says(account: Ada
         "kmsKeyId": key["Arn"],
         "automaticBackupRetentionDays": 7,
         "copyTagsToBackups": True,
-        "skipFinalBackup": False,
         "subnetIds": SUBNET,
     }
-    made, _ = create(account, LUSTRE, **inputs)
+    created, _ = create(account, LUSTRE, **inputs)
     fsx = boto3.client("fsx")
-    (found,) = fsx.describe_file_systems(FileSystemIds=[made])["FileSystems"]
-    assert (found["KmsKeyId"], found["LustreConfiguration"]["AutomaticBackupRetentionDays"]) == (key["Arn"], 7)
-    assert found["LustreConfiguration"]["CopyTagsToBackups"] is True
-    delete(account, LUSTRE, made, **inputs)
-    (backup,) = fsx.describe_backups()["Backups"]
-    fsx.delete_backup(BackupId=backup["BackupId"])
+    (result,) = fsx.describe_file_systems(FileSystemIds=[created])["FileSystems"]
+    assert (result["KmsKeyId"], result["LustreConfiguration"]["AutomaticBackupRetentionDays"]) == (key["Arn"], 7)
+    assert result["LustreConfiguration"]["CopyTagsToBackups"] is True
+    delete(account, LUSTRE, created, **inputs)
+    assert fsx.describe_backups()["Backups"] == []
 
 
-def test_what_fsx_refuses_is_told_with_the_resource(account: Adapter) -> None:
+def test_error_of_fsx_names_the_resource(account: EmulatedAccount) -> None:
     scratch = {"deploymentType": "SCRATCH_2", "storageCapacity": 1200, "subnetIds": SUBNET}
-    with pytest.raises(Refused, match=r"mine: CreateFileSystem: BadRequest: Backups are not supported"):
+    with pytest.raises(RequestFailedError, match=r"example: CreateFileSystem: BadRequest: Backups are not supported"):
         create(account, LUSTRE, **scratch, automaticBackupRetentionDays=7)

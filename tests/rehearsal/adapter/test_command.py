@@ -1,4 +1,4 @@
-"""The launch command, run as the provider runs it."""
+"""Local commands, such as the launch, run as the provider runs them."""
 
 import re
 import threading
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.adapter.account import Adapter, Subject
-from rehearsal.adapter.errors import CommandFailed
-from rehearsal.adapter.mocks import UpFailed
+from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
+from rehearsal.adapter.errors import CommandFailedError
+from rehearsal.adapter.mocks import UpError
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
@@ -18,23 +18,25 @@ SECONDS = 20.0
 
 
 @pytest.fixture
-def running(aws: EmulatedAws) -> Adapter:
-    return Adapter(aws.region)
+def running(aws: EmulatedAws) -> EmulatedAccount:
+    return EmulatedAccount(aws.region)
 
 
-def command(create: str, delete: str = "true", **environment: str) -> Subject:
+def command(create: str, delete: str = "true", **environment: str) -> ResourceRequest:
     inputs = {"create": create, "delete": delete, "dir": "..", "environment": environment}
-    return Subject(urn="urn:c", type="command:local:Command", name="job", inputs=inputs)
+    return ResourceRequest(urn="urn:c", type="command:local:Command", name="job", inputs=inputs)
 
 
-def test_program_launches_last_and_stops_first(aws: EmulatedAws, running: Adapter, tree: Path) -> None:
+def test_up_launches_last_and_destroy_stops_the_job_first(
+    aws: EmulatedAws, running: EmulatedAccount, tree: Path
+) -> None:
     deploy = Deploy(tree)
     run = deploy("launched", running, "local")
     assert run.exports["launch"] == '{"run": "r-1"}'
     target = f"--stack launched --manifest {run.exports['manifest']}"
-    (told,) = [event.text for event in deploy.events if event.kind == "line"]
+    (output,) = [event.text for event in deploy.events if event.kind == "output"]
     sha256 = r"--sha256 [0-9a-f]{64}"
-    assert re.fullmatch(f"launcher: launch {re.escape(target)} {sha256} in us-east-1", told)
+    assert re.fullmatch(f"launcher: launch {re.escape(target)} {sha256} in us-east-1", output)
     assert [event.name for event in deploy.events if event.kind == "created"][-1] == "launch"
 
     deploy.events.clear()
@@ -42,63 +44,67 @@ def test_program_launches_last_and_stops_first(aws: EmulatedAws, running: Adapte
     launched, stopped = (tree / "calls").read_text().splitlines()
     assert re.fullmatch(f"launch {re.escape(target)} {sha256}", launched)
     assert stopped == f"stop {target}"
-    gone = [event.name for event in deploy.events if event.kind == "deleted"]
-    assert gone[0] == "launch"
-    assert gone.index("vpc") > max(gone.index(name) for name in ("private", "nodes", "nat"))
+    deleted = [event.name for event in deploy.events if event.kind == "deleted"]
+    assert deleted[0] == "launch"
+    assert deleted.index("vpc") > max(deleted.index(name) for name in ("private", "nodes", "nat"))
 
 
-def test_failed_launch_fails_the_run_and_is_not_stopped_later(aws: EmulatedAws, running: Adapter, tree: Path) -> None:
+def test_failed_launch_fails_the_up_and_destroy_does_not_stop_a_job(
+    aws: EmulatedAws, running: EmulatedAccount, tree: Path
+) -> None:
     launcher = tree / "trainyard/launcher"
     launcher.write_text('#!/bin/sh\necho "$*" >> calls\necho "no capacity in us-east-1a" >&2\nexit 1\n')
-    with pytest.raises(UpFailed, match=r"(?s)launch.*status 1.*no capacity in us-east-1a") as failed:
+    with pytest.raises(UpError, match=r"(?s)launch.*status 1.*no capacity in us-east-1a") as failed:
         Deploy(tree)("unlaunched", running, "local")
     destroy(failed.value.deployment)
     (call,) = (tree / "calls").read_text().splitlines()
     assert call.startswith("launch --stack unlaunched --manifest s3://")
 
 
-def test_lines_come_while_the_command_runs(running: Adapter, tmp_path: Path) -> None:
-    """The command ends only when its first line has been told."""
-    told = tmp_path / "told"
+def test_lines_of_stderr_are_reported_while_the_command_runs(running: EmulatedAccount, tmp_path: Path) -> None:
+    """The command exits only after its first line was reported."""
+    reported = tmp_path / "reported"
     (tmp_path / "infra").mkdir()
-    script = f"echo first >&2; until [ -e {told} ]; do sleep 0.05; done; echo '{{}}'"
+    script = f"echo first >&2; until [ -e {reported} ]; do sleep 0.05; done; echo '{{}}'"
     result: list[object] = []
     lines: list[str] = []
 
-    def say(line: str) -> None:
+    def on_output(line: str) -> None:
         lines.append(line)
-        told.touch()
+        reported.touch()
 
-    thread = threading.Thread(target=lambda: result.append(running.create(command(script), tmp_path, say)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: result.append(running.create(command(script), tmp_path, on_output)), daemon=True
+    )
     thread.start()
     thread.join(SECONDS)
     assert lines == ["first"]
     assert result == [("job-command", {"stdout": "{}", "stderr": "first"})]
 
 
-def test_command_sees_its_environment_and_the_programs_folder(running: Adapter, tmp_path: Path) -> None:
+def test_command_has_the_environment_and_runs_in_the_programs_folder(running: EmulatedAccount, tmp_path: Path) -> None:
     _, outputs = running.create(command('echo "$GREETING from $PWD"', GREETING="hello"), tmp_path, lambda line: None)
     assert outputs["stdout"] == f"hello from {tmp_path}"
 
 
-def test_failed_command_is_told_with_the_tail_of_its_stderr(running: Adapter, tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match=r"(?s)job.*status 3\nwhy it failed"):
-        running.create(command("echo why it failed >&2; exit 3"), tmp_path, lambda line: None)
+def test_error_of_a_failed_command_has_the_end_of_stderr(running: EmulatedAccount, tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError, match=r"(?s)job.*status 3\nreason of the failure"):
+        running.create(command("echo reason of the failure >&2; exit 3"), tmp_path, lambda line: None)
 
 
-def test_failed_delete_is_an_error(running: Adapter, tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match="status 4"):
+def test_failed_delete_is_an_error(running: EmulatedAccount, tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError, match="status 4"):
         running.delete(command("true", delete="exit 4"), tmp_path, lambda line: None)
 
 
-def test_stop_ends_the_command_and_what_it_started(running: Adapter, tmp_path: Path) -> None:
+def test_stop_terminates_the_command_and_child_processes(running: EmulatedAccount, tmp_path: Path) -> None:
     started = tmp_path / "pid"
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             running.create(command(f"sleep 600 & echo $! > {started}; wait"), tmp_path, lambda line: None)
-        except CommandFailed as error:
+        except CommandFailedError as error:
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -111,5 +117,5 @@ def test_stop_ends_the_command_and_what_it_started(running: Adapter, tmp_path: P
     thread.join(SECONDS)
     assert failed
     while Path(f"/proc/{started.read_text().strip()}").exists():
-        assert time.monotonic() < deadline, "the command's child lives on"
+        assert time.monotonic() < deadline, "the child process of the command still runs"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The look-up of an instance type."""
+"""The lookup of an instance type."""
 
 import inspect
 import re
@@ -6,47 +6,47 @@ import re
 import pulumi_aws as aws_sdk
 import pytest
 
-from rehearsal.adapter.account import Adapter
-from rehearsal.adapter.errors import AdapterError, UnknownKey
-from rehearsal.adapter.instance_types import as_look_up, shipped
-from rehearsal.adapter.static import StaticAccount
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
+from rehearsal.adapter.instance_types import read_instance_types, to_lookup_result
+from rehearsal.adapter.static_account import StaticAccount
 
-LOOK_UP = "aws:ec2/getInstanceType:getInstanceType"
-# What the types of the hardware catalog do not have.
-OTHERS = {"fpgas", "inference_accelerators", "media_accelerators", "neuron_devices", "bandwidth_weightings"} | {
+LOOKUP = "aws:ec2/getInstanceType:getInstanceType"
+# Results of the provider function that no type of the hardware catalog has.
+UNUSED = {"fpgas", "inference_accelerators", "media_accelerators", "neuron_devices", "bandwidth_weightings"} | {
     f"total_{kind}_memory" for kind in ("fpga", "inference", "media", "neuron_device")
 }
 
 
 @pytest.mark.parametrize("name", ["t3.medium", "g6e.24xlarge", "p6-b300.48xlarge"])
-def test_the_account_describes_a_type(account: Adapter, name: str) -> None:
-    found = account.look_up(LOOK_UP, {"instanceType": name})
-    assert found == {**as_look_up(shipped()[name]), "region": account.aws.region}
+def test_emulated_account_describes_a_type(account: EmulatedAccount, name: str) -> None:
+    result = account.invoke(LOOKUP, {"instanceType": name})
+    assert result == {**to_lookup_result(read_instance_types()[name]), "region": account.aws.region}
 
 
-def test_the_static_account_describes_it_alike(account: Adapter) -> None:
-    static = StaticAccount().look_up(LOOK_UP, {"instanceType": "p5.48xlarge"})
-    assert {**static, "region": account.aws.region} == account.look_up(LOOK_UP, {"instanceType": "p5.48xlarge"})
+def test_static_account_describes_a_type_equally(account: EmulatedAccount) -> None:
+    static = StaticAccount().invoke(LOOKUP, {"instanceType": "p5.48xlarge"})
+    assert {**static, "region": account.aws.region} == account.invoke(LOOKUP, {"instanceType": "p5.48xlarge"})
 
 
-def test_every_key_is_one_of_the_provider_s_and_none_is_forgotten() -> None:
-    described = {**shipped()["p4d.24xlarge"], "NitroTpmInfo": {"SupportedVersions": ["2.0"]}}
+def test_result_has_exactly_the_keys_of_the_provider() -> None:
+    described = {**read_instance_types()["p4d.24xlarge"], "NitroTpmInfo": {"SupportedVersions": ["2.0"]}}
     described["ProcessorInfo"] = {**described["ProcessorInfo"], "SupportedFeatures": ["amd-sev-snp"]}
-    found = {re.sub("(?=[A-Z])", "_", key).lower() for key in as_look_up(described)}
+    result = {re.sub("(?=[A-Z])", "_", key).lower() for key in to_lookup_result(described)}
     known = set(inspect.signature(aws_sdk.ec2.GetInstanceTypeResult.__init__).parameters) - {"__self__"}
-    assert found == known - OTHERS - {"region"}
+    assert result == known - UNUSED - {"region"}
 
 
-def test_a_type_that_ec2_does_not_know_is_refused(account: Adapter) -> None:
+def test_unknown_instance_type_raises_an_error(account: EmulatedAccount) -> None:
     with pytest.raises(AdapterError, match="InvalidInstanceType"):
-        account.look_up(LOOK_UP, {"instanceType": "p9.huge"})
+        account.invoke(LOOKUP, {"instanceType": "p9.huge"})
 
 
-def test_another_key_of_the_look_up_is_unknown(account: Adapter) -> None:
-    with pytest.raises(UnknownKey):
-        account.look_up(LOOK_UP, {"instanceType": "t3.medium", "region": "eu-west-1"})
+def test_unsupported_argument_of_the_function_raises_an_error(account: EmulatedAccount) -> None:
+    with pytest.raises(UnsupportedInputError):
+        account.invoke(LOOKUP, {"instanceType": "t3.medium", "region": "eu-west-1"})
 
 
-def test_other_accelerators_are_not_answered() -> None:
+def test_type_with_other_accelerators_is_not_supported() -> None:
     with pytest.raises(NotImplementedError, match="InferenceAcceleratorInfo"):
-        as_look_up(shipped()["inf1.xlarge"])
+        to_lookup_result(read_instance_types()["inf1.xlarge"])

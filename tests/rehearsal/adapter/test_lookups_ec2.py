@@ -1,4 +1,4 @@
-"""Look-ups of what a stack says exists: from the emulated account, and from a static one."""
+"""EC2 lookups of existing resources, in the emulated account and in a static account."""
 
 import json
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any
 import boto3
 import pytest
 
-from rehearsal.adapter.account import Account, Adapter
-from rehearsal.adapter.errors import Refused, UnknownKey
-from rehearsal.adapter.static import StaticAccount
-from rehearsal.adapter.static_ec2 import StaticNetwork, StaticSubnet, reservation
+from rehearsal.adapter.account import Account, EmulatedAccount
+from rehearsal.adapter.errors import RequestFailedError, UnsupportedInputError
+from rehearsal.adapter.static_account import StaticAccount
+from rehearsal.adapter.static_ec2 import StaticNetwork, StaticSubnet, reservation_properties
 from rehearsal.aws.faults import Quota
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.seed_models import Given, GivenNetwork, GivenReservation, GivenSubnet
+from rehearsal.aws.seed_models import AccountSeed, SeedNetwork, SeedReservation, SeedSubnet
 
 VPC, SUBNET, BLOCK = "vpc-0123456789abcdef1", "subnet-0123456789abcdef1", "cr-0123456789abcdef1"
 P = "L-417A185B"
@@ -29,65 +29,65 @@ def account(request: pytest.FixtureRequest, aws: EmulatedAws) -> Iterator[Accoun
     """An account with a network, a Capacity Block and a small quota."""
     if request.param == "static":
         network = StaticNetwork(
-            subnets=(StaticSubnet(id=SUBNET), StaticSubnet(id=f"{SUBNET[:-1]}2", own_table=False)),
+            subnets=(StaticSubnet(id=SUBNET), StaticSubnet(id=f"{SUBNET[:-1]}2", has_route_table=False)),
             endpoints=frozenset(["com.amazonaws.us-east-1.s3", "com.amazonaws.us-east-1.ssm"]),
         )
-        blocks = {BLOCK: reservation(InstanceType="p4d.24xlarge", TotalInstanceCount=2)}
+        blocks = {BLOCK: reservation_properties(InstanceType="p4d.24xlarge", TotalInstanceCount=2)}
         yield StaticAccount(networks={VPC: network}, reservations=blocks, quotas={P: 96})
         return
-    held = GivenReservation(
+    reservation = SeedReservation(
         id=BLOCK, instance_type="p4d.24xlarge", zone="us-east-1a", count=2, block=True, end=aws.now() + 86400
     )
-    network_given = GivenNetwork(id=VPC, subnets=(GivenSubnet(id=SUBNET, zone="us-east-1a"),))
-    aws.give(Given(region="us-east-1", reservations=(held,), networks=(network_given,)))
+    seed_network = SeedNetwork(id=VPC, subnets=(SeedSubnet(id=SUBNET, zone="us-east-1a"),))
+    aws.seed(AccountSeed(region="us-east-1", reservations=(reservation,), networks=(seed_network,)))
     aws.inject(Quota(code=P, vcpus=96))
-    yield Adapter(aws.region, run_commands=False)
+    yield EmulatedAccount(aws.region, run_commands=False)
     aws.clear_faults()
 
 
-def test_a_reservation_is_found_with_its_properties(account: Account) -> None:
-    answer = account.look_up(GET_RESOURCE, {"typeName": RESERVATION, "identifier": BLOCK})
-    found = json.loads(answer["properties"])
-    assert (found["InstanceType"], found["ReservationType"], found["State"]) == (
+def test_reservation_lookup_returns_the_properties(account: Account) -> None:
+    response = account.invoke(GET_RESOURCE, {"typeName": RESERVATION, "identifier": BLOCK})
+    result = json.loads(response["properties"])
+    assert (result["InstanceType"], result["ReservationType"], result["State"]) == (
         "p4d.24xlarge",
         "capacity-block",
         "active",
     )
-    assert (found["TotalInstanceCount"], found["AvailabilityZone"]) == (2, "us-east-1a")
-    assert found["EndDate"].endswith("Z")
+    assert (result["TotalInstanceCount"], result["AvailabilityZone"]) == (2, "us-east-1a")
+    assert result["EndDate"].endswith("Z")
 
 
-def test_a_quota_has_its_value(account: Account) -> None:
-    assert account.look_up(GET_QUOTA, {"serviceCode": "ec2", "quotaCode": P})["value"] == 96
-    assert account.look_up(GET_QUOTA, {"serviceCode": "ec2", "quotaCode": "L-DB2E81BA"})["value"] == 1_000_000
+def test_quota_lookup_returns_the_value(account: Account) -> None:
+    assert account.invoke(GET_QUOTA, {"serviceCode": "ec2", "quotaCode": P})["value"] == 96
+    assert account.invoke(GET_QUOTA, {"serviceCode": "ec2", "quotaCode": "L-DB2E81BA"})["value"] == 1_000_000
 
 
-def test_a_network_is_found_with_its_subnets_routes_and_endpoints(account: Account) -> None:
-    vpc = account.look_up(GET_VPC, {"id": VPC})
+def test_network_lookups_return_vpc_subnet_routes_and_endpoints(account: Account) -> None:
+    vpc = account.invoke(GET_VPC, {"id": VPC})
     assert (vpc["cidrBlock"], vpc["enableDnsSupport"], vpc["enableDnsHostnames"]) == ("10.0.0.0/16", True, True)
-    subnet = account.look_up(GET_SUBNET, {"id": SUBNET})
+    subnet = account.invoke(GET_SUBNET, {"id": SUBNET})
     assert (subnet["vpcId"], subnet["availabilityZone"], subnet["mapPublicIpOnLaunch"]) == (VPC, "us-east-1a", False)
     assert 3900 < subnet["availableIpAddressCount"] < 4096
-    (route,) = account.look_up(GET_TABLE, {"subnetId": SUBNET})["routes"]
+    (route,) = account.invoke(GET_TABLE, {"subnetId": SUBNET})["routes"]
     assert (route["cidrBlock"], route["natGatewayId"][:4], route.get("gatewayId", "")) == ("0.0.0.0/0", "nat-", "")
-    asked = {"vpcId": VPC, "serviceName": "com.amazonaws.us-east-1.s3", "state": "available"}
-    assert account.look_up(GET_ENDPOINT, asked)["vpcEndpointType"] == "Gateway"
+    arguments = {"vpcId": VPC, "serviceName": "com.amazonaws.us-east-1.s3", "state": "available"}
+    assert account.invoke(GET_ENDPOINT, arguments)["vpcEndpointType"] == "Gateway"
 
 
-def test_a_subnet_without_a_table_of_its_own_has_the_main_one(account: Account) -> None:
-    other = f"{SUBNET[:-1]}2"
-    if isinstance(account, Adapter):
+def test_subnet_without_a_route_table_uses_the_main_route_table(account: Account) -> None:
+    subnet = f"{SUBNET[:-1]}2"
+    if isinstance(account, EmulatedAccount):
         ec2 = boto3.client("ec2")
-        other = ec2.create_subnet(VpcId=VPC, CidrBlock="10.0.240.0/20")["Subnet"]["SubnetId"]
-    with pytest.raises(Refused, match="query returned no results"):
-        account.look_up(GET_TABLE, {"subnetId": other})
+        subnet = ec2.create_subnet(VpcId=VPC, CidrBlock="10.0.240.0/20")["Subnet"]["SubnetId"]
+    with pytest.raises(RequestFailedError, match="query returned no results"):
+        account.invoke(GET_TABLE, {"subnetId": subnet})
     main = {"vpcId": VPC, "filters": [{"name": "association.main", "values": ["true"]}]}
-    assert account.look_up(GET_TABLE, main)["routes"] == []
-    if isinstance(account, Adapter):
-        boto3.client("ec2").delete_subnet(SubnetId=other)
+    assert account.invoke(GET_TABLE, main)["routes"] == []
+    if isinstance(account, EmulatedAccount):
+        boto3.client("ec2").delete_subnet(SubnetId=subnet)
 
 
-ABSENT: dict[str, tuple[str, dict[str, Any], str]] = {
+MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
     "a VPC": (GET_VPC, {"id": "vpc-0aaaaaaaaaaaaaaaa"}, "no matching EC2 VPC found"),
     "a subnet": (GET_SUBNET, {"id": "subnet-0aaaaaaaaaaaaaaaa"}, "no matching EC2 Subnet found"),
     "an endpoint": (
@@ -103,11 +103,11 @@ ABSENT: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ABSENT)
-def test_what_is_absent_is_told_in_the_providers_words(account: Account, case: str) -> None:
-    token, given, words = ABSENT[case]
-    with pytest.raises(Refused, match=words):
-        account.look_up(token, given)
+@pytest.mark.parametrize("case", MISSING)
+def test_lookup_of_a_missing_resource_fails_with_the_providers_message(account: Account, case: str) -> None:
+    token, arguments, message = MISSING[case]
+    with pytest.raises(RequestFailedError, match=message):
+        account.invoke(token, arguments)
 
 
 @pytest.mark.parametrize(
@@ -117,34 +117,34 @@ def test_what_is_absent_is_told_in_the_providers_words(account: Account, case: s
         ("/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id", "/dev/sda1"),
     ],
 )
-def test_an_image_has_its_root_device(account: Account, parameter: str, root: str) -> None:
-    image = account.look_up(GET_PARAMETER, {"name": parameter})["insecureValue"]
-    found = account.look_up(GET_IMAGE, {"filters": [{"name": "image-id", "values": [image]}]})
-    assert (found["id"], found["rootDeviceName"], found["architecture"], found["state"]) == (
+def test_image_lookup_returns_the_root_device(account: Account, parameter: str, root: str) -> None:
+    image = account.invoke(GET_PARAMETER, {"name": parameter})["insecureValue"]
+    result = account.invoke(GET_IMAGE, {"filters": [{"name": "image-id", "values": [image]}]})
+    assert (result["id"], result["rootDeviceName"], result["architecture"], result["state"]) == (
         image,
         root,
         "x86_64",
         "available",
     )
-    (device,) = found["blockDeviceMappings"]
+    (device,) = result["blockDeviceMappings"]
     assert (device["deviceName"], int(device["ebs"]["volume_size"]) >= 8) == (root, True)
 
 
-def test_an_image_that_is_not_there_is_told(aws: EmulatedAws) -> None:
-    asked = {"filters": [{"name": "image-id", "values": ["ami-0aaaaaaaaaaaaaaaa"]}]}
-    with pytest.raises(Refused, match="Your query returned no results"):
-        Adapter(aws.region).look_up(GET_IMAGE, asked)
+def test_lookup_of_a_missing_image_fails(aws: EmulatedAws) -> None:
+    arguments = {"filters": [{"name": "image-id", "values": ["ami-0aaaaaaaaaaaaaaaa"]}]}
+    with pytest.raises(RequestFailedError, match="Your query returned no results"):
+        EmulatedAccount(aws.region).invoke(GET_IMAGE, arguments)
 
 
-def test_an_unknown_key_of_a_look_up_is_an_error(account: Account) -> None:
-    with pytest.raises(UnknownKey, match="enableClassiclink"):
-        account.look_up(GET_VPC, {"id": VPC, "enableClassiclink": True})
+def test_unsupported_argument_of_a_lookup_raises_an_error(account: Account) -> None:
+    with pytest.raises(UnsupportedInputError, match="enableClassiclink"):
+        account.invoke(GET_VPC, {"id": VPC, "enableClassiclink": True})
 
 
-def test_a_static_account_suits_a_stack_that_names_nothing_special() -> None:
+def test_static_account_has_default_resources_in_the_region() -> None:
     static = StaticAccount(region="eu-north-1")
-    found = json.loads(
-        static.look_up(GET_RESOURCE, {"typeName": RESERVATION, "identifier": "cr-0123456789abcdef0"})["properties"]
+    result = json.loads(
+        static.invoke(GET_RESOURCE, {"typeName": RESERVATION, "identifier": "cr-0123456789abcdef0"})["properties"]
     )
-    assert found["AvailabilityZone"] == "eu-north-1a"
-    assert static.look_up(GET_VPC, {"id": "vpc-0123456789abcdef0"})["state"] == "available"
+    assert result["AvailabilityZone"] == "eu-north-1a"
+    assert static.invoke(GET_VPC, {"id": "vpc-0123456789abcdef0"})["state"] == "available"

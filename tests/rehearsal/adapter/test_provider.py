@@ -1,4 +1,4 @@
-"""The provider as the Pulumi engine calls it, over gRPC, on an emulated account."""
+"""The resource provider, called over gRPC as the Pulumi engine calls it, on an emulated account."""
 
 import json
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import pytest
 from pulumi.runtime import rpc
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from rehearsal.adapter import wire
-from rehearsal.adapter.provider import DEFAULTS, Provider, serving
+from rehearsal.adapter import property_codec
+from rehearsal.adapter.provider import DEFAULTS, Provider, serve_provider
 from rehearsal.aws.process import EmulatedAws
 
 VPC, SUBNET = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet"
@@ -29,245 +29,272 @@ TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
 
 
 class Engine:
-    """Asks what the real one asks, in its order, for one resource at a time."""
+    """A gRPC client that sends the real engine's requests in its order, for one resource at a time."""
 
     def __init__(self, port: int) -> None:
         self.stub = provider_pb2_grpc.ResourceProviderStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
-        self.stub.Configure(provider_pb2.ConfigureRequest(args=wire.write({"region": "us-east-1"})))
+        self.stub.Configure(provider_pb2.ConfigureRequest(args=property_codec.encode({"region": "us-east-1"})))
 
-    def check(self, type_: str, news: dict[str, Any], olds: dict[str, Any] | None = None) -> dict[str, Any]:
-        asked = provider_pb2.CheckRequest(urn=urn(type_), news=wire.write(news), olds=wire.write(olds or {}))
-        answer = self.stub.Check(asked)
-        assert not answer.failures, answer.failures
-        return wire.read(answer.inputs)
+    def check(self, type_: str, new_inputs: dict[str, Any], old_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+        message = provider_pb2.CheckRequest(
+            urn=urn(type_), news=property_codec.encode(new_inputs), olds=property_codec.encode(old_inputs or {})
+        )
+        response = self.stub.Check(message)
+        assert not response.failures, response.failures
+        return property_codec.decode(response.inputs)
 
     def create(self, type_: str, inputs: dict[str, Any], preview: bool = False) -> tuple[str, dict[str, Any]]:
-        asked = provider_pb2.CreateRequest(urn=urn(type_), properties=wire.write(inputs), preview=preview)
-        answer = self.stub.Create(asked)
-        return answer.id, wire.read(answer.properties)
+        message = provider_pb2.CreateRequest(urn=urn(type_), properties=property_codec.encode(inputs), preview=preview)
+        response = self.stub.Create(message)
+        return response.id, property_codec.decode(response.properties)
 
-    def diff(self, type_: str, olds: dict[str, Any], news: dict[str, Any]) -> Any:
+    def diff(self, type_: str, old_inputs: dict[str, Any], new_inputs: dict[str, Any]) -> Any:
         return self.stub.Diff(
-            provider_pb2.DiffRequest(urn=urn(type_), id="x", old_inputs=wire.write(olds), news=wire.write(news))
+            provider_pb2.DiffRequest(
+                urn=urn(type_),
+                id="x",
+                old_inputs=property_codec.encode(old_inputs),
+                news=property_codec.encode(new_inputs),
+            )
         )
 
     def update(
-        self, type_: str, id_: str, state: dict[str, Any], olds: Any, news: dict[str, Any], preview: bool = False
+        self,
+        type_: str,
+        id_: str,
+        state: dict[str, Any],
+        old_inputs: Any,
+        new_inputs: dict[str, Any],
+        preview: bool = False,
     ) -> dict[str, Any]:
-        answer = self.stub.Update(
+        response = self.stub.Update(
             provider_pb2.UpdateRequest(
                 urn=urn(type_),
                 id=id_,
-                olds=wire.write(state),
-                old_inputs=wire.write(olds),
-                news=wire.write(news),
+                olds=property_codec.encode(state),
+                old_inputs=property_codec.encode(old_inputs),
+                news=property_codec.encode(new_inputs),
                 preview=preview,
             )
         )
-        return wire.read(answer.properties)
+        return property_codec.decode(response.properties)
 
     def delete(self, type_: str, id_: str, inputs: dict[str, Any]) -> None:
-        self.stub.Delete(provider_pb2.DeleteRequest(urn=urn(type_), id=id_, old_inputs=wire.write(inputs)))
+        self.stub.Delete(provider_pb2.DeleteRequest(urn=urn(type_), id=id_, old_inputs=property_codec.encode(inputs)))
 
 
 def urn(type_: str) -> str:
-    return f"urn:pulumi:s::trainyard::trainyard:infra:Part${type_}::mine"
+    return f"urn:pulumi:s::trainyard::trainyard:infra:Part${type_}::example"
 
 
 @pytest.fixture
 def engine(aws: EmulatedAws, tmp_path: Path) -> Iterator[Engine]:
-    with serving(Provider(tmp_path, aws.region)) as port:
+    with serve_provider(Provider(tmp_path, aws.region)) as port:
         yield Engine(port)
 
 
-def test_resource_is_made_with_its_urn_in_the_journal_and_goes(aws: EmulatedAws, engine: Engine) -> None:
+def test_resource_is_created_with_the_urn_in_the_journal_and_deleted(aws: EmulatedAws, engine: Engine) -> None:
     inputs = engine.check(VPC, {"cidrBlock": "10.1.0.0/16", "tags": {"a": "b"}})
-    made, state = engine.create(VPC, inputs)
+    resource_id, state = engine.create(VPC, inputs)
     assert state == {"cidrBlock": "10.1.0.0/16", "tags": {"a": "b"}}
     assert {call.urn for call in aws.journal() if call.operation == "CreateVpc"} >= {urn(VPC)}
-    engine.delete(VPC, made, inputs)
-    assert ("ec2", "vpc", made) not in {(one.service, one.kind, one.id) for one in aws.dump()}
+    engine.delete(VPC, resource_id, inputs)
+    assert ("ec2", "vpc", resource_id) not in {
+        (resource.service, resource.kind, resource.id) for resource in aws.list_resources()
+    }
 
 
-def test_deletion_that_was_cut_can_be_repeated(engine: Engine) -> None:
+def test_deletion_can_be_repeated(engine: Engine) -> None:
     inputs = engine.check(VPC, {"cidrBlock": "10.1.0.0/16"})
-    made, _ = engine.create(VPC, inputs)
-    engine.delete(VPC, made, inputs)
-    engine.delete(VPC, made, inputs)
+    resource_id, _ = engine.create(VPC, inputs)
+    engine.delete(VPC, resource_id, inputs)
+    engine.delete(VPC, resource_id, inputs)
 
 
-def test_change_in_place_is_told_with_its_path_and_replaces_nothing(engine: Engine) -> None:
-    olds = {"cidrBlock": "10.1.0.0/16", "tags": {"trainyard:stack": "a", "kept": "k"}}
-    told = engine.diff(VPC, olds, {"cidrBlock": "10.1.0.0/16", "tags": {"trainyard:stack": "b", "kept": "k"}})
-    assert told.changes == provider_pb2.DiffResponse.DIFF_SOME
-    assert (list(told.diffs), list(told.replaces)) == (["tags"], [])
-    assert {key: one.kind for key, one in told.detailedDiff.items()} == {
+def test_diff_of_an_update_in_place_has_the_path_and_no_replacement(engine: Engine) -> None:
+    old_inputs = {"cidrBlock": "10.1.0.0/16", "tags": {"trainyard:stack": "a", "kept": "k"}}
+    response = engine.diff(VPC, old_inputs, {"cidrBlock": "10.1.0.0/16", "tags": {"trainyard:stack": "b", "kept": "k"}})
+    assert response.changes == provider_pb2.DiffResponse.DIFF_SOME
+    assert (list(response.diffs), list(response.replaces)) == (["tags"], [])
+    assert {key: difference.kind for key, difference in response.detailedDiff.items()} == {
         'tags["trainyard:stack"]': provider_pb2.PropertyDiff.UPDATE
     }
 
 
-def test_nothing_changed_is_no_change(engine: Engine) -> None:
+def test_diff_of_equal_inputs_is_empty(engine: Engine) -> None:
     inputs = engine.check(VPC, {"cidrBlock": "10.1.0.0/16", "enableDnsSupport": True})
     assert engine.diff(VPC, inputs, inputs).changes == provider_pb2.DiffResponse.DIFF_NONE
 
 
-def test_change_that_aws_can_not_make_replaces(engine: Engine) -> None:
-    told = engine.diff(
+def test_diff_of_an_unsupported_update_is_a_replacement(engine: Engine) -> None:
+    response = engine.diff(
         SUBNET, {"vpcId": "vpc-1", "cidrBlock": "10.1.0.0/17"}, {"vpcId": "vpc-2", "cidrBlock": "10.1.0.0/17"}
     )
-    assert list(told.replaces) == ["vpcId"]
-    assert told.detailedDiff["vpcId"].kind == provider_pb2.PropertyDiff.UPDATE_REPLACE
-    assert not told.deleteBeforeReplace
+    assert list(response.replaces) == ["vpcId"]
+    assert response.detailedDiff["vpcId"].kind == provider_pb2.PropertyDiff.UPDATE_REPLACE
+    assert not response.deleteBeforeReplace
 
 
-def test_replacement_inside_an_object_is_found(engine: Engine) -> None:
-    olds, news = ({"rootBlockDevice": {"encrypted": flag, "volumeSize": 8}} for flag in (False, True))
-    assert list(engine.diff("aws:ec2/instance:Instance", olds, news).replaces) == ["rootBlockDevice.encrypted"]
+def test_nested_input_can_require_a_replacement(engine: Engine) -> None:
+    old_inputs, new_inputs = ({"rootBlockDevice": {"encrypted": flag, "volumeSize": 8}} for flag in (False, True))
+    assert list(engine.diff("aws:ec2/instance:Instance", old_inputs, new_inputs).replaces) == [
+        "rootBlockDevice.encrypted"
+    ]
 
 
 @pytest.mark.parametrize(("flag", "replaced"), [(True, ["userData"]), (False, [])])
-def test_user_data_replaces_where_the_program_says_so(engine: Engine, flag: bool, replaced: list[str]) -> None:
-    olds, news = ({"userData": text, "userDataReplaceOnChange": flag} for text in ("one", "two"))
-    assert list(engine.diff("aws:ec2/instance:Instance", olds, news).replaces) == replaced
+def test_user_data_requires_a_replacement_only_with_the_option(engine: Engine, flag: bool, replaced: list[str]) -> None:
+    old_inputs, new_inputs = ({"userData": text, "userDataReplaceOnChange": flag} for text in ("one", "two"))
+    assert list(engine.diff("aws:ec2/instance:Instance", old_inputs, new_inputs).replaces) == replaced
 
 
-def test_rule_that_names_another_kind_of_source_is_replaced(engine: Engine) -> None:
+def test_rule_with_another_kind_of_source_is_replaced(engine: Engine) -> None:
     kind, group = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule", {"referencedSecurityGroupId": "sg-1"}
-    told = engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, group)
-    assert list(told.replaces) == ["cidrIpv4", "referencedSecurityGroupId"]
+    response = engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, group)
+    assert list(response.replaces) == ["cidrIpv4", "referencedSecurityGroupId"]
     assert not engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, {"cidrIpv4": "10.0.0.0/9"}).replaces
 
 
 @pytest.mark.parametrize(
     ("key", "lower", "higher"), [("storageCapacity", 1200, 2400), ("fileSystemTypeVersion", "2.12", "2.15")]
 )
-def test_file_system_grows_in_place_and_never_shrinks(engine: Engine, key: str, lower: Any, higher: Any) -> None:
+def test_smaller_file_system_requires_a_replacement(engine: Engine, key: str, lower: Any, higher: Any) -> None:
     kind = "aws:fsx/lustreFileSystem:LustreFileSystem"
     assert list(engine.diff(kind, {key: lower}, {key: higher}).replaces) == []
     assert list(engine.diff(kind, {key: higher}, {key: lower}).replaces) == [key]
 
 
-def test_replacement_under_a_name_of_the_users_own_deletes_first(engine: Engine) -> None:
-    def told(filled: list[str]) -> Any:
-        olds, news = ({"name": "fixed", "strategy": one, DEFAULTS: filled} for one in ("cluster", "spread"))
-        return engine.diff("aws:ec2/placementGroup:PlacementGroup", olds, news)
+def test_replacement_with_a_fixed_name_deletes_first(engine: Engine) -> None:
+    def diff(defaults: list[str]) -> Any:
+        old_inputs, new_inputs = (
+            {"name": "fixed", "strategy": resource, DEFAULTS: defaults} for resource in ("cluster", "spread")
+        )
+        return engine.diff("aws:ec2/placementGroup:PlacementGroup", old_inputs, new_inputs)
 
-    assert told([]).deleteBeforeReplace
-    assert not told(["name"]).deleteBeforeReplace
+    assert diff([]).deleteBeforeReplace
+    assert not diff(["name"]).deleteBeforeReplace
 
 
-def test_update_changes_the_account_and_keeps_what_it_does_not_change(engine: Engine) -> None:
-    olds = engine.check(ROLE, {"assumeRolePolicy": TRUST, "tags": {"old": "1", "both": "1"}})
-    made, state = engine.create(ROLE, olds)
-    news = engine.check(ROLE, {"assumeRolePolicy": TRUST, "description": "new", "tags": {"both": "2"}}, olds)
-    after = engine.update(ROLE, made, state, olds, news)
-    role = boto3.client("iam").get_role(RoleName=made)["Role"]
+def test_update_changes_the_account_and_keeps_other_state(engine: Engine) -> None:
+    old_inputs = engine.check(ROLE, {"assumeRolePolicy": TRUST, "tags": {"old": "1", "both": "1"}})
+    resource_id, state = engine.create(ROLE, old_inputs)
+    new_inputs = engine.check(
+        ROLE, {"assumeRolePolicy": TRUST, "description": "new", "tags": {"both": "2"}}, old_inputs
+    )
+    after = engine.update(ROLE, resource_id, state, old_inputs, new_inputs)
+    role = boto3.client("iam").get_role(RoleName=resource_id)["Role"]
     assert (role["Description"], role["Tags"]) == ("new", [{"Key": "both", "Value": "2"}])
     assert after == {**state, "description": "new", "tags": {"both": "2"}}
 
 
-def test_name_is_made_once_and_kept(engine: Engine) -> None:
+def test_generated_name_is_kept(engine: Engine) -> None:
     first = engine.check(ROLE, {"assumeRolePolicy": TRUST})
     assert first[DEFAULTS] == ["name"]
-    assert first["name"].startswith("mine-")
+    assert first["name"].startswith("example-")
     assert engine.check(ROLE, {"assumeRolePolicy": TRUST}, first) == first
     assert engine.create(ROLE, first)[0] == first["name"]
 
 
-def test_name_of_a_replacement_is_another(engine: Engine) -> None:
+def test_generated_names_differ(engine: Engine) -> None:
     first, second = (engine.check(ROLE, {"assumeRolePolicy": TRUST}) for _ in range(2))
     assert first["name"] != second["name"]
 
 
-def test_name_of_the_users_own_is_not_filled_in_and_not_kept(engine: Engine) -> None:
-    given = engine.check(ROLE, {"name": "own", "assumeRolePolicy": TRUST})
-    assert (given["name"], given[DEFAULTS]) == ("own", [])
-    assert engine.check(ROLE, {"assumeRolePolicy": TRUST}, given)["name"] != "own"
+def test_fixed_name_is_not_generated_and_not_kept(engine: Engine) -> None:
+    inputs = engine.check(ROLE, {"name": "fixed", "assumeRolePolicy": TRUST})
+    assert (inputs["name"], inputs[DEFAULTS]) == ("fixed", [])
+    assert engine.check(ROLE, {"assumeRolePolicy": TRUST}, inputs)["name"] != "fixed"
 
 
-def test_bucket_is_read_for_its_import_and_then_shows_no_change(engine: Engine) -> None:
+def test_imported_bucket_has_no_differences(engine: Engine) -> None:
     inputs = engine.check(BUCKET, {"tags": {"a": "b"}})
-    made, state = engine.create(BUCKET, inputs)
-    found = engine.stub.Read(provider_pb2.ReadRequest(urn=urn(BUCKET), id=made))
-    assert found.id == made
-    assert wire.read(found.properties) == state
-    assert engine.diff(BUCKET, wire.read(found.inputs), inputs).changes == provider_pb2.DiffResponse.DIFF_NONE
-
-
-def test_key_is_read_for_its_import_and_then_shows_no_change(engine: Engine) -> None:
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**ROOT_STATEMENT, "Sid": "Own"}]})
-    wanted = {"description": "data", "enableKeyRotation": True, "policy": policy, "tags": {"a": "b"}}
-    made, state = engine.create(KEY, engine.check(KEY, wanted))
-    found = engine.stub.Read(provider_pb2.ReadRequest(urn=urn(KEY), id=made))
-    assert wire.read(found.properties) == state
-    assert engine.diff(KEY, wire.read(found.inputs), wanted).changes == provider_pb2.DiffResponse.DIFF_NONE
-
-
-def test_import_of_what_is_not_there_finds_nothing(engine: Engine) -> None:
-    assert engine.stub.Read(provider_pb2.ReadRequest(urn=urn(BUCKET), id="no-such-bucket")).id == ""
-
-
-def test_look_up_is_answered_from_the_account(engine: Engine) -> None:
-    token = "aws:index/getCallerIdentity:getCallerIdentity"
-    answer = engine.stub.Invoke(provider_pb2.InvokeRequest(tok=token))
-    assert wire.read(getattr(answer, "return"))["accountId"] == "123456789012"
-
-
-def test_unknown_type_ends_with_its_name(engine: Engine) -> None:
-    with pytest.raises(grpc.RpcError, match="mine: the adapter does not know the type aws:ec2/vpnGateway:VpnGateway"):
-        engine.check("aws:ec2/vpnGateway:VpnGateway", {})
-
-
-def test_unknown_look_up_ends_with_its_name(engine: Engine) -> None:
-    with pytest.raises(grpc.RpcError, match="does not know the look-up aws:ec2/getVpnGateway:getVpnGateway"):
-        engine.stub.Invoke(provider_pb2.InvokeRequest(tok="aws:ec2/getVpnGateway:getVpnGateway"))
-
-
-def test_input_of_a_new_kind_ends_with_its_name(engine: Engine) -> None:
-    rules = [{"id": "a", "filter": {"tag": {"key": "x", "valeu": "y"}}}]
-    kind = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
-    asked = provider_pb2.CheckRequest(urn=urn(kind), news=wire.write({"bucket": "b", "rules": rules}))
-    (failure,) = engine.stub.Check(asked).failures
-    assert failure.reason == f"{kind} mine: the adapter does not know the input rules.filter.tag.valeu"
-
-
-def test_refusal_of_the_api_names_resource_and_code(engine: Engine) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        engine.create(SUBNET, {"vpcId": "vpc-00000000", "cidrBlock": "10.0.0.0/17"})
-    assert refused.value.details().startswith(f"{SUBNET} mine: CreateSubnet: InvalidVpcID.NotFound: ")
-
-
-def test_change_that_is_not_modelled_names_the_resource(engine: Engine) -> None:
-    kind = "aws:ec2/instance:Instance"
-    with pytest.raises(grpc.RpcError, match=f"{kind} mine: the adapter can't change instanceType"):
-        engine.update(kind, "i-1", {}, {"instanceType": "a"}, {"instanceType": "b"})
-
-
-def test_preview_makes_nothing_and_keeps_the_unknown(aws: EmulatedAws, engine: Engine) -> None:
-    calls = len(aws.journal())
-    inputs = engine.check(SUBNET, {"vpcId": wire.UNKNOWN, "cidrBlock": "10.0.0.0/17"})
-    made, state = engine.create(SUBNET, inputs, preview=True)
-    assert made == ""
-    assert state == {"vpcId": wire.UNKNOWN, "cidrBlock": "10.0.0.0/17"}
-    assert len(aws.journal()) == calls
-
-
-def test_preview_of_an_update_knows_all_but_what_that_makes_anew(engine: Engine) -> None:
-    kind = "aws:ec2/launchTemplate:LaunchTemplate"
-    olds = {"name": "t", "instanceType": "t3.medium", "tags": {}}
-    state = {**olds, "latestVersion": 1, "defaultVersion": 1}
-    tagged = engine.update(kind, "lt-1", state, olds, {**olds, "tags": {"a": "b"}}, preview=True)
-    assert tagged["latestVersion"] == 1
-    assert "latestVersion" not in engine.update(
-        kind, "lt-1", state, olds, {**olds, "instanceType": "t3.large"}, preview=True
+    resource_id, state = engine.create(BUCKET, inputs)
+    result = engine.stub.Read(provider_pb2.ReadRequest(urn=urn(BUCKET), id=resource_id))
+    assert result.id == resource_id
+    assert property_codec.decode(result.properties) == state
+    assert (
+        engine.diff(BUCKET, property_codec.decode(result.inputs), inputs).changes == provider_pb2.DiffResponse.DIFF_NONE
     )
 
 
-def test_unknown_input_counts_as_a_change(engine: Engine) -> None:
-    assert list(engine.diff(SUBNET, {"vpcId": "vpc-1"}, {"vpcId": wire.UNKNOWN}).replaces) == ["vpcId"]
+def test_imported_key_has_no_differences(engine: Engine) -> None:
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**ROOT_STATEMENT, "Sid": "Root"}]})
+    expected = {"description": "data", "enableKeyRotation": True, "policy": policy, "tags": {"a": "b"}}
+    resource_id, state = engine.create(KEY, engine.check(KEY, expected))
+    result = engine.stub.Read(provider_pb2.ReadRequest(urn=urn(KEY), id=resource_id))
+    assert property_codec.decode(result.properties) == state
+    assert (
+        engine.diff(KEY, property_codec.decode(result.inputs), expected).changes == provider_pb2.DiffResponse.DIFF_NONE
+    )
 
 
-def test_secret_input_reaches_aws_as_its_value(engine: Engine) -> None:
+def test_import_of_a_missing_resource_returns_no_id(engine: Engine) -> None:
+    assert engine.stub.Read(provider_pb2.ReadRequest(urn=urn(BUCKET), id="no-such-bucket")).id == ""
+
+
+def test_function_is_answered_from_the_account(engine: Engine) -> None:
+    token = "aws:index/getCallerIdentity:getCallerIdentity"
+    response = engine.stub.Invoke(provider_pb2.InvokeRequest(tok=token))
+    assert property_codec.decode(getattr(response, "return"))["accountId"] == "123456789012"
+
+
+def test_error_of_an_unsupported_type_names_it(engine: Engine) -> None:
+    with pytest.raises(
+        grpc.RpcError, match="example: the adapter does not support the type aws:ec2/vpnGateway:VpnGateway"
+    ):
+        engine.check("aws:ec2/vpnGateway:VpnGateway", {})
+
+
+def test_error_of_an_unsupported_function_names_it(engine: Engine) -> None:
+    with pytest.raises(grpc.RpcError, match="does not support the function aws:ec2/getVpnGateway:getVpnGateway"):
+        engine.stub.Invoke(provider_pb2.InvokeRequest(tok="aws:ec2/getVpnGateway:getVpnGateway"))
+
+
+def test_error_of_an_unsupported_input_names_it(engine: Engine) -> None:
+    rules = [{"id": "a", "filter": {"tag": {"key": "x", "valeu": "y"}}}]
+    kind = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+    message = provider_pb2.CheckRequest(urn=urn(kind), news=property_codec.encode({"bucket": "b", "rules": rules}))
+    (failure,) = engine.stub.Check(message).failures
+    assert failure.reason == f"{kind} example: the adapter does not support the input rules.filter.tag.valeu"
+
+
+def test_error_of_the_api_names_resource_and_code(engine: Engine) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        engine.create(SUBNET, {"vpcId": "vpc-00000000", "cidrBlock": "10.0.0.0/17"})
+    assert raised.value.details().startswith(f"{SUBNET} example: CreateSubnet: InvalidVpcID.NotFound: ")
+
+
+def test_error_of_an_unsupported_update_names_the_resource(engine: Engine) -> None:
+    kind = "aws:ec2/instance:Instance"
+    with pytest.raises(grpc.RpcError, match=f"{kind} example: the adapter does not support changes of instanceType"):
+        engine.update(kind, "i-1", {}, {"instanceType": "a"}, {"instanceType": "b"})
+
+
+def test_preview_creates_nothing_and_keeps_unknown_values(aws: EmulatedAws, engine: Engine) -> None:
+    calls = len(aws.journal())
+    inputs = engine.check(SUBNET, {"vpcId": property_codec.UNKNOWN, "cidrBlock": "10.0.0.0/17"})
+    resource_id, state = engine.create(SUBNET, inputs, preview=True)
+    assert resource_id == ""
+    assert state == {"vpcId": property_codec.UNKNOWN, "cidrBlock": "10.0.0.0/17"}
+    assert len(aws.journal()) == calls
+
+
+def test_preview_of_an_update_omits_changed_outputs(engine: Engine) -> None:
+    kind = "aws:ec2/launchTemplate:LaunchTemplate"
+    old_inputs = {"name": "t", "instanceType": "t3.medium", "tags": {}}
+    state = {**old_inputs, "latestVersion": 1, "defaultVersion": 1}
+    tagged = engine.update(kind, "lt-1", state, old_inputs, {**old_inputs, "tags": {"a": "b"}}, preview=True)
+    assert tagged["latestVersion"] == 1
+    assert "latestVersion" not in engine.update(
+        kind, "lt-1", state, old_inputs, {**old_inputs, "instanceType": "t3.large"}, preview=True
+    )
+
+
+def test_unknown_input_is_a_difference(engine: Engine) -> None:
+    assert list(engine.diff(SUBNET, {"vpcId": "vpc-1"}, {"vpcId": property_codec.UNKNOWN}).replaces) == ["vpcId"]
+
+
+def test_secret_input_is_sent_to_aws_as_a_plain_value(engine: Engine) -> None:
     secret = {rpc._special_sig_key: rpc._special_secret_sig, "value": "b"}
     _, state = engine.create(BUCKET, {"bucket": "with-secret", "tags": {"a": secret}})
     tags = boto3.client("s3").get_bucket_tagging(Bucket="with-secret")["TagSet"]
@@ -275,7 +302,7 @@ def test_secret_input_reaches_aws_as_its_value(engine: Engine) -> None:
     assert state["tags"] == {"a": "b"}
 
 
-def test_file_of_an_asset_is_the_objects_content(engine: Engine, tmp_path: Path) -> None:
+def test_object_has_the_content_of_a_file_asset(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     bucket, _ = engine.create(BUCKET, engine.check(BUCKET, {}))
     source = {**ASSET, "hash": "h", "path": str(tmp_path / "file")}
@@ -283,23 +310,23 @@ def test_file_of_an_asset_is_the_objects_content(engine: Engine, tmp_path: Path)
     assert boto3.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"content"
 
 
-def test_text_of_an_asset_is_the_objects_content(engine: Engine) -> None:
+def test_object_has_the_content_of_a_text_asset(engine: Engine) -> None:
     bucket, _ = engine.create(BUCKET, engine.check(BUCKET, {}))
-    engine.create(OBJECT, {"bucket": bucket, "key": "k", "source": {**ASSET, "hash": "h", "text": "words"}})
-    assert boto3.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"words"
+    engine.create(OBJECT, {"bucket": bucket, "key": "k", "source": {**ASSET, "hash": "h", "text": "text"}})
+    assert boto3.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"text"
 
 
-def test_asset_is_compared_by_its_content_not_by_where_it_lies(engine: Engine) -> None:
-    here, there, other = ({**ASSET, "hash": content, "path": path} for content, path in ("1a", "1b", "2a"))
+def test_assets_are_compared_by_content_not_by_path(engine: Engine) -> None:
+    first, moved, other = ({**ASSET, "hash": content, "path": path} for content, path in ("1a", "1b", "2a"))
     same, changed = (
-        engine.diff(OBJECT, {"bucket": "b", "key": "k", "source": here}, {"bucket": "b", "key": "k", "source": source})
-        for source in (there, other)
+        engine.diff(OBJECT, {"bucket": "b", "key": "k", "source": first}, {"bucket": "b", "key": "k", "source": source})
+        for source in (moved, other)
     )
     assert same.changes == provider_pb2.DiffResponse.DIFF_NONE
     assert list(changed.diffs) == ["source"]
 
 
-def test_archive_is_refused_with_its_name(engine: Engine) -> None:
+def test_archive_input_is_rejected(engine: Engine) -> None:
     archive = {rpc._special_sig_key: rpc._special_archive_sig, "hash": "h", "path": "x"}
-    with pytest.raises(grpc.RpcError, match="source is an archive: the adapter takes none"):
+    with pytest.raises(grpc.RpcError, match="source is an archive, which the adapter does not support"):
         engine.create(OBJECT, {"bucket": "b", "key": "k", "source": archive})

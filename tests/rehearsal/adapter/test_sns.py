@@ -1,13 +1,13 @@
-"""SNS topics, their policies and subscriptions through their handlers."""
+"""Handlers of SNS topics, topic policies and subscriptions."""
 
 import json
 from typing import Any
 
 import boto3
 
-from rehearsal.adapter.account import Adapter
+from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.aws.process import ACCOUNT
-from tests.rehearsal.adapter.made import Made
+from tests.rehearsal.adapter.managed_resource import ManagedResource
 
 TOPIC, POLICY, SUBSCRIPTION = (
     "aws:sns/topic:Topic",
@@ -21,17 +21,17 @@ def attributes(topic: str) -> dict[str, Any]:
 
 
 def tags(topic: str) -> dict[str, str]:
-    told = boto3.client("sns").list_tags_for_resource(ResourceArn=topic)["Tags"]
-    return {tag["Key"]: tag["Value"] for tag in told}
+    described = boto3.client("sns").list_tags_for_resource(ResourceArn=topic)["Tags"]
+    return {tag["Key"]: tag["Value"] for tag in described}
 
 
-def test_a_topic_is_made_changed_and_deleted(account: Adapter) -> None:
-    topic = Made(account, TOPIC, kmsMasterKeyId="alias/aws/sns", tags={"a": "1", "b": "2"})
+def test_topic_is_created_updated_and_deleted(account: EmulatedAccount) -> None:
+    topic = ManagedResource(account, TOPIC, kmsMasterKeyId="alias/aws/sns", tags={"a": "1", "b": "2"})
     assert topic.outputs == {"name": topic.id.rpartition(":")[2], "arn": topic.id, "owner": ACCOUNT}
-    assert topic.outputs["name"].startswith("mine-")
+    assert topic.outputs["name"].startswith("example-")
     assert (attributes(topic.id)["KmsMasterKeyId"], tags(topic.id)) == ("alias/aws/sns", {"a": "1", "b": "2"})
-    topic.update(kmsMasterKeyId="alias/own", tags={"b": "3"})
-    assert (attributes(topic.id)["KmsMasterKeyId"], tags(topic.id)) == ("alias/own", {"b": "3"})
+    topic.update(kmsMasterKeyId="alias/other", tags={"b": "3"})
+    assert (attributes(topic.id)["KmsMasterKeyId"], tags(topic.id)) == ("alias/other", {"b": "3"})
     topic.update()
     assert ("KmsMasterKeyId" in attributes(topic.id), tags(topic.id)) == (False, {})
     topic.delete()
@@ -39,9 +39,9 @@ def test_a_topic_is_made_changed_and_deleted(account: Adapter) -> None:
     topic.delete()
 
 
-def test_a_topics_policy_is_put_changed_and_becomes_the_first_again(account: Adapter) -> None:
-    topic = Made(account, TOPIC).id
-    first = json.loads(attributes(topic)["Policy"])
+def test_deleted_topic_policy_is_replaced_by_the_default(account: EmulatedAccount) -> None:
+    topic = ManagedResource(account, TOPIC).id
+    default = json.loads(attributes(topic)["Policy"])
 
     def policy(service: str) -> str:
         statement = {
@@ -52,37 +52,37 @@ def test_a_topics_policy_is_put_changed_and_becomes_the_first_again(account: Ada
         }
         return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
-    made = Made(account, POLICY, arn=topic, policy=policy("budgets.amazonaws.com"))
-    assert (made.id, made.outputs) == (topic, {"owner": ACCOUNT})
+    created = ManagedResource(account, POLICY, arn=topic, policy=policy("budgets.amazonaws.com"))
+    assert (created.id, created.outputs) == (topic, {"owner": ACCOUNT})
     assert json.loads(attributes(topic)["Policy"]) == json.loads(policy("budgets.amazonaws.com"))
-    made.update(arn=topic, policy=policy("cloudwatch.amazonaws.com"))
+    created.update(arn=topic, policy=policy("cloudwatch.amazonaws.com"))
     assert json.loads(attributes(topic)["Policy"]) == json.loads(policy("cloudwatch.amazonaws.com"))
-    made.delete()
-    (told,), (wanted,) = json.loads(attributes(topic)["Policy"])["Statement"], first["Statement"]
-    assert told["Condition"] == wanted["Condition"]
-    assert (told["Principal"], told["Resource"]) == (wanted["Principal"], topic)
+    created.delete()
+    (described,), (expected,) = json.loads(attributes(topic)["Policy"])["Statement"], default["Statement"]
+    assert described["Condition"] == expected["Condition"]
+    assert (described["Principal"], described["Resource"]) == (expected["Principal"], topic)
 
 
-def test_an_address_stays_unconfirmed_and_goes_with_its_topic(account: Adapter) -> None:
-    topic = Made(account, TOPIC)
-    made = Made(account, SUBSCRIPTION, topic=topic.id, protocol="email", endpoint="me@example.org")
-    assert made.outputs == {
-        "arn": made.id,
+def test_unconfirmed_subscription_is_deleted_with_the_topic(account: EmulatedAccount) -> None:
+    topic = ManagedResource(account, TOPIC)
+    created = ManagedResource(account, SUBSCRIPTION, topic=topic.id, protocol="email", endpoint="me@example.org")
+    assert created.outputs == {
+        "arn": created.id,
         "ownerId": ACCOUNT,
         "pendingConfirmation": True,
         "confirmationWasAuthenticated": False,
     }
-    made.delete()  # what nobody confirmed SNS does not let go
-    told = boto3.client("sns").list_subscriptions_by_topic(TopicArn=topic.id)["Subscriptions"]
-    assert [each["Endpoint"] for each in told] == ["me@example.org"]
+    created.delete()  # SNS cannot delete an unconfirmed subscription
+    described = boto3.client("sns").list_subscriptions_by_topic(TopicArn=topic.id)["Subscriptions"]
+    assert [each["Endpoint"] for each in described] == ["me@example.org"]
     topic.delete()
-    assert made.id not in str(boto3.client("sns").list_subscriptions())
+    assert created.id not in str(boto3.client("sns").list_subscriptions())
 
 
-def test_a_subscription_that_asks_nobody_is_confirmed_and_goes(account: Adapter) -> None:
-    topic = Made(account, TOPIC).id
+def test_subscription_without_confirmation_is_deleted(account: EmulatedAccount) -> None:
+    topic = ManagedResource(account, TOPIC).id
     queue = f"arn:aws:sqs:us-east-1:{ACCOUNT}:queue"
-    made = Made(account, SUBSCRIPTION, topic=topic, protocol="sqs", endpoint=queue)
-    assert made.outputs["pendingConfirmation"] is False
-    made.delete()
+    created = ManagedResource(account, SUBSCRIPTION, topic=topic, protocol="sqs", endpoint=queue)
+    assert created.outputs["pendingConfirmation"] is False
+    created.delete()
     assert boto3.client("sns").list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"] == []

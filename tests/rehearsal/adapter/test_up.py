@@ -1,4 +1,4 @@
-"""Both stacks, made in the emulated AWS and taken down again."""
+"""Deployment of the local and the A100 stack to the emulated AWS, and their destroy."""
 
 import base64
 import json
@@ -6,36 +6,38 @@ import re
 
 import boto3
 
-from rehearsal.adapter.account import Adapter
-from rehearsal.adapter.graph import Deployment
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
 
-Found = set[tuple[str, str, str]]
+ResourceIds = set[tuple[str, str, str]]
 
 
-def standing(aws: EmulatedAws) -> Found:
-    return {(each.service, each.kind, each.id) for each in aws.dump()}
+def existing_ids(aws: EmulatedAws) -> ResourceIds:
+    return {(each.service, each.kind, each.id) for each in aws.list_resources()}
 
 
-def test_local_stack_is_made_and_destroy_leaves_only_what_is_retained(
-    aws: EmulatedAws, account: Adapter, deploy: Deploy
+def test_local_stack_is_created_and_destroy_keeps_only_retained_resources(
+    aws: EmulatedAws, account: EmulatedAccount, deploy: Deploy
 ) -> None:
-    before, calls = standing(aws), len(aws.journal())
-    run = deploy("whole", account, "local")
-    assert all(resource.made for resource in run.resources.values())
-    assert len(standing(aws) - before) > 20
+    before, calls = existing_ids(aws), len(aws.journal())
+    run = deploy("complete", account, "local")
+    assert all(resource.exists for resource in run.resources.values())
+    assert len(existing_ids(aws) - before) > 20
 
     check_destroyed(aws, run, before)
     mutating = [call for call in aws.journal()[calls:] if call.mutating]
-    assert not [call for call in mutating if not call.urn], "a call of the adapter that serves no resource"
+    assert not [call for call in mutating if not call.urn], "a call of the adapter without the URN of a resource"
 
 
-def test_gpu_stack_reaches_the_account_whole_and_goes(aws: EmulatedAws, account: Adapter, deploy: Deploy) -> None:
-    before = standing(aws)
+def test_gpu_stack_is_created_with_all_settings_and_destroyed(
+    aws: EmulatedAws, account: EmulatedAccount, deploy: Deploy
+) -> None:
+    before = existing_ids(aws)
     run = deploy("gpus", account, "a100-cluster")
-    template = run.one("aws:ec2/launchTemplate:LaunchTemplate", "workers-deep-learning").id
+    template = run.resource("aws:ec2/launchTemplate:LaunchTemplate", "workers-deep-learning").id
     versions = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
     data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     layout = [
@@ -51,29 +53,29 @@ def test_gpu_stack_reaches_the_account_whole_and_goes(aws: EmulatedAws, account:
     check_destroyed(aws, run, before)
 
 
-def check_destroyed(aws: EmulatedAws, run: Deployment, before: Found) -> None:
-    gone = destroy(run)
-    left = standing(aws) - before
-    kept = {run.exports["data_bucket"], run.one("aws:kms/key:Key", "stack-key").id}
-    assert {name.rpartition("/")[2] for _, _, name in left} == kept
+def check_destroyed(aws: EmulatedAws, run: Deployment, before: ResourceIds) -> None:
+    destroyed = destroy(run)
+    remaining = existing_ids(aws) - before
+    expected = {run.exports["data_bucket"], run.resource("aws:kms/key:Key", "stack-key").id}
+    assert {name.rpartition("/")[2] for _, _, name in remaining} == expected
     retained = {resource.urn for resource in run.resources.values() if resource.custom and resource.retain_on_delete}
-    assert {resource.urn for resource in gone.retained} == retained
-    assert {resource.urn for resource in run.standing} == retained
+    assert {resource.urn for resource in destroyed.retained} == retained
+    assert {resource.urn for resource in run.existing_resources} == retained
 
 
-def test_each_aws_resource_owns_a_successful_mutating_call(aws: EmulatedAws, local: Deployment) -> None:
-    calls = [call for call in aws.journal() if call.urn and "urn:pulumi:standing::" in call.urn and call.mutating]
-    mine = {resource.urn for resource in local.resources.values() if resource.type.startswith("aws:")}
-    assert {call.urn for call in calls if call.status < 300} == mine
+def test_each_aws_resource_has_a_successful_mutating_call(aws: EmulatedAws, local: Deployment) -> None:
+    calls = [call for call in aws.journal() if call.urn and "urn:pulumi:shared::" in call.urn and call.mutating]
+    urns = {resource.urn for resource in local.resources.values() if resource.type.startswith("aws:")}
+    assert {call.urn for call in calls if call.status < 300} == urns
 
 
-def test_head_runs_with_its_role_and_user_data(aws: EmulatedAws, local: Deployment) -> None:
+def test_head_runs_with_role_and_user_data(aws: EmulatedAws, local: Deployment) -> None:
     head = next(each for each in aws.instances() if each.id == local.exports["head"])
     assert head.state == "running"
-    assert head.role_name == local.one("aws:iam/role:Role", "head").id
+    assert head.role_name == local.resource("aws:iam/role:Role", "head").id
     assert (
         base64.b64decode(head.user_data).decode()
-        == local.one("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
+        == local.resource("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
     )
     assert head.tags["trainyard:role"] == "head"
 
@@ -86,7 +88,7 @@ def test_group_is_empty_tagged_and_not_rebalanced(local: Deployment) -> None:
     assert {tag["Key"] for tag in group["Tags"]} >= {"trainyard:stack", "trainyard:role", "Name"}
 
 
-def test_manifest_lies_where_the_exports_say(local: Deployment) -> None:
+def test_manifest_is_at_the_exported_uri(local: Deployment) -> None:
     bucket, _, key = local.exports["manifest"].removeprefix("s3://").partition("/")
     s3 = boto3.client("s3")
     manifest = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
@@ -95,15 +97,15 @@ def test_manifest_lies_where_the_exports_say(local: Deployment) -> None:
     s3.head_object(Bucket=bundle_bucket, Key=bundle_key)
 
 
-def test_name_given_to_the_api_is_unique_and_starts_as_the_resources(local: Deployment) -> None:
-    for resource in local.of_type("aws:iam/role:Role"):
+def test_physical_name_is_the_resource_name_with_a_unique_suffix(local: Deployment) -> None:
+    for resource in local.resources_of_type("aws:iam/role:Role"):
         assert re.fullmatch(rf"{resource.name}-[0-9a-f]{{7}}", resource.id)
 
 
-def settings_of(bucket: str) -> dict[str, object]:
-    """All that S3 tells of a bucket."""
+def read_settings(bucket: str) -> dict[str, object]:
+    """Return all settings of a bucket."""
     s3 = boto3.client("s3")
-    told = {
+    settings = {
         name: getattr(s3, f"get_{name}")(Bucket=bucket)
         for name in (
             "bucket_versioning",
@@ -114,32 +116,32 @@ def settings_of(bucket: str) -> dict[str, object]:
             "bucket_tagging",
         )
     }
-    for answer in told.values():
-        answer.pop("ResponseMetadata")
-    return told
+    for response in settings.values():
+        response.pop("ResponseMetadata")
+    return settings
 
 
-def test_second_up_adopts_the_data_bucket_and_changes_nothing_in_it(
-    aws: EmulatedAws, account: Adapter, deploy: Deploy
+def test_second_up_imports_the_data_bucket_unchanged(
+    aws: EmulatedAws, account: EmulatedAccount, deploy: Deploy
 ) -> None:
-    first = deploy("adopt", account, "local")
+    first = deploy("import", account, "local")
     bucket = first.exports["data_bucket"]
     s3 = boto3.client("s3")
     s3.put_object(Bucket=bucket, Key="runs/r-1/results.json", Body=b"{}")
     destroy(first)
-    before = settings_of(bucket)
+    before = read_settings(bucket)
 
-    second = deploy("adopt", account, "local")
+    second = deploy("import", account, "local")
     assert second.exports["data_bucket"] == bucket
-    assert second.one("aws:s3/bucket:Bucket", "trainyard-data").adopted
-    assert settings_of(bucket) == before
+    assert second.resource("aws:s3/bucket:Bucket", "trainyard-data").imported
+    assert read_settings(bucket) == before
     assert s3.get_object(Bucket=bucket, Key="runs/r-1/results.json")["Body"].read() == b"{}"
     destroy(second)
 
 
-def test_other_stack_beside_it_shares_nothing(account: Adapter, deploy: Deploy, local: Deployment) -> None:
-    other = deploy("beside", account, "local")
+def test_second_stack_shares_no_resources(account: EmulatedAccount, deploy: Deploy, local: Deployment) -> None:
+    other = deploy("second", account, "local")
     assert other.exports["data_bucket"] != local.exports["data_bucket"]
-    names = [{each.id for each in run.standing if each.type.startswith("aws:")} for run in (local, other)]
+    names = [{each.id for each in run.existing_resources if each.type.startswith("aws:")} for run in (local, other)]
     assert not names[0] & names[1]
     destroy(other)

@@ -1,4 +1,4 @@
-"""What the program can change in place: each change is looked up in the account by its own API."""
+"""Updates of existing resources. Each test reads the updated resource from the account's API."""
 
 import base64
 import json
@@ -10,10 +10,10 @@ from typing import Any
 import boto3
 import pytest
 
-from rehearsal.adapter.account import Adapter, Subject
+from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
 from rehearsal.adapter.command import Command
-from rehearsal.adapter.errors import Refused
-from rehearsal.adapter.graph import Deployment, Resource
+from rehearsal.adapter.deployment import Deployment, Resource
+from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
 
@@ -23,33 +23,33 @@ Change = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def stack(aws: EmulatedAws) -> Deployment:
-    """A stack of these tests' own."""
-    return Deploy()("changing", Adapter(aws.region, run_commands=False), "local")
+    """A deployed stack that these tests change."""
+    return Deploy()("changing", EmulatedAccount(aws.region, run_commands=False), "local")
 
 
 @pytest.fixture
-def change(account: Adapter, stack: Deployment, tmp_path: Path) -> Change:
-    """Changes inputs of a resource of the stack: the outputs that this changed."""
+def change(account: EmulatedAccount, stack: Deployment, tmp_path: Path) -> Change:
+    """Return a function that updates inputs of a resource, and returns the changed outputs."""
 
-    def apply(type_: str, name: str, **news: Any) -> dict[str, Any]:
-        standing = stack.one(type_, name)
-        olds = {**standing.inputs}
-        subject = replace(standing.subject, inputs={**olds, **news}, olds=olds)
-        changed = account.update(subject, tmp_path, lambda line: None)
-        standing.inputs = subject.inputs
-        standing.outputs = {**standing.outputs, **changed}
+    def apply(type_: str, name: str, **new_inputs: Any) -> dict[str, Any]:
+        existing = stack.resource(type_, name)
+        old_inputs = {**existing.inputs}
+        request = replace(existing.request, inputs={**old_inputs, **new_inputs}, old_inputs=old_inputs)
+        changed = account.update(request, tmp_path, lambda line: None)
+        existing.inputs = request.inputs
+        existing.outputs = {**existing.outputs, **changed}
         return changed
 
     return apply
 
 
-def the(stack: Deployment, type_: str) -> Resource:
-    """The only one of a type, whose name tells more than its role."""
-    (found,) = stack.of_type(type_)
-    return found
+def single_resource(stack: Deployment, type_: str) -> Resource:
+    """Return the only resource of a type."""
+    (result,) = stack.resources_of_type(type_)
+    return result
 
 
-def borne(tags: list[dict[str, str]]) -> dict[str, str]:
+def tag_dict(tags: list[dict[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
@@ -64,97 +64,97 @@ def borne(tags: list[dict[str, str]]) -> dict[str, str]:
         ("aws:ec2/routeTable:RouteTable", "private"),
         ("aws:ec2/vpcEndpoint:VpcEndpoint", "s3"),
         ("aws:ec2/securityGroup:SecurityGroup", "nodes"),
-        ("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "nodes-to-world"),
+        ("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "nodes-to-internet"),
         (INSTANCE, ""),
         (TEMPLATE, ""),
         ("aws:ec2/placementGroup:PlacementGroup", "cluster"),
     ],
 )
-def test_tags_of_ec2_are_put_and_taken_away(stack: Deployment, change: Change, type_: str, name: str) -> None:
-    thing = stack.one(type_, name) if name else the(stack, type_)
-    resource = thing.outputs.get("placementGroupId", thing.id)
-    before = dict(thing.inputs["tags"])
-    change(type_, thing.name, tags={**before, "Name": "renamed", "extra": "1"})
-    change(type_, thing.name, tags={**before, "Name": "renamed"})
-    found = boto3.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [resource]}])["Tags"]
-    own = {tag["Key"]: tag["Value"] for tag in found if not tag["Key"].startswith("aws:")}
-    assert own == {**before, "Name": "renamed"}
+def test_tags_of_ec2_resources_are_updated(stack: Deployment, change: Change, type_: str, name: str) -> None:
+    resource = stack.resource(type_, name) if name else single_resource(stack, type_)
+    resource_id = resource.outputs.get("placementGroupId", resource.id)
+    before = dict(resource.inputs["tags"])
+    change(type_, resource.name, tags={**before, "Name": "renamed", "extra": "1"})
+    change(type_, resource.name, tags={**before, "Name": "renamed"})
+    result = boto3.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [resource_id]}])["Tags"]
+    tags = {tag["Key"]: tag["Value"] for tag in result if not tag["Key"].startswith("aws:")}
+    assert tags == {**before, "Name": "renamed"}
 
 
-def test_vpc_attribute_is_put(stack: Deployment, change: Change) -> None:
+def test_vpc_attribute_is_updated(stack: Deployment, change: Change) -> None:
     change("aws:ec2/vpc:Vpc", "vpc", enableDnsHostnames=False)
-    vpc = stack.one("aws:ec2/vpc:Vpc", "vpc").id
-    told = boto3.client("ec2").describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")
-    assert told["EnableDnsHostnames"]["Value"] is False
+    vpc = stack.resource("aws:ec2/vpc:Vpc", "vpc").id
+    response = boto3.client("ec2").describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")
+    assert response["EnableDnsHostnames"]["Value"] is False
 
 
-def test_subnet_gives_public_addresses_when_told_to(stack: Deployment, change: Change) -> None:
+def test_public_addresses_of_a_subnet_are_enabled(stack: Deployment, change: Change) -> None:
     change("aws:ec2/subnet:Subnet", "private", mapPublicIpOnLaunch=True)
-    (told,) = boto3.client("ec2").describe_subnets(SubnetIds=[stack.one("aws:ec2/subnet:Subnet", "private").id])[
-        "Subnets"
-    ]
-    assert told["MapPublicIpOnLaunch"] is True
+    (response,) = boto3.client("ec2").describe_subnets(
+        SubnetIds=[stack.resource("aws:ec2/subnet:Subnet", "private").id]
+    )["Subnets"]
+    assert response["MapPublicIpOnLaunch"] is True
 
 
-def test_route_leads_elsewhere(stack: Deployment, change: Change) -> None:
-    gateway = stack.one("aws:ec2/internetGateway:InternetGateway", "internet").id
-    route = stack.one("aws:ec2/route:Route", "private")
+def test_target_of_a_route_is_replaced(stack: Deployment, change: Change) -> None:
+    gateway = stack.resource("aws:ec2/internetGateway:InternetGateway", "internet").id
+    route = stack.resource("aws:ec2/route:Route", "private")
     nat = route.inputs["natGatewayId"]
     tables = [route.inputs["routeTableId"]]
 
-    def targets() -> dict[str, Any]:
-        (told,) = boto3.client("ec2").describe_route_tables(RouteTableIds=tables)["RouteTables"]
-        return next(one for one in told["Routes"] if one.get("DestinationCidrBlock") == "0.0.0.0/0")
+    def default_route() -> dict[str, Any]:
+        (response,) = boto3.client("ec2").describe_route_tables(RouteTableIds=tables)["RouteTables"]
+        return next(entry for entry in response["Routes"] if entry.get("DestinationCidrBlock") == "0.0.0.0/0")
 
     route.inputs = {key: value for key, value in route.inputs.items() if key != "natGatewayId"}
     change("aws:ec2/route:Route", "private", gatewayId=gateway)
-    assert targets()["GatewayId"] == gateway
+    assert default_route()["GatewayId"] == gateway
     route.inputs = {key: value for key, value in route.inputs.items() if key != "gatewayId"}
     change("aws:ec2/route:Route", "private", natGatewayId=nat)
-    assert targets()["NatGatewayId"] == nat
+    assert default_route()["NatGatewayId"] == nat
 
 
-def test_endpoint_is_reached_from_other_tables(stack: Deployment, change: Change) -> None:
-    endpoint = stack.one("aws:ec2/vpcEndpoint:VpcEndpoint", "s3")
-    tables = {stack.one("aws:ec2/routeTable:RouteTable", name).id for name in ("private", "public")}
+def test_route_tables_of_an_endpoint_are_updated(stack: Deployment, change: Change) -> None:
+    endpoint = stack.resource("aws:ec2/vpcEndpoint:VpcEndpoint", "s3")
+    tables = {stack.resource("aws:ec2/routeTable:RouteTable", name).id for name in ("private", "public")}
     change(endpoint.type, "s3", routeTableIds=sorted(tables))
-    (told,) = boto3.client("ec2").describe_vpc_endpoints(VpcEndpointIds=[endpoint.id])["VpcEndpoints"]
-    assert set(told["RouteTableIds"]) == tables
+    (response,) = boto3.client("ec2").describe_vpc_endpoints(VpcEndpointIds=[endpoint.id])["VpcEndpoints"]
+    assert set(response["RouteTableIds"]) == tables
 
 
-def test_instance_takes_other_groups_and_metadata_options(stack: Deployment, change: Change) -> None:
-    ec2, head = boto3.client("ec2"), the(stack, INSTANCE)
-    vpc = stack.one("aws:ec2/vpc:Vpc", "vpc").id
+def test_security_groups_and_metadata_options_of_an_instance_are_updated(stack: Deployment, change: Change) -> None:
+    ec2, head = boto3.client("ec2"), single_resource(stack, INSTANCE)
+    vpc = stack.resource("aws:ec2/vpc:Vpc", "vpc").id
     group = ec2.create_security_group(GroupName="other", Description="other", VpcId=vpc)["GroupId"]
     options = {**head.inputs["metadataOptions"], "httpPutResponseHopLimit": 2}
     before = head.inputs["vpcSecurityGroupIds"]
     change(head.type, head.name, vpcSecurityGroupIds=[group], metadataOptions=options)
-    told = ec2.describe_instances(InstanceIds=[head.id])["Reservations"][0]["Instances"][0]
-    assert [one["GroupId"] for one in told["SecurityGroups"]] == [group]
-    assert told["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
+    response = ec2.describe_instances(InstanceIds=[head.id])["Reservations"][0]["Instances"][0]
+    assert [entry["GroupId"] for entry in response["SecurityGroups"]] == [group]
+    assert response["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
     change(head.type, head.name, vpcSecurityGroupIds=before)
     ec2.delete_security_group(GroupId=group)
 
 
-def test_changed_template_is_a_new_version_and_the_default(stack: Deployment, change: Change) -> None:
-    template = the(stack, TEMPLATE)
+def test_changed_launch_template_has_a_new_default_version(stack: Deployment, change: Change) -> None:
+    template = single_resource(stack, TEMPLATE)
     user_data = base64.b64encode(b"#cloud-config\n# other\n").decode()
     assert change(template.type, template.name, userData=user_data) == {"latestVersion": 2, "defaultVersion": 2}
-    told = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateId=template.id, Versions=["$Default"])[
-        "LaunchTemplateVersions"
-    ]
-    data = told[0]["LaunchTemplateData"]
+    response = boto3.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=template.id, Versions=["$Default"]
+    )["LaunchTemplateVersions"]
+    data = response[0]["LaunchTemplateData"]
     assert data["UserData"] == user_data
     assert data["MetadataOptions"]["HttpTokens"] == "required"
 
 
-def test_template_whose_tags_alone_change_has_no_new_version(stack: Deployment, change: Change) -> None:
-    assert change(TEMPLATE, the(stack, TEMPLATE).name, tags={"a": "b"}) == {}
+def test_launch_template_with_changed_tags_has_no_new_version(stack: Deployment, change: Change) -> None:
+    assert change(TEMPLATE, single_resource(stack, TEMPLATE).name, tags={"a": "b"}) == {}
 
 
-def test_group_takes_size_template_grace_processes_and_tags(stack: Deployment, change: Change) -> None:
-    client, group = boto3.client("autoscaling"), stack.one("aws:autoscaling/group:Group", "workers")
-    kept = group.inputs["tags"][1:]
+def test_autoscaling_group_is_updated(stack: Deployment, change: Change) -> None:
+    client, group = boto3.client("autoscaling"), stack.resource("aws:autoscaling/group:Group", "workers")
+    tags = group.inputs["tags"][1:]
     change(
         group.type,
         "workers",
@@ -162,107 +162,109 @@ def test_group_takes_size_template_grace_processes_and_tags(stack: Deployment, c
         launchTemplate={**group.inputs["launchTemplate"], "version": "1"},
         healthCheckGracePeriod=77,
         suspendedProcesses=["Terminate"],
-        tags=[*kept, {"key": "extra", "value": "1", "propagateAtLaunch": True}],
+        tags=[*tags, {"key": "extra", "value": "1", "propagateAtLaunch": True}],
     )
-    (told,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[group.id])["AutoScalingGroups"]
-    assert (told["MaxSize"], told["DesiredCapacity"], told["HealthCheckGracePeriod"]) == (4, 0, 77)
-    assert told["LaunchTemplate"]["Version"] == "1"
-    assert [one["ProcessName"] for one in told["SuspendedProcesses"]] == ["Terminate"]
-    assert {tag["Key"] for tag in told["Tags"]} == {*(tag["key"] for tag in kept), "extra"}
+    (response,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[group.id])["AutoScalingGroups"]
+    assert (response["MaxSize"], response["DesiredCapacity"], response["HealthCheckGracePeriod"]) == (4, 0, 77)
+    assert response["LaunchTemplate"]["Version"] == "1"
+    assert [entry["ProcessName"] for entry in response["SuspendedProcesses"]] == ["Terminate"]
+    assert {tag["Key"] for tag in response["Tags"]} == {*(tag["key"] for tag in tags), "extra"}
 
 
-def test_groups_desired_capacity_is_not_the_engines_to_change(change: Change) -> None:
-    with pytest.raises(Refused, match="workers: the adapter can't change desiredCapacity"):
+def test_desired_capacity_of_a_group_cannot_be_updated(change: Change) -> None:
+    with pytest.raises(RequestFailedError, match="workers: the adapter does not support changes of desiredCapacity"):
         change("aws:autoscaling/group:Group", "workers", desiredCapacity=1)
 
 
-def test_lifecycle_hook_waits_longer(stack: Deployment, change: Change) -> None:
-    hook = stack.one("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-leave")
+def test_heartbeat_timeout_of_a_lifecycle_hook_is_updated(stack: Deployment, change: Change) -> None:
+    hook = stack.resource("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-drain")
     change(hook.type, hook.name, heartbeatTimeout=240)
-    told = boto3.client("autoscaling").describe_lifecycle_hooks(
+    response = boto3.client("autoscaling").describe_lifecycle_hooks(
         AutoScalingGroupName=hook.inputs["autoscalingGroupName"]
     )
-    assert [(one["LifecycleHookName"], one["HeartbeatTimeout"]) for one in told["LifecycleHooks"]] == [(hook.id, 240)]
+    assert [(entry["LifecycleHookName"], entry["HeartbeatTimeout"]) for entry in response["LifecycleHooks"]] == [
+        (hook.id, 240)
+    ]
 
 
-def test_bucket_takes_other_tags(stack: Deployment, change: Change) -> None:
-    bucket = stack.one("aws:s3/bucket:Bucket", "trainyard-staging")
+def test_tags_of_a_bucket_are_updated(stack: Deployment, change: Change) -> None:
+    bucket = stack.resource("aws:s3/bucket:Bucket", "trainyard-staging")
     tags = {**bucket.inputs["tags"], "Name": "renamed"}
     change(bucket.type, bucket.name, tags=tags)
-    assert borne(boto3.client("s3").get_bucket_tagging(Bucket=bucket.id)["TagSet"]) == tags
+    assert tag_dict(boto3.client("s3").get_bucket_tagging(Bucket=bucket.id)["TagSet"]) == tags
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str, Callable[[Any], Any], Any]] = {
     "bucketVersioning:BucketVersioning": (
         {"versioningConfiguration": {"status": "Suspended"}},
         "get_bucket_versioning",
-        lambda told: told["Status"],
+        lambda response: response["Status"],
         "Suspended",
     ),
     "bucketPublicAccessBlock:BucketPublicAccessBlock": (
         {"blockPublicAcls": False},
         "get_public_access_block",
-        lambda told: told["PublicAccessBlockConfiguration"]["BlockPublicAcls"],
+        lambda response: response["PublicAccessBlockConfiguration"]["BlockPublicAcls"],
         False,
     ),
     "bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": (
         {"rules": [{"applyServerSideEncryptionByDefault": {"sseAlgorithm": "AES256"}, "bucketKeyEnabled": False}]},
         "get_bucket_encryption",
-        lambda told: told["ServerSideEncryptionConfiguration"]["Rules"][0]["BucketKeyEnabled"],
+        lambda response: response["ServerSideEncryptionConfiguration"]["Rules"][0]["BucketKeyEnabled"],
         False,
     ),
     "bucketLifecycleConfiguration:BucketLifecycleConfiguration": (
         {"rules": [{"id": "other", "status": "Enabled", "filter": {"prefix": ""}, "expiration": {"days": 3}}]},
         "get_bucket_lifecycle_configuration",
-        lambda told: [(rule["ID"], rule["Expiration"]["Days"]) for rule in told["Rules"]],
+        lambda response: [(rule["ID"], rule["Expiration"]["Days"]) for rule in response["Rules"]],
         [("other", 3)],
     ),
     "bucketPolicy:BucketPolicy": (
         {"policy": json.dumps({"Version": "2012-10-17", "Statement": []})},
         "get_bucket_policy",
-        lambda told: json.loads(told["Policy"])["Statement"],
+        lambda response: json.loads(response["Policy"])["Statement"],
         [],
     ),
 }
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_buckets_setting_is_put_again(stack: Deployment, change: Change, setting: str) -> None:
-    news, operation, read, wanted = SETTINGS[setting]
-    bucket = stack.one(f"aws:s3/{setting}", "data").inputs["bucket"]
-    change(f"aws:s3/{setting}", "data", **news)
-    assert read(getattr(boto3.client("s3"), operation)(Bucket=bucket)) == wanted
+def test_setting_of_a_bucket_is_updated(stack: Deployment, change: Change, setting: str) -> None:
+    new_inputs, operation, read_response, expected = SETTINGS[setting]
+    bucket = stack.resource(f"aws:s3/{setting}", "data").inputs["bucket"]
+    change(f"aws:s3/{setting}", "data", **new_inputs)
+    assert read_response(getattr(boto3.client("s3"), operation)(Bucket=bucket)) == expected
 
 
-def test_object_holds_other_content_and_says_so(stack: Deployment, change: Change) -> None:
-    thing = stack.one("aws:s3/bucketObjectv2:BucketObjectv2", "manifest")
-    before = thing.outputs["etag"]
-    assert change(thing.type, "manifest", content="other")["etag"] != before
+def test_changed_object_has_new_content_and_etag(stack: Deployment, change: Change) -> None:
+    s3_object = stack.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest")
+    before = s3_object.outputs["etag"]
+    assert change(s3_object.type, "manifest", content="other")["etag"] != before
     s3 = boto3.client("s3")
-    assert s3.get_object(Bucket=thing.inputs["bucket"], Key=thing.inputs["key"])["Body"].read() == b"other"
+    assert s3.get_object(Bucket=s3_object.inputs["bucket"], Key=s3_object.inputs["key"])["Body"].read() == b"other"
 
 
-def test_object_whose_tags_alone_change_is_not_written_again(stack: Deployment, change: Change) -> None:
-    thing = stack.one("aws:s3/bucketObjectv2:BucketObjectv2", "bundle")
-    s3, where = boto3.client("s3"), {"Bucket": thing.inputs["bucket"], "Key": thing.inputs["key"]}
-    before = s3.head_object(**where)["LastModified"]
-    assert change(thing.type, "bundle", tags={"a": "b"}) == {}
-    assert borne(s3.get_object_tagging(**where)["TagSet"]) == {"a": "b"}
-    assert s3.head_object(**where)["LastModified"] == before
+def test_object_with_changed_tags_is_not_written_again(stack: Deployment, change: Change) -> None:
+    s3_object = stack.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle")
+    s3, target = boto3.client("s3"), {"Bucket": s3_object.inputs["bucket"], "Key": s3_object.inputs["key"]}
+    before = s3.head_object(**target)["LastModified"]
+    assert change(s3_object.type, "bundle", tags={"a": "b"}) == {}
+    assert tag_dict(s3.get_object_tagging(**target)["TagSet"]) == {"a": "b"}
+    assert s3.head_object(**target)["LastModified"] == before
 
 
-def test_role_is_trusted_otherwise_and_tagged(stack: Deployment, change: Change) -> None:
-    role = stack.one("aws:iam/role:Role", "head")
+def test_trust_policy_and_tags_of_a_role_are_updated(stack: Deployment, change: Change) -> None:
+    role = stack.resource("aws:iam/role:Role", "head")
     principal = {"Service": "ssm.amazonaws.com"}
     statement = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
     trust = {"Version": "2012-10-17", "Statement": [statement]}
     change(role.type, "head", assumeRolePolicy=json.dumps(trust), tags={"a": "b"})
-    told = boto3.client("iam").get_role(RoleName=role.id)["Role"]
-    assert (told["AssumeRolePolicyDocument"], borne(told["Tags"])) == (trust, {"a": "b"})
+    response = boto3.client("iam").get_role(RoleName=role.id)["Role"]
+    assert (response["AssumeRolePolicyDocument"], tag_dict(response["Tags"])) == (trust, {"a": "b"})
 
 
-def test_roles_policy_is_put_again_under_its_name(stack: Deployment, change: Change) -> None:
-    policy = stack.one("aws:iam/rolePolicy:RolePolicy", "workers")
+def test_inline_policy_of_a_role_is_updated_under_the_same_name(stack: Deployment, change: Change) -> None:
+    policy = stack.resource("aws:iam/rolePolicy:RolePolicy", "workers")
     document = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
     change(policy.type, "workers", policy=json.dumps(document))
     role, _, name = policy.id.partition(":")
@@ -271,13 +273,13 @@ def test_roles_policy_is_put_again_under_its_name(stack: Deployment, change: Cha
     assert iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"] == document
 
 
-def test_profile_bears_another_role(stack: Deployment, change: Change) -> None:
-    profile = stack.one("aws:iam/instanceProfile:InstanceProfile", "head")
-    before, other = profile.inputs["role"], stack.one("aws:iam/role:Role", "workers").id
+def test_role_of_an_instance_profile_is_replaced(stack: Deployment, change: Change) -> None:
+    profile = stack.resource("aws:iam/instanceProfile:InstanceProfile", "head")
+    before, other = profile.inputs["role"], stack.resource("aws:iam/role:Role", "workers").id
 
     def roles() -> list[str]:
-        told = boto3.client("iam").get_instance_profile(InstanceProfileName=profile.id)["InstanceProfile"]
-        return [one["RoleName"] for one in told["Roles"]]
+        response = boto3.client("iam").get_instance_profile(InstanceProfileName=profile.id)["InstanceProfile"]
+        return [entry["RoleName"] for entry in response["Roles"]]
 
     change(profile.type, "head", role=other)
     assert roles() == [other]
@@ -285,28 +287,30 @@ def test_profile_bears_another_role(stack: Deployment, change: Change) -> None:
     assert roles() == [before]
 
 
-def test_rule_that_would_let_others_in_is_not_changed_unseen(change: Change) -> None:
-    with pytest.raises(Refused, match="nodes-to-world: the adapter can't change cidrIpv4"):
-        change("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "nodes-to-world", cidrIpv4="10.0.0.0/8")
+def test_source_of_a_security_group_rule_cannot_be_updated(change: Change) -> None:
+    with pytest.raises(RequestFailedError, match="nodes-to-internet: the adapter does not support changes of cidrIpv4"):
+        change("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "nodes-to-internet", cidrIpv4="10.0.0.0/8")
 
 
-def test_command_runs_its_update_with_what_it_told_before(aws: object, tmp_path: Path) -> None:
+def test_update_command_receives_the_previous_output(aws: object, tmp_path: Path) -> None:
     (tmp_path / "infra").mkdir()
-    olds = {"create": "echo made", "update": "echo $PULUMI_COMMAND_STDOUT and changed"}
-    subject = Subject(
+    old_inputs = {"create": "echo created", "update": "echo $PULUMI_COMMAND_STDOUT and updated"}
+    request = ResourceRequest(
         urn="urn:pulumi:s::trainyard::command:local:Command::c",
         type=Command.type,
         name="c",
-        inputs={**olds, "environment": {"A": "b"}},
-        outputs={"stdout": "made"},
-        olds=olds,
+        inputs={**old_inputs, "environment": {"A": "b"}},
+        outputs={"stdout": "created"},
+        old_inputs=old_inputs,
     )
-    changed = Adapter("us-east-1").update(subject, tmp_path, lambda line: None)
-    assert changed["stdout"] == "made and changed"
+    changed = EmulatedAccount("us-east-1").update(request, tmp_path, lambda line: None)
+    assert changed["stdout"] == "created and updated"
 
 
-def test_file_system_that_would_grow_is_refused_with_the_key(account: Adapter, tmp_path: Path) -> None:
-    kind, olds = "aws:fsx/lustreFileSystem:LustreFileSystem", {"storageCapacity": 1200}
-    subject = Subject(urn="u", type=kind, name="fs", inputs={"storageCapacity": 2400}, olds=olds, id="fs-1")
-    with pytest.raises(Refused, match=r"fs: UpdateFileSystem \(storageCapacity\)"):
-        account.update(subject, tmp_path, lambda line: None)
+def test_storage_capacity_of_a_file_system_cannot_be_updated(account: EmulatedAccount, tmp_path: Path) -> None:
+    kind, old_inputs = "aws:fsx/lustreFileSystem:LustreFileSystem", {"storageCapacity": 1200}
+    request = ResourceRequest(
+        urn="u", type=kind, name="fs", inputs={"storageCapacity": 2400}, old_inputs=old_inputs, id="fs-1"
+    )
+    with pytest.raises(RequestFailedError, match="fs: the adapter does not support changes of storageCapacity"):
+        account.update(request, tmp_path, lambda line: None)

@@ -1,4 +1,4 @@
-"""One emulated AWS for all tests of this room: each makes its own things in it."""
+"""Fixtures: one emulated AWS for all tests of this package. Each test creates its resources in it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import EmulatedAws
 
-UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+UBUNTU_PARAMETER = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 Client = Callable[[str], Any]
 _numbers = count(1)
 
@@ -37,22 +37,22 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 
 @pytest.fixture(scope="session")
 def client(aws: EmulatedAws) -> Client:
-    """A boto3 client of the emulated account, one for each service."""
-    made: dict[str, Any] = {}
+    """Return a function that returns the boto3 client of a service of the emulated account."""
+    created: dict[str, Any] = {}
     session = boto3.Session("AKIAREHEARSALOPERATE", "rehearsal", region_name="us-east-1")
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
 
-    def of(service: str) -> Any:
-        if service not in made:
-            made[service] = session.client(service, endpoint_url=aws.endpoint, config=config)
-        return made[service]
+    def client_of(service: str) -> Any:
+        if service not in created:
+            created[service] = session.client(service, endpoint_url=aws.endpoint, config=config)
+        return created[service]
 
-    return of
+    return client_of
 
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test uses."""
+    """A unique resource name."""
     return f"thing-{next(_numbers)}"
 
 
@@ -62,7 +62,7 @@ def network(client: Client) -> Network:
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
     group = ec2.create_security_group(GroupName="shared", Description="shared", VpcId=vpc)["GroupId"]
-    image = client("ssm").get_parameter(Name=UBUNTU)["Parameter"]["Value"]
+    image = client("ssm").get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"]
     return Network(vpc, subnet, group, image)
 
 
@@ -81,42 +81,45 @@ def profile(client: Client) -> str:
 
 @pytest.fixture
 def template(client: Client, network: Network, profile: str, name: str) -> Callable[..., str]:
-    """Makes a launch template of a small node; keyword arguments replace keys of its data. Returns its id."""
+    """Return a function that creates a launch template of a small node and returns its id.
+
+    Keyword arguments replace keys of the template data.
+    """
 
     def make(**data: Any) -> str:
-        whole = {
+        complete_data = {
             "ImageId": network.image,
             "InstanceType": "t3.medium",
             "IamInstanceProfile": {"Name": profile},
             "NetworkInterfaces": [{"DeviceIndex": 0, "Groups": [network.group], "DeleteOnTermination": True}],
             **data,
         }
-        kept = {key: value for key, value in whole.items() if value is not None}
-        made = client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=kept)
-        return str(made["LaunchTemplate"]["LaunchTemplateId"])
+        kept = {key: value for key, value in complete_data.items() if value is not None}
+        created = client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=kept)
+        return str(created["LaunchTemplate"]["LaunchTemplateId"])
 
     return make
 
 
 @pytest.fixture
 def group(client: Client, network: Network, template: Callable[..., str], name: str) -> Iterator[Callable[..., str]]:
-    """Makes an empty Auto Scaling group; keyword arguments replace those of its creation. Returns its name.
+    """Return a function that creates an empty Auto Scaling group and returns its name.
 
-    It goes with the test, and its instances with it.
+    Keyword arguments replace those of the creation. The group and its instances are deleted after the test.
     """
 
-    def make(data: dict[str, Any] | None = None, **given: Any) -> str:
-        whole = {
+    def make(data: dict[str, Any] | None = None, **options: Any) -> str:
+        complete_data = {
             "MinSize": 0,
             "MaxSize": 4,
             "DesiredCapacity": 0,
             "VPCZoneIdentifier": network.subnet,
             "LaunchTemplate": {"LaunchTemplateId": template(**(data or {})), "Version": "$Latest"},
-            **given,
+            **options,
         }
-        client("autoscaling").create_auto_scaling_group(AutoScalingGroupName=name, **whole)
+        client("autoscaling").create_auto_scaling_group(AutoScalingGroupName=name, **complete_data)
         return name
 
     yield make
-    with suppress(ClientError):  # the test itself deleted it, or made none
+    with suppress(ClientError):  # the test deleted the group or created none
         client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from rehearsal.aws.billing import billed_by_type, billed_seconds
-from rehearsal.aws.control_models import InstanceTruth
+from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.process import EmulatedAws
-from tests.rehearsal.aws.autoscaling.test_lifecycle import launch, truth
+from tests.rehearsal.aws.autoscaling.test_lifecycle import instance_record, launch
 from tests.rehearsal.aws.conftest import Client
 
 NOW = 10_000.0
 
 
-def ran(launched: float, terminated: float | None) -> InstanceTruth:
-    return InstanceTruth(
+def ran(launched: float, terminated: float | None) -> InstanceRecord:
+    return InstanceRecord(
         id="i-1",
         region="us-east-1",
         state="running" if terminated is None else "terminated",
@@ -44,33 +44,33 @@ def ran(launched: float, terminated: float | None) -> InstanceTruth:
         ([ran(1000, 1600), ran(1000, 1010), ran(NOW - 90, None)], 750.0),
     ],
 )
-def test_seconds_are_billed_from_launch_to_termination_and_a_minute_at_least(
-    instances: list[InstanceTruth], seconds: float
+def test_billing_is_from_launch_to_termination_with_a_minimum_of_a_minute(
+    instances: list[InstanceRecord], seconds: float
 ) -> None:
     assert billed_seconds(instances, NOW) == seconds
 
 
-def test_the_bill_is_told_by_instance_type() -> None:
+def test_billing_is_grouped_by_instance_type() -> None:
     small = ran(1000, 1600).model_copy(update={"instance_type": "t3.medium"})
-    told = [one.model_dump() for one in billed_by_type([small, ran(1000, 1600), ran(1000, 1010)], NOW)]
-    assert told == [
+    billed = [entry.model_dump() for entry in billed_by_type([small, ran(1000, 1600), ran(1000, 1010)], NOW)]
+    assert billed == [
         {"type": "p4d.24xlarge", "instances": 2, "seconds": 660.0},
         {"type": "t3.medium", "instances": 1, "seconds": 600.0},
     ]
 
 
-def test_an_ended_instance_is_billed_no_further(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
+def test_terminated_instance_is_not_billed_further(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
     name = group()
     (instance,) = launch(client, name)
-    aws.advance(600)
+    aws.advance_clock(600)
     client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
-    aws.advance(3600)
-    assert billed_seconds([truth(aws, instance)], aws.now()) == pytest.approx(600, abs=10)
+    aws.advance_clock(3600)
+    assert billed_seconds([instance_record(aws, instance)], aws.now()) == pytest.approx(600, abs=10)
 
 
-def test_the_account_tells_what_is_billed(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
-    before = aws.billed()
+def test_account_reports_billed_instance_seconds(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
+    before = aws.billed_instance_seconds()
     launch(client, group(), 2)
     running = sum(each.terminated_time is None for each in aws.instances()) - 2
-    aws.advance(1000)
-    assert aws.billed() - before == pytest.approx(1000 * (running + 2), rel=0.05)
+    aws.advance_clock(1000)
+    assert aws.billed_instance_seconds() - before == pytest.approx(1000 * (running + 2), rel=0.05)

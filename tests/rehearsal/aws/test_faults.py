@@ -1,4 +1,4 @@
-"""Faults on demand: capacity, throttling, eventual consistency, refusals."""
+"""Injected faults: capacity, throttling, eventual consistency and denials."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Capacity, Deny, Fault, Invisible, Outage, Throttle
+from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, Throttle
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
 from tests.rehearsal.aws.autoscaling.test_lifecycle import members, put_hook
 from tests.rehearsal.aws.conftest import Client, Network
@@ -28,57 +28,59 @@ def inject(aws: EmulatedAws) -> Iterator[Callable[..., None]]:
     aws.clear_faults()
 
 
-def launch(client: Client, group: str, count: int, **given: Any) -> dict[str, Any]:
+def launch(client: Client, group: str, count: int, **options: Any) -> dict[str, Any]:
     return dict(
         client("autoscaling").launch_instances(
-            AutoScalingGroupName=group, RequestedCapacity=count, ClientToken=group, **given
+            AutoScalingGroupName=group, RequestedCapacity=count, ClientToken=group, **options
         )
     )
 
 
-def ids_of(answer: dict[str, Any]) -> list[str]:
-    return [one for pool in answer["Instances"] for one in pool["InstanceIds"]]
+def ids_of(response: dict[str, Any]) -> list[str]:
+    return [instance_id for pool in response["Instances"] for instance_id in pool["InstanceIds"]]
 
 
-def run(client: Client, network: Network, lowest: int, most: int, kind: str = TYPE) -> list[str]:
-    made = client("ec2").run_instances(
-        ImageId=network.image, InstanceType=kind, SubnetId=network.subnet, MinCount=lowest, MaxCount=most
+def run(client: Client, network: Network, minimum: int, maximum: int, instance_type: str = TYPE) -> list[str]:
+    response = client("ec2").run_instances(
+        ImageId=network.image, InstanceType=instance_type, SubnetId=network.subnet, MinCount=minimum, MaxCount=maximum
     )
-    return [each["InstanceId"] for each in made["Instances"]]
+    return [instance["InstanceId"] for instance in response["Instances"]]
 
 
 def code_of(call: Callable[[], Any]) -> tuple[str, int]:
     with pytest.raises(ClientError) as caught:
         call()
-    told = caught.value.response
-    return told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"]
+    response = caught.value.response
+    return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 # Capacity
 
 
-def test_launch_instances_yields_what_there_is_and_says_what_there_is_not(
+def test_launch_instances_returns_partial_capacity_with_an_error(
     client: Client, inject: Any, group: Callable[..., str]
 ) -> None:
     name = group({"InstanceType": TYPE})
     inject(Capacity(limit=2, instance_type=TYPE))
-    answer = launch(client, name, 3)
-    assert len(ids_of(answer)) == 2
-    (error,) = answer["Errors"]
+    response = launch(client, name, 3)
+    assert len(ids_of(response)) == 2
+    (error,) = response["Errors"]
     assert (error["ErrorCode"], error["InstanceType"]) == ("InsufficientInstanceCapacity", TYPE)
     assert (error["AvailabilityZone"], error["MarketType"]) == ("us-east-1a", "on-demand")
-    (found,) = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
-    assert (found["DesiredCapacity"], len(found["Instances"])) == (2, 2)
+    (described,) = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    assert (described["DesiredCapacity"], len(described["Instances"])) == (2, 2)
 
 
-def test_without_any_capacity_nothing_is_launched(client: Client, inject: Any, group: Callable[..., str]) -> None:
+def test_nothing_is_launched_without_capacity(client: Client, inject: Any, group: Callable[..., str]) -> None:
     name = group({"InstanceType": TYPE})
     inject(Capacity(limit=0, instance_type=TYPE))
-    answer = launch(client, name, 2)
-    assert (answer["Instances"], len(answer["Errors"]), members(client, name)) == ([], 1, {})
+    response = launch(client, name, 2)
+    assert (response["Instances"], len(response["Errors"]), members(client, name)) == ([], 1, {})
 
 
-def test_capacity_comes_back_with_an_end(client: Client, inject: Any, group: Callable[..., str]) -> None:
+def test_capacity_is_available_again_after_a_termination(
+    client: Client, inject: Any, group: Callable[..., str]
+) -> None:
     name = group({"InstanceType": TYPE})
     inject(Capacity(limit=1, instance_type=TYPE))
     (first,) = ids_of(launch(client, name, 1))
@@ -91,9 +93,7 @@ def test_capacity_comes_back_with_an_end(client: Client, inject: Any, group: Cal
     assert second != first
 
 
-def test_an_instance_held_by_a_hook_still_takes_capacity(
-    client: Client, inject: Any, group: Callable[..., str]
-) -> None:
+def test_instance_held_by_a_hook_uses_capacity(client: Client, inject: Any, group: Callable[..., str]) -> None:
     name = group({"InstanceType": TYPE})
     put_hook(client, name)
     inject(Capacity(limit=1, instance_type=TYPE))
@@ -102,29 +102,29 @@ def test_an_instance_held_by_a_hook_still_takes_capacity(
     assert members(client, name) == {first: "Terminating:Wait"}
 
 
-@pytest.mark.parametrize(("lowest", "most", "got"), [(1, 3, 2), (2, 2, 2), (2, 5, 2)])
-def test_run_instances_launches_between_its_counts(
-    client: Client, inject: Any, network: Network, lowest: int, most: int, got: int
+@pytest.mark.parametrize(("minimum", "maximum", "expected"), [(1, 3, 2), (2, 2, 2), (2, 5, 2)])
+def test_run_instances_launches_between_minimum_and_maximum(
+    client: Client, inject: Any, network: Network, minimum: int, maximum: int, expected: int
 ) -> None:
     inject(Capacity(limit=2, instance_type=TYPE))
-    ids = run(client, network, lowest, most)
+    ids = run(client, network, minimum, maximum)
     client("ec2").terminate_instances(InstanceIds=ids)
-    assert len(ids) == got
+    assert len(ids) == expected
 
 
-def test_run_instances_launches_nothing_below_its_least(
+def test_run_instances_launches_nothing_below_the_minimum(
     client: Client, inject: Any, network: Network, aws: EmulatedAws
 ) -> None:
     inject(Capacity(limit=2, instance_type=TYPE))
-    before = aws.dump()
+    before = aws.list_resources()
     assert code_of(lambda: run(client, network, 3, 3)) == ("InsufficientInstanceCapacity", 500)
-    assert aws.dump() == before
+    assert aws.list_resources() == before
 
 
-def test_capacity_may_be_short_for_all_types(
+def test_capacity_limit_can_apply_to_all_types(
     client: Client, inject: Any, aws: EmulatedAws, network: Network, group: Callable[..., str]
 ) -> None:
-    """An instance of another type takes of it."""
+    """An instance of another type uses the same capacity."""
     terminate_all(aws, client)
     name = group({"InstanceType": TYPE})
     run(client, network, 1, 1, "t3.medium")
@@ -132,7 +132,9 @@ def test_capacity_may_be_short_for_all_types(
     assert len(ids_of(launch(client, name, 3))) == 1
 
 
-def test_capacity_of_one_type_leaves_others(client: Client, inject: Any, group: Callable[..., str]) -> None:
+def test_capacity_limit_of_a_type_does_not_affect_others(
+    client: Client, inject: Any, group: Callable[..., str]
+) -> None:
     inject(Capacity(limit=0, instance_type=TYPE))
     assert len(ids_of(launch(client, group(), 1))) == 1
 
@@ -159,21 +161,21 @@ THROTTLED: dict[str, tuple[str, str, int, Callable[[Client], Any]]] = {
 
 
 @pytest.mark.parametrize("service", THROTTLED)
-def test_calls_are_throttled_as_often_as_asked(client: Client, inject: Any, service: str) -> None:
+def test_calls_are_throttled_the_specified_number_of_times(client: Client, inject: Any, service: str) -> None:
     operation, code, status, call = THROTTLED[service]
     inject(Throttle(operation=operation, times=2))
     assert [code_of(lambda: call(client)) for _ in range(2)] == [(code, status)] * 2
     call(client)
 
 
-def test_calls_fail_inside_aws_as_often_as_asked(client: Client, inject: Any) -> None:
+def test_calls_fail_with_500_the_specified_number_of_times(client: Client, inject: Any) -> None:
     inject(Outage(operation="s3:ListBuckets", times=2))
     failed = [code_of(lambda: client("s3").list_buckets()) for _ in range(2)]
     assert failed == [("InternalError", 500)] * 2
     client("s3").list_buckets()
 
 
-def test_a_client_that_retries_bears_throttling(aws: EmulatedAws, inject: Any) -> None:
+def test_client_with_retries_tolerates_throttling(aws: EmulatedAws, inject: Any) -> None:
     retrying = boto3.client(
         "ec2",
         endpoint_url=aws.endpoint,
@@ -191,46 +193,50 @@ def test_a_client_that_retries_bears_throttling(aws: EmulatedAws, inject: Any) -
 # Eventual consistency
 
 
-def shown(client: Client, group: str) -> list[dict[str, Any]]:
+def visible_instances(client: Client, group: str) -> list[dict[str, Any]]:
     filters = [{"Name": "tag:aws:autoscaling:groupName", "Values": [group]}]
-    found = client("ec2").describe_instances(Filters=filters)["Reservations"]
-    return [each for reservation in found for each in reservation["Instances"]]
+    described = client("ec2").describe_instances(Filters=filters)["Reservations"]
+    return [instance for reservation in described for instance in reservation["Instances"]]
 
 
-def test_a_new_instance_is_missing_then_without_address_then_whole(
+def test_new_instance_is_missing_then_without_address_then_complete(
     client: Client, inject: Any, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
     name = group()
-    inject(Invisible(seconds=60))
+    inject(EventualConsistency(seconds=60))
     (instance,) = ids_of(launch(client, name, 1))
-    asked = {"InstanceIds": [instance]}
-    assert shown(client, name) == []
-    assert code_of(lambda: client("ec2").describe_instances(**asked)) == ("InvalidInstanceID.NotFound", 400)
-    assert code_of(lambda: client("ec2").describe_instance_status(**asked)) == ("InvalidInstanceID.NotFound", 400)
+    parameters = {"InstanceIds": [instance]}
+    assert visible_instances(client, name) == []
+    assert code_of(lambda: client("ec2").describe_instances(**parameters)) == ("InvalidInstanceID.NotFound", 400)
+    assert code_of(lambda: client("ec2").describe_instance_status(**parameters)) == ("InvalidInstanceID.NotFound", 400)
     assert list(members(client, name)) == [instance]
-    aws.advance(60)
-    (found,) = shown(client, name)
-    assert (found["InstanceId"], found["NetworkInterfaces"]) == (instance, [])
-    assert not found.get("PrivateIpAddress")
-    aws.advance(60)
-    (found,) = shown(client, name)
-    assert found["PrivateIpAddress"] == found["NetworkInterfaces"][0]["PrivateIpAddress"]
+    aws.advance_clock(60)
+    (described,) = visible_instances(client, name)
+    assert (described["InstanceId"], described["NetworkInterfaces"]) == (instance, [])
+    assert not described.get("PrivateIpAddress")
+    aws.advance_clock(60)
+    (described,) = visible_instances(client, name)
+    assert described["PrivateIpAddress"] == described["NetworkInterfaces"][0]["PrivateIpAddress"]
 
 
-def test_older_instances_stay_visible(client: Client, inject: Any, aws: EmulatedAws, group: Callable[..., str]) -> None:
+def test_older_instances_remain_visible(
+    client: Client, inject: Any, aws: EmulatedAws, group: Callable[..., str]
+) -> None:
     name = group()
     launch(client, name, 1)
-    aws.advance(200)
-    inject(Invisible(seconds=60))
-    assert len(shown(client, name)) == 1
+    aws.advance_clock(200)
+    inject(EventualConsistency(seconds=60))
+    assert len(visible_instances(client, name)) == 1
 
 
-def test_the_truth_is_told_all_the_same(aws: EmulatedAws, client: Client, inject: Any, group: Any) -> None:
+def test_control_page_shows_instances_that_are_not_visible_yet(
+    aws: EmulatedAws, client: Client, inject: Any, group: Any
+) -> None:
     name = group()
-    inject(Invisible(seconds=60))
-    (instance,) = ids_of(launch(client, name, 1))
-    (found,) = [each for each in aws.instances() if each.id == instance]
-    assert found.private_ip.startswith("127.77.5.")
+    inject(EventualConsistency(seconds=60))
+    (instance_id,) = ids_of(launch(client, name, 1))
+    (described,) = [instance for instance in aws.instances() if instance.id == instance_id]
+    assert described.private_ip.startswith("127.77.5.")
 
 
 # Refusals
@@ -269,7 +275,7 @@ DENIED: dict[str, tuple[str, str, int, Callable[[Client], Any]]] = {
 
 
 @pytest.mark.parametrize("service", DENIED)
-def test_an_operation_is_denied_in_its_service_s_shape(
+def test_denied_operation_returns_the_error_format_of_the_service(
     client: Client, inject: Any, aws: EmulatedAws, service: str
 ) -> None:
     operation, code, status, call = DENIED[service]
@@ -279,9 +285,7 @@ def test_an_operation_is_denied_in_its_service_s_shape(
     assert (f"{entry.service}:{entry.operation}", entry.error_code) == (operation, code)
 
 
-def test_operations_are_denied_from_the_start_by_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_are_denied_by_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REHEARSAL_DENY", "s3:CreateBucket, sqs:ListQueues")
     with EmulatedAws.start(tmp_path) as denying:
         session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
@@ -290,7 +294,7 @@ def test_operations_are_denied_from_the_start_by_the_environment(
         ec2.describe_vpcs()
 
 
-def test_a_denial_of_what_is_no_operation_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_denied_operation_prevents_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REHEARSAL_DENY", "fsx:CreateFilesystem")
     with pytest.raises(RuntimeError, match=r"REHEARSAL_DENY.*no API operation fsx:CreateFilesystem"):
         EmulatedAws.start(tmp_path)
@@ -305,7 +309,7 @@ WRONG: dict[str, Any] = {
     "an unknown key": [{"kind": "capacity", "limit": 1, "zone": "us-east-1a"}],
     "a negative limit": [{"kind": "capacity", "limit": -1}],
     "no such instance type": [{"kind": "capacity", "limit": 1, "instance_type": "p9.huge"}],
-    "no time": [{"kind": "invisible", "seconds": 0}],
+    "no time": [{"kind": "eventual-consistency", "seconds": 0}],
     "no such operation": [{"kind": "deny", "operation": "ec2:RunInstance"}],
     "no such service": [{"kind": "throttle", "operation": "ec3:RunInstances", "times": 1}],
     "no service": [{"kind": "deny", "operation": "CreateFileSystem"}],
@@ -314,7 +318,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_fault_is_refused_with_the_reason(aws: EmulatedAws, case: str) -> None:
+def test_invalid_fault_is_refused_with_the_reason(aws: EmulatedAws, case: str) -> None:
     body = json.dumps(WRONG[case]).encode()
     with pytest.raises(HTTPError) as caught:
         urlopen(Request(f"{aws.endpoint}/_rehearsal/faults", body, method="POST"), timeout=10)
@@ -322,31 +326,31 @@ def test_a_wrong_fault_is_refused_with_the_reason(aws: EmulatedAws, case: str) -
     assert len(json.load(caught.value)["error"]) > 10
 
 
-def test_of_a_list_with_a_wrong_fault_none_is_on(aws: EmulatedAws, client: Client) -> None:
+def test_list_with_an_invalid_fault_is_refused_entirely(aws: EmulatedAws, client: Client) -> None:
     right: Fault = Deny(operation="ec2:DescribeVpcs")
     with pytest.raises(ValueError, match="no API operation ec2:RunInstance"):
         aws.inject(right, Deny(operation="ec2:RunInstance"))
     client("ec2").describe_vpcs()
 
 
-def test_cleared_faults_are_off(aws: EmulatedAws, client: Client) -> None:
+def test_cleared_faults_are_inactive(aws: EmulatedAws, client: Client) -> None:
     aws.inject(Deny(operation="ec2:DescribeVpcs"), Throttle(operation="ec2:DescribeSubnets", times=5))
     aws.clear_faults()
     client("ec2").describe_vpcs()
     client("ec2").describe_subnets()
 
 
-def test_an_ended_fault_is_off_and_others_stay(aws: EmulatedAws, client: Client) -> None:
+def test_removed_fault_is_inactive_and_others_remain(aws: EmulatedAws, client: Client) -> None:
     ended: Fault = Deny(operation="ec2:DescribeVpcs")
     stays: Fault = Deny(operation="ec2:DescribeSubnets")
     aws.inject(ended, stays)
-    aws.end_faults([ended])
+    aws.remove_faults([ended])
     client("ec2").describe_vpcs()
     assert code_of(client("ec2").describe_subnets) == ("UnauthorizedOperation", 403)
     assert aws.faults() == [stays]
 
 
-def test_a_page_has_its_methods_only(aws: EmulatedAws) -> None:
+def test_page_supports_only_the_methods(aws: EmulatedAws) -> None:
     for page, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
         with (
             pytest.raises(HTTPError) as caught,

@@ -1,4 +1,4 @@
-"""The journal names every call as IAM does; the control pages tell the truth."""
+"""The journal names every call as IAM does; the control pages return the actual state."""
 
 import contextlib
 import json
@@ -23,19 +23,19 @@ from tests.rehearsal.aws.conftest import Client, Network
 
 
 def recorded(aws: EmulatedAws, call: Callable[[], Any]) -> list[JournalEntry]:
-    """The entries that a call leaves; what it is refused is part of it."""
+    """Return the journal entries of a call, which may fail."""
     before = len(aws.journal())
     with contextlib.suppress(ClientError):
         call()
     return aws.journal()[before:]
 
 
-def test_entries_are_numbered_without_a_gap(client: Client, aws: EmulatedAws) -> None:
+def test_entries_are_numbered_consecutively(client: Client, aws: EmulatedAws) -> None:
     client("ec2").describe_vpcs()
     assert [entry.seq for entry in aws.journal()] == list(range(1, len(aws.journal()) + 1))
 
 
-def test_a_call_is_recorded_with_its_key_and_status(client: Client, aws: EmulatedAws) -> None:
+def test_call_is_recorded_with_access_key_and_status(client: Client, aws: EmulatedAws) -> None:
     (entry,) = recorded(aws, lambda: client("ec2").create_vpc(CidrBlock="10.3.0.0/16"))
     assert (entry.service, entry.operation, entry.access_key) == ("ec2", "CreateVpc", "AKIAREHEARSALOPERATE")
     assert (entry.status, entry.error_code, entry.mutating, entry.urn) == (200, None, True, None)
@@ -60,14 +60,14 @@ CODES = {
 
 
 @pytest.mark.parametrize("service", REFUSED)
-def test_a_refusal_is_recorded_with_its_code_and_message(client: Client, aws: EmulatedAws, service: str) -> None:
+def test_error_is_recorded_with_code_and_message(client: Client, aws: EmulatedAws, service: str) -> None:
     (entry,) = recorded(aws, lambda: REFUSED[service](client))
     assert (entry.service, entry.error_code) == (service, CODES[service])
     assert entry.error_message
     assert entry.status >= 400
 
 
-def test_the_urn_header_is_recorded(aws: EmulatedAws) -> None:
+def test_urn_header_is_recorded(aws: EmulatedAws) -> None:
     client = boto3.client(
         "ec2",
         endpoint_url=aws.endpoint,
@@ -82,7 +82,7 @@ def test_the_urn_header_is_recorded(aws: EmulatedAws) -> None:
     assert (entry.urn, entry.mutating) == ("urn:x", False)
 
 
-def test_s3_operations_have_their_names(client: Client, aws: EmulatedAws) -> None:
+def test_s3_operations_are_named(client: Client, aws: EmulatedAws) -> None:
     s3 = client("s3")
     bucket = {"Bucket": "names-of-operations"}
     item = {**bucket, "Key": "a/b c.txt"}
@@ -110,54 +110,60 @@ def test_s3_operations_have_their_names(client: Client, aws: EmulatedAws) -> Non
     ]
 
 
-def test_a_call_that_the_account_cannot_serve_says_so(client: Client, aws: EmulatedAws) -> None:
+def test_unsupported_call_returns_not_implemented(client: Client, aws: EmulatedAws) -> None:
     (entry,) = recorded(aws, lambda: client("fsx").describe_file_caches())
     assert (entry.status, entry.error_code) == (501, "NotImplemented")
 
 
-def test_credentials_of_a_role_are_told_apart(client: Client, aws: EmulatedAws, profile: str) -> None:
-    given = client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/node", RoleSessionName="i-1")[
+def test_role_credentials_are_distinguished(client: Client, aws: EmulatedAws, profile: str) -> None:
+    credentials = client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/node", RoleSessionName="i-1")[
         "Credentials"
     ]
-    session = boto3.Session(given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"], "us-east-1")
+    session = boto3.Session(
+        credentials["AccessKeyId"], credentials["SecretAccessKey"], credentials["SessionToken"], "us-east-1"
+    )
     node = session.client("sts", endpoint_url=aws.endpoint)
     (entry,) = recorded(aws, node.get_caller_identity)
-    assert entry.access_key == given["AccessKeyId"]
+    assert entry.access_key == credentials["AccessKeyId"]
     assert ":assumed-role/node/i-1" in node.get_caller_identity()["Arn"]
 
 
-def test_instances_are_told_as_they_truly_are(
+def test_instances_page_returns_the_actual_state(
     client: Client, aws: EmulatedAws, group: Callable[..., str], network: Network
 ) -> None:
     name = group({"UserData": "I2Nsb3VkLWNvbmZpZwo="})
     client("autoscaling").launch_instances(AutoScalingGroupName=name, RequestedCapacity=1, ClientToken=name)
-    (found,) = [each for each in aws.instances() if each.autoscaling_group == name]
-    assert (found.state, found.lifecycle_state, found.role_name) == ("running", "InService", "node")
-    assert (found.user_data, found.image, found.subnet) == ("I2Nsb3VkLWNvbmZpZwo=", network.image, network.subnet)
+    (record,) = [record for record in aws.instances() if record.autoscaling_group == name]
+    assert (record.state, record.lifecycle_state, record.role_name) == ("running", "InService", "node")
+    assert (record.user_data, record.image, record.subnet) == ("I2Nsb3VkLWNvbmZpZwo=", network.image, network.subnet)
     client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
-    (ended,) = [each for each in aws.instances() if each.id == found.id]
-    assert (ended.state, ended.lifecycle_state, ended.private_ip) == ("terminated", "Terminated", found.private_ip)
+    (terminated,) = [other for other in aws.instances() if other.id == record.id]
+    assert (terminated.state, terminated.lifecycle_state, terminated.private_ip) == (
+        "terminated",
+        "Terminated",
+        record.private_ip,
+    )
 
 
-def test_control_pages_are_not_journalled(aws: EmulatedAws) -> None:
+def test_control_pages_are_not_in_the_journal(aws: EmulatedAws) -> None:
     assert recorded(aws, aws.instances) == []
-    assert recorded(aws, aws.dump) == []
+    assert recorded(aws, aws.list_resources) == []
 
 
-def test_a_kind_nobody_thought_of_is_in_the_dump(client: Client, aws: EmulatedAws) -> None:
-    before = set(aws.dump())
+def test_resource_list_includes_unknown_resource_types(client: Client, aws: EmulatedAws) -> None:
+    before = set(aws.list_resources())
     client("sqs").create_queue(QueueName="alarms")
-    (found,) = set(aws.dump()) - before
-    assert (found.service, found.kind) == ("sqs", "queues")
+    (record,) = set(aws.list_resources()) - before
+    assert (record.service, record.kind) == ("sqs", "queues")
 
 
-def test_connections_are_kept_open(aws: EmulatedAws) -> None:
+def test_connections_are_kept_alive(aws: EmulatedAws) -> None:
     with urllib.request.urlopen(f"{aws.endpoint}/_rehearsal/instances", timeout=10) as answer:
         assert answer.version == 11
         assert json.load(answer) is not None
 
 
-def test_a_body_is_asked_for_at_once(aws: EmulatedAws) -> None:
+def test_continue_response_is_sent_at_once(aws: EmulatedAws) -> None:
     host, port = aws.endpoint.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         head = "PUT /none/key HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
@@ -165,10 +171,10 @@ def test_a_body_is_asked_for_at_once(aws: EmulatedAws) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
 
 
-def test_the_process_ends_when_it_is_left(tmp_path: Path) -> None:
+def test_process_stops_at_context_exit(tmp_path: Path) -> None:
     with EmulatedAws.start(tmp_path) as running:
         pid = running.pid
-        running.dump()
+        running.list_resources()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -182,15 +188,15 @@ os._exit(1)
 """
 
 
-def test_the_process_ends_with_the_one_who_started_it(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", ORPHAN, str(tmp_path)]
-    pid = int(subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3]).stdout)
+def test_process_stops_with_the_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    pid = int(subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3]).stdout)
     deadline = time.monotonic() + 10.0
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)
 
 
-def test_an_emulation_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_failed_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="nonsense"):
         EmulatedAws.start(tmp_path, addresses="nonsense")

@@ -1,4 +1,4 @@
-"""What of keys and guardrails is left behind is found in the account's dump; what is kept on purpose is no leak."""
+"""Leaked keys and guardrails are in the account's resource list; retained resources are not leaks."""
 
 import json
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rehearsal.audit import leaked
+from rehearsal.audit import leaked_resources
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.aws.conftest import Client, Network
 
 TRUSTED = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "vpc-flow-logs.amazonaws.com"}}
 FLOW_TRUST = json.dumps({"Version": "2012-10-17", "Statement": [TRUSTED]})
-Make = Callable[[Client, Network, str], str]  # makes a thing; its id, as a program knows it
+Make = Callable[[Client, Network, str], str]  # creates a resource and returns its id
 
 
 def key(client: Client, network: Network, name: str) -> str:
@@ -31,14 +31,14 @@ def log_group(client: Client, network: Network, name: str) -> str:
 
 def flow_log(client: Client, network: Network, name: str) -> str:
     role = client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=FLOW_TRUST)["Role"]["Arn"]
-    made = client("ec2").create_flow_logs(
+    created = client("ec2").create_flow_logs(
         ResourceType="VPC",
         ResourceIds=[network.vpc],
         TrafficType="ALL",
         LogDestination=f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:{log_group(client, network, name)}",
         DeliverLogsPermissionArn=role,
     )
-    return str(made["FlowLogIds"][0])
+    return str(created["FlowLogIds"][0])
 
 
 def topic(client: Client, network: Network, name: str) -> str:
@@ -46,10 +46,10 @@ def topic(client: Client, network: Network, name: str) -> str:
 
 
 def subscription(client: Client, network: Network, name: str) -> str:
-    made = client("sns").subscribe(
+    created = client("sns").subscribe(
         TopicArn=topic(client, network, name), Protocol="email", Endpoint="a@b.c", ReturnSubscriptionArn=True
     )
-    return str(made["SubscriptionArn"])
+    return str(created["SubscriptionArn"])
 
 
 def alarm(client: Client, network: Network, name: str) -> str:
@@ -61,8 +61,8 @@ def alarm(client: Client, network: Network, name: str) -> str:
 
 def budget(client: Client, network: Network, name: str) -> str:
     limit = {"Amount": "1", "Unit": "USD"}
-    told = {"BudgetName": name, "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": limit}
-    client("budgets").create_budget(AccountId=ACCOUNT, Budget=told)
+    budget_parameters = {"BudgetName": name, "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": limit}
+    client("budgets").create_budget(AccountId=ACCOUNT, Budget=budget_parameters)
     return name
 
 
@@ -86,29 +86,31 @@ KINDS: dict[tuple[str, str], Make] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_left_behind_is_found_and_what_is_kept_is_not(
+def test_leaks_include_remaining_but_not_retained_resources(
     aws: EmulatedAws, client: Client, network: Network, name: str, kind: tuple[str, str]
 ) -> None:
-    before = aws.dump()
-    made = KINDS[kind](client, network, name)
-    after = aws.dump()
-    found = {(one.service, one.kind): one.id for one in leaked(before, after, [])}
-    assert found[kind].endswith(made)
-    assert kind not in {(one.service, one.kind) for one in leaked(before, after, [made])}
+    before = aws.list_resources()
+    created = KINDS[kind](client, network, name)
+    after = aws.list_resources()
+    leaks = {(resource.service, resource.kind): resource.id for resource in leaked_resources(before, after, [])}
+    assert leaks[kind].endswith(created)
+    assert kind not in {(resource.service, resource.kind) for resource in leaked_resources(before, after, [created])}
 
 
-GONE: dict[str, tuple[Make, Callable[[Client, str], Any]]] = {
-    "key": (key, lambda client, made: client("kms").schedule_key_deletion(KeyId=made)),
-    "log group": (log_group, lambda client, made: client("logs").delete_log_group(logGroupName=made)),
-    "topic": (topic, lambda client, made: client("sns").delete_topic(TopicArn=made)),
-    "alarm": (alarm, lambda client, made: client("cloudwatch").delete_alarms(AlarmNames=[made])),
-    "budget": (budget, lambda client, made: client("budgets").delete_budget(AccountId=ACCOUNT, BudgetName=made)),
+DELETED: dict[str, tuple[Make, Callable[[Client, str], Any]]] = {
+    "key": (key, lambda client, created: client("kms").schedule_key_deletion(KeyId=created)),
+    "log group": (log_group, lambda client, created: client("logs").delete_log_group(logGroupName=created)),
+    "topic": (topic, lambda client, created: client("sns").delete_topic(TopicArn=created)),
+    "alarm": (alarm, lambda client, created: client("cloudwatch").delete_alarms(AlarmNames=[created])),
+    "budget": (budget, lambda client, created: client("budgets").delete_budget(AccountId=ACCOUNT, BudgetName=created)),
 }
 
 
-@pytest.mark.parametrize("what", GONE)
-def test_what_was_deleted_is_no_leak(aws: EmulatedAws, client: Client, network: Network, name: str, what: str) -> None:
-    before = aws.dump()
-    make, delete = GONE[what]
+@pytest.mark.parametrize("kind", DELETED)
+def test_deleted_resources_are_not_leaks(
+    aws: EmulatedAws, client: Client, network: Network, name: str, kind: str
+) -> None:
+    before = aws.list_resources()
+    make, delete = DELETED[kind]
     delete(client, make(client, network, name))
-    assert leaked(before, aws.dump(), []) == []
+    assert leaked_resources(before, aws.list_resources(), []) == []

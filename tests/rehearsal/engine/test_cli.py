@@ -1,4 +1,4 @@
-"""The local stack through the real engine, on an emulated account: where the Pulumi CLI is on PATH."""
+"""The local stack with the real Pulumi CLI, on an emulated account. Skipped when the CLI is not on PATH."""
 
 import shutil
 from collections import Counter
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.adapter.graph import Event
-from rehearsal.adapter.provider import Provider, serving
+from rehearsal.adapter.deployment import Event
+from rehearsal.adapter.provider import Provider, serve_provider
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.engine.cli import NEEDED
+from rehearsal.engine.cli import REQUIRED_PROGRAMS
 from rehearsal.engine.log import EngineLog
-from rehearsal.engine.state import exports_of, resources_of
+from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 
 pytestmark = pytest.mark.skipif(
-    any(shutil.which(name) is None for name in NEEDED), reason="the Pulumi CLI is not on PATH"
+    any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
 )
 OBJECT, GROUP = "aws:s3/bucketObjectv2:BucketObjectv2", "aws:autoscaling/group:Group"
 BUDGET, COMMAND = "aws:budgets/budget:Budget", "command:local:Command"
@@ -28,7 +28,7 @@ BUDGET, COMMAND = "aws:budgets/budget:Budget", "command:local:Command"
 
 @dataclass
 class Stack:
-    """One stack through its life, step by step: each test is one, in the order of the file."""
+    """One stack, which the tests of this file change in their order: each test is one step."""
 
     tree: Path
     workspace: Workspace
@@ -39,19 +39,19 @@ class Stack:
     def settings(self) -> Any:
         return self.config["trainyard:cluster"]
 
-    def run(self, verb: str) -> EngineLog:
+    def run(self, command: str) -> EngineLog:
         self.events.clear()
-        self.workspace.configure(self.config)
-        return self.workspace.run(verb, "--yes", "--skip-preview", tell=self.events.append)
+        self.workspace.write_config(self.config)
+        return self.workspace.run(command, "--yes", "--skip-preview", on_event=self.events.append)
 
     def up(self) -> Counter[str]:
-        """What it did to which type, without the lines."""
+        """Return how many operations of each kind the CLI executed on each type."""
         log = self.run("up")
         assert not log.errors
         return Counter(f"{event.kind} {event.type}" for event in self.events if event.kind.endswith("ed"))
 
     def exports(self) -> dict[str, Any]:
-        return exports_of(self.workspace.state())
+        return read_exports(self.workspace.export_state())
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         copy: Callable[..., Any] = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tree / name)
     launcher = tree / "trainyard" / "launcher"
-    launcher.parent.mkdir()
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     folder = tmp_path_factory.mktemp("run")
@@ -69,17 +68,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         for key, value in aws.environment().items():
             patch.setenv(key, value)
         provider = Provider(tree, aws.region)
-        with serving(provider) as own, serving(provider) as command:
-            workspace = Workspace(folder / "pulumi", tree, "local", {"aws": own, "command": command})
+        with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
+            workspace = Workspace(folder / "pulumi", tree, "local", {"aws": aws_port, "command": command_port})
             config = yaml.safe_load((tree / "stacks/Pulumi.local.yaml").read_text())["config"]
-            workspace.lay_out(config)
+            workspace.create(config)
             yield Stack(tree, workspace, config)
 
 
-def test_up_makes_the_whole_stack(stack: Stack) -> None:
+def test_up_creates_the_stack(stack: Stack) -> None:
     done = stack.up()
-    assert sum(count for what, count in done.items() if what.startswith("created aws:")) > 30
-    assert {what.split()[0] for what in done} == {"created"}
+    assert sum(count for operation, count in done.items() if operation.startswith("created aws:")) > 30
+    assert {operation.split()[0] for operation in done} == {"created"}
     assert stack.exports()["launch"] == '{"run": "r-1"}'
 
 
@@ -87,18 +86,18 @@ def test_up_again_changes_nothing(stack: Stack) -> None:
     assert stack.up() == {}
 
 
-def test_more_nodes_change_group_budget_manifest_and_launch_and_replace_nothing(stack: Stack) -> None:
+def test_more_nodes_update_group_budget_manifest_and_launch(stack: Stack) -> None:
     stack.settings["nodes"] = 4
-    assert stack.up() == {f"updated {one}": 1 for one in (GROUP, BUDGET, OBJECT, COMMAND)}
+    assert stack.up() == {f"updated {resource}": 1 for resource in (GROUP, BUDGET, OBJECT, COMMAND)}
 
 
-def test_changed_job_changes_its_archive_manifest_and_launch_alone(stack: Stack) -> None:
+def test_changed_job_updates_only_archive_manifest_and_launch(stack: Stack) -> None:
     del stack.settings["job"]["train"]
-    stack.settings["job"] |= {"source": "examples/own-job", "command": ["train.py"]}
+    stack.settings["job"] |= {"source": "examples/custom-job", "command": ["train.py"]}
     assert stack.up() == {f"created {OBJECT}": 1, f"updated {OBJECT}": 1, f"updated {COMMAND}": 1}
 
 
-def test_input_of_a_new_kind_ends_with_its_name_and_nothing_is_made(stack: Stack) -> None:
+def test_unsupported_input_fails_the_up_and_creates_nothing(stack: Stack) -> None:
     file = stack.tree / "infra/components/vpc.py"
     before = file.read_text()
     changed = before.replace('connectivity_type="public",', 'private_ip="10.42.128.9",')
@@ -106,20 +105,20 @@ def test_input_of_a_new_kind_ends_with_its_name_and_nothing_is_made(stack: Stack
     file.write_text(changed)
     ((_, message),) = stack.run("up").errors
     file.write_text(before)
-    assert "aws:ec2/natGateway:NatGateway nat: the adapter does not know the input privateIp" in message
+    assert "aws:ec2/natGateway:NatGateway nat: the adapter does not support the input privateIp" in message
     assert not [event for event in stack.events if event.kind in ("created", "updated", "deleted")]
 
 
-def test_destroy_takes_an_order_that_aws_accepts(stack: Stack) -> None:
-    before = resources_of(stack.workspace.state(), {})
+def test_destroy_deletes_in_an_order_that_aws_accepts(stack: Stack) -> None:
+    before = read_resources(stack.workspace.export_state(), {})
     assert not stack.run("destroy").errors
     done = Counter(event.kind for event in stack.events if event.kind in ("deleted", "retained"))
-    own = [one for one in before.values() if one.custom]
-    retained = len([one for one in own if one.retain_on_delete])
+    own = [resource for resource in before.values() if resource.custom]
+    retained = len([resource for resource in own if resource.retain_on_delete])
     assert (done["retained"], done["deleted"]) == (retained, len(own) - retained)
-    assert resources_of(stack.workspace.state(), {}) == {}
+    assert read_resources(stack.workspace.export_state(), {}) == {}
 
 
-def test_up_after_that_adopts_the_data_bucket(stack: Stack) -> None:
-    assert stack.up()["adopted aws:s3/bucket:Bucket"] == 1
+def test_up_after_destroy_imports_the_data_bucket(stack: Stack) -> None:
+    assert stack.up()["imported aws:s3/bucket:Bucket"] == 1
     assert stack.up() == {}

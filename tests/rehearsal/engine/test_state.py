@@ -1,8 +1,8 @@
-"""The engine's state as the graph that the rest of a rehearsal reads."""
+"""Reading resources and exports from the engine's state."""
 
 from typing import Any
 
-from rehearsal.engine.state import exports_of, resources_of
+from rehearsal.engine.state import read_exports, read_resources
 
 VPC = "urn:pulumi:s::trainyard::trainyard:infra:Network$aws:ec2/vpc:Vpc::vpc"
 
@@ -11,12 +11,12 @@ def state(*resources: dict[str, Any]) -> dict[str, Any]:
     return {"version": 3, "deployment": {"resources": list(resources)}}
 
 
-def entry(type_: str, urn: str = VPC, **more: Any) -> dict[str, Any]:
-    return {"urn": urn, "type": type_, "custom": True, **more}
+def entry(type_: str, urn: str = VPC, **fields: Any) -> dict[str, Any]:
+    return {"urn": urn, "type": type_, "custom": True, **fields}
 
 
-def test_resource_is_there_as_the_program_registered_it() -> None:
-    made = entry(
+def test_resource_has_the_registered_fields() -> None:
+    created = entry(
         "aws:ec2/vpc:Vpc",
         id="vpc-1",
         inputs={"tags": {"a": "b"}},
@@ -25,27 +25,32 @@ def test_resource_is_there_as_the_program_registered_it() -> None:
         importID="vpc-1",
         dependencies=["urn:other"],
     )
-    (found,) = resources_of(state(made), {VPC: 1.5}).values()
-    assert (found.name, found.id, found.inputs, found.outputs) == ("vpc", "vpc-1", {"tags": {"a": "b"}}, {"arn": "x"})
-    assert (found.retain_on_delete, found.adopted, found.made, found.seconds) == (True, True, True, 1.5)
-    assert found.dependencies == {"urn:other"}
+    (result,) = read_resources(state(created), {VPC: 1.5}).values()
+    assert (result.name, result.id, result.inputs, result.outputs) == (
+        "vpc",
+        "vpc-1",
+        {"tags": {"a": "b"}},
+        {"arn": "x"},
+    )
+    assert (result.retain_on_delete, result.imported, result.exists, result.seconds) == (True, True, True, 1.5)
+    assert result.dependencies == {"urn:other"}
 
 
-def test_what_is_the_engines_own_is_left_out() -> None:
-    own = [entry("pulumi:pulumi:Stack", "urn:stack"), entry("pulumi:providers:aws", "urn:provider")]
-    assert resources_of(state(*own), {}) == {}
+def test_stack_and_providers_are_not_resources() -> None:
+    internal = [entry("pulumi:pulumi:Stack", "urn:stack"), entry("pulumi:providers:aws", "urn:provider")]
+    assert read_resources(state(*internal), {}) == {}
 
 
-def test_what_a_replacement_left_to_delete_is_not_the_resource() -> None:
+def test_replaced_resource_that_is_pending_deletion_is_skipped() -> None:
     new, old = entry("aws:ec2/vpc:Vpc", id="vpc-2"), entry("aws:ec2/vpc:Vpc", id="vpc-1", delete=True)
-    assert [one.id for one in resources_of(state(new, old), {}).values()] == ["vpc-2"]
+    assert [resource.id for resource in read_resources(state(new, old), {}).values()] == ["vpc-2"]
 
 
-def test_exports_are_the_stacks_outputs() -> None:
+def test_exports_are_the_outputs_of_the_stack() -> None:
     stack = {"urn": "urn:stack", "type": "pulumi:pulumi:Stack", "custom": False, "outputs": {"head": "i-1"}}
-    assert exports_of(state(stack)) == {"head": "i-1"}
+    assert read_exports(state(stack)) == {"head": "i-1"}
 
 
-def test_state_of_a_stack_that_made_nothing_is_empty() -> None:
-    nothing: dict[str, Any] = {"version": 3, "deployment": {}}
-    assert (resources_of(nothing, {}), exports_of(nothing)) == ({}, {})
+def test_empty_state_has_no_resources_and_no_exports() -> None:
+    empty: dict[str, Any] = {"version": 3, "deployment": {}}
+    assert (read_resources(empty, {}), read_exports(empty)) == ({}, {})

@@ -1,4 +1,4 @@
-"""What the hypervisor boots from, and what it can't."""
+"""Images that the hypervisor can boot from."""
 
 from pathlib import Path
 from typing import Any
@@ -8,32 +8,33 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process.backend import ProcessBackend
-from tests.clusters import UBUNTU
+from tests.clusters import UBUNTU_PARAMETER
 from tests.conftest import REGION
 from tests.polling import eventually
-from trainyard.aws.s3 import client
+from trainyard.aws.clients import client
 
 
-def run(image: str, stack: str) -> str:
-    named = [{"ResourceType": "instance", "Tags": [{"Key": "trainyard:stack", "Value": stack}]}]
-    asked: dict[str, Any] = {"ImageId": image, "InstanceType": "t3.medium", "TagSpecifications": named}
-    return str(client("ec2", REGION).run_instances(MinCount=1, MaxCount=1, **asked)["Instances"][0]["InstanceId"])
+def launch(image: str, stack: str) -> str:
+    """Launch an instance of a stack. Returns its id."""
+    specifications = [{"ResourceType": "instance", "Tags": [{"Key": "trainyard:stack", "Value": stack}]}]
+    request: dict[str, Any] = {"ImageId": image, "InstanceType": "t3.medium", "TagSpecifications": specifications}
+    return str(client("ec2", REGION).run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]["InstanceId"])
 
 
-def test_an_image_whose_disk_is_elsewhere_is_told(own_account: EmulatedAws, tmp_path: Path) -> None:
-    """The account outlives a rehearsal, and with it the image; the disk does not."""
+def test_image_of_another_rehearsal_cannot_boot(own_account: EmulatedAws, tmp_path: Path) -> None:
+    """A shared account keeps the image after the rehearsal, but the rehearsal removes the disk."""
     ec2 = client("ec2", REGION)
-    source = run(client("ssm", REGION).get_parameter(Name=UBUNTU)["Parameter"]["Value"], "earlier")
+    source = launch(client("ssm", REGION).get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"], "earlier")
     ec2.stop_instances(InstanceIds=[source])
-    image = ec2.create_image(InstanceId=source, Name="elsewhere")["ImageId"]
+    image = ec2.create_image(InstanceId=source, Name="earlier-image")["ImageId"]
     eventually(lambda: ec2.describe_images(ImageIds=[image])["Images"][0]["State"] == "available", "the image", 10)
-    made = run(image, "later")
+    instance = launch(image, "later")
     try:
         hypervisor = Hypervisor(own_account, ProcessBackend(tmp_path), "later", print)
         with pytest.raises(
-            RuntimeError, match=f"{made} boots from {image}, made of {source}, whose disk is not in this"
+            RuntimeError, match=f"{instance} boots from {image}, created from {source}, whose disk does not exist"
         ):
             hypervisor.reconcile()
     finally:
-        ec2.terminate_instances(InstanceIds=[made, source])
+        ec2.terminate_instances(InstanceIds=[instance, source])
         ec2.deregister_image(ImageId=image, DeleteAssociatedSnapshots=True)

@@ -1,4 +1,4 @@
-"""A node that is a folder: user-data, units and systemctl as on a machine, and an end that leaves nothing."""
+"""Nodes of the process backend: user data, units, systemctl, and shutdown without leftovers."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import yaml
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.process import cloudconfig, units
 from rehearsal.hypervisor.process.backend import ProcessBackend
-from rehearsal.hypervisor.processes import marked
-from rehearsal.hypervisor.registry import sweep
+from rehearsal.hypervisor.processes import find_processes
+from rehearsal.hypervisor.registry import remove_leftovers
 from tests.polling import eventually
 
 UNIT = """[Unit]
@@ -26,20 +26,26 @@ TimeoutStopSec=2
 
 
 def user_data(services: dict[str, str], start: list[str]) -> str:
+    """Return user data that writes units and starts some of them."""
     files = [{"path": f"/etc/systemd/system/{name}.service", "content": text} for name, text in services.items()]
-    commands = [["systemctl", "daemon-reload"], *(["systemctl", "enable", "--now", "--no-block", one] for one in start)]
+    commands = [
+        ["systemctl", "daemon-reload"],
+        *(["systemctl", "enable", "--now", "--no-block", name] for name in start),
+    ]
     return "#cloud-config\n" + yaml.safe_dump({"write_files": files, "runcmd": commands})
 
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[ProcessBackend]:
-    made = ProcessBackend(tmp_path)
-    yield made
-    sweep(tmp_path)
-    assert not marked(tmp_path)
+    """A backend whose processes are killed after the test."""
+    backend = ProcessBackend(tmp_path)
+    yield backend
+    remove_leftovers(tmp_path)
+    assert not find_processes(tmp_path)
 
 
 def boot(backend: ProcessBackend, services: dict[str, str], start: list[str]) -> Path:
+    """Boot the node i-1. Returns its root folder."""
     backend.boot(
         NodeSpec(
             id="i-1",
@@ -53,83 +59,88 @@ def boot(backend: ProcessBackend, services: dict[str, str], start: list[str]) ->
 
 
 def unit(script: str, kind: str = "exec", restart: str = "no") -> str:
+    """Return a unit file that runs a shell script."""
     return UNIT.format(script=script, kind=kind, restart=restart)
 
 
-def test_user_data_starts_its_unit_with_the_nodes_environment(backend: ProcessBackend) -> None:
+def test_user_data_starts_a_unit_with_the_nodes_environment(backend: ProcessBackend) -> None:
     root = boot(backend, {"a": unit("echo $EXTRA $TRAINYARD_ROOT; exec sleep 60")}, ["a.service"])
     log = root / "var/log/a.service.log"
-    eventually(lambda: log.exists() and log.read_text() == f"yes {root}\n", "the unit's output")
+    eventually(lambda: log.exists() and log.read_text() == f"yes {root}\n", "the output of the unit")
 
 
-def test_a_units_environment_comes_from_files_too(tmp_path: Path) -> None:
-    (tmp_path / "10-a.conf").write_text("# why\nCUDA_HOME=/usr/local/cuda\nWORDS='two words'\n")
+def test_unit_reads_environment_files(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conf").write_text("# comment\nCUDA_HOME=/usr/local/cuda\nWORDS='two words'\n")
     unit = units.parse("a", f"[Service]\nExecStart=/bin/true\nEnvironmentFile=-{tmp_path}/*.conf\n")
     assert unit.environment == {"CUDA_HOME": "/usr/local/cuda", "WORDS": "two words"}
     with pytest.raises(ValueError, match="matches no file"):
         units.parse("a", f"[Service]\nExecStart=/bin/true\nEnvironmentFile={tmp_path}/*.txt\n")
 
 
-def test_a_failed_unit_is_started_again(backend: ProcessBackend) -> None:
+def test_failed_unit_is_restarted(backend: ProcessBackend) -> None:
     root = boot(backend, {"a": unit("echo once; exit 3", restart="on-failure")}, ["a.service"])
     log = root / "var/log/a.service.log"
     eventually(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, "the third start")
 
 
-def test_a_oneshot_that_ended_well_is_not(backend: ProcessBackend) -> None:
+def test_successful_oneshot_unit_is_not_restarted(backend: ProcessBackend) -> None:
     text = unit("echo once", kind="oneshot", restart="on-failure").replace("Type=", "RemainAfterExit=yes\nType=")
     root = boot(backend, {"a": text}, ["a.service"])
     systemctl = [str(root / "usr/bin/systemctl"), "is-active", "a.service"]
     environment = {"TRAINYARD_ROOT": str(root), "PATH": "/usr/bin:/bin"}
 
-    def active() -> bool:
-        done = subprocess.run(systemctl, env=environment, capture_output=True, text=True, check=False)
-        return done.stdout == "active\n"
+    def is_active() -> bool:
+        process = subprocess.run(systemctl, env=environment, capture_output=True, text=True, check=False)
+        return process.stdout == "active\n"
 
-    eventually(active, "the unit's success")
+    eventually(is_active, "the active state of the unit")
     assert (root / "var/log/a.service.log").read_text() == "once\n"
 
 
-def test_stop_lets_services_end_and_kill_does_not_ask(backend: ProcessBackend) -> None:
+def test_stop_sends_sigterm_before_sigkill(backend: ProcessBackend) -> None:
     script = 'trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.1; done'
     text = f"[Service]\nType=exec\nExecStart=/bin/sh -c '{script}'\nTimeoutStopSec=5\n"
     root = boot(backend, {"a": text}, ["a.service"])
     log = root / "var/log/a.service.log"
-    eventually(lambda: log.exists() and "up" in log.read_text(), "the start")
+    eventually(lambda: log.exists() and "up" in log.read_text(), "the start of the service")
     backend.stop("i-1")
-    eventually(lambda: not backend.alive("i-1"), "the node's end")
+    eventually(lambda: not backend.is_running("i-1"), "the shutdown of the node")
     assert "bye" in log.read_text()
 
 
-def test_kill_ends_also_what_left_its_session(backend: ProcessBackend, tmp_path: Path) -> None:
+def test_kill_also_ends_processes_in_other_sessions(backend: ProcessBackend, tmp_path: Path) -> None:
     root = boot(backend, {"a": unit("setsid sleep 60 & setsid sleep 61 & echo up; wait")}, ["a.service"])
     log = root / "var/log/a.service.log"
-    eventually(lambda: log.exists() and "up" in log.read_text(), "the start")
+    eventually(lambda: log.exists() and "up" in log.read_text(), "the start of the service")
     backend.kill("i-1")
-    assert not marked(tmp_path)
+    assert not find_processes(tmp_path)
 
 
-def test_the_power_cut_of_the_hypervisor_ends_the_node(backend: ProcessBackend, tmp_path: Path) -> None:
+def test_closing_stdin_ends_the_node(backend: ProcessBackend, tmp_path: Path) -> None:
     boot(backend, {"a": unit("setsid sleep 60 & wait")}, ["a.service"])
-    eventually(lambda: len(marked(tmp_path)) > 2, "the service")
+    eventually(lambda: len(find_processes(tmp_path)) > 2, "the start of the service")
     stdin = backend._nodes["i-1"].stdin
     assert stdin is not None
     stdin.close()
-    eventually(lambda: not backend.alive("i-1"), "the node's end")
-    eventually(lambda: not marked(tmp_path), "the end of its processes")
+    eventually(lambda: not backend.is_running("i-1"), "the shutdown of the node")
+    eventually(lambda: not find_processes(tmp_path), "the end of its processes")
 
 
-def test_user_data_that_asks_for_more_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"keys that are not rehearsed: \['packages'\]"):
+def test_unsupported_user_data_key_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"unsupported keys: \['packages'\]"):
         cloudconfig.parse("#cloud-config\npackages: [htop]\n")
 
 
-def test_a_unit_key_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"Service\.Nice is not rehearsed"):
+def test_unsupported_unit_key_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"Service\.Nice is not supported"):
         units.parse("a.service", "[Service]\nExecStart=/bin/true\nNice=5\n")
 
 
-def test_a_folder_is_not_booted_from_an_image_of_another(backend: ProcessBackend) -> None:
-    spec = NodeSpec(id="i-2", address="127.77.250.9", user_data="", metadata_endpoint="", environment={}, made_of="i-1")
-    with pytest.raises(RuntimeError, match="i-2 boots from an image of i-1, and a node that is a folder has none"):
+def test_baked_image_cannot_boot(backend: ProcessBackend) -> None:
+    spec = NodeSpec(
+        id="i-2", address="127.77.250.9", user_data="", metadata_endpoint="", environment={}, image_source="i-1"
+    )
+    with pytest.raises(
+        RuntimeError, match="i-2 boots from an image of i-1, which the process backend does not support"
+    ):
         backend.boot(spec)

@@ -1,4 +1,4 @@
-"""Finding and ending a rehearsal's processes while they come and go."""
+"""Finding and killing the processes of a rehearsal while processes start and end."""
 
 import os
 import subprocess
@@ -8,19 +8,19 @@ import psutil
 import pytest
 
 from rehearsal.hypervisor import processes
-from rehearsal.hypervisor.processes import MARK, kill_marked
+from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE, kill_rehearsal_processes
 
 
-def test_a_process_that_ends_while_we_look_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of a dying node does: the hypervisor would follow EC2 no more, and wait for its machines in vain."""
-    process = subprocess.Popen(["sleep", "60"], env=os.environ | {MARK: str(tmp_path)})
-    found = processes.marked
+def test_process_that_ends_during_the_search_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would stop the thread of the hypervisor, which then never removes its machines."""
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | {REHEARSAL_VARIABLE: str(tmp_path)})
+    original = processes.find_processes
 
-    def late(folder: Path, node: Path | None = None) -> list[psutil.Process]:
-        there = found(folder, node)
+    def find_and_kill(folder: Path, node: Path | None = None) -> list[psutil.Process]:
+        matches = original(folder, node)
         process.kill()
         process.wait()
-        return there
+        return matches
 
-    monkeypatch.setattr(processes, "marked", late)
-    assert kill_marked(tmp_path) == 0
+    monkeypatch.setattr(processes, "find_processes", find_and_kill)
+    assert kill_rehearsal_processes(tmp_path) == 0

@@ -1,14 +1,15 @@
-"""A process group of one."""
+"""A process group with a single process."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
 
-from tests.trainer.checkpoints.states import alone
+from tests.trainer.checkpoints.states import single_process_group
 
 
 @pytest.fixture(scope="package")
 def group() -> Iterator[dist.ProcessGroup]:
-    with alone() as found:
-        yield found
+    """A gloo group with one rank."""
+    with single_process_group() as process_group:
+        yield process_group

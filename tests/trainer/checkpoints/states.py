@@ -1,4 +1,4 @@
-"""A tiny model with an optimizer, and where checkpoints of it lie."""
+"""A tiny model with an optimizer, its training state, and its checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """`blocks` says which of them this rank has; names are those of the whole."""
+    """Blocks in sequence. `blocks`: numbers of the blocks of this rank; their names are those of the whole model."""
 
     def __init__(self, width: int = 8, blocks: tuple[int, ...] = (0, 1)) -> None:
         super().__init__()
@@ -42,33 +42,33 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, width: int) -> None:
-    """A step of training on noise."""
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int) -> None:
+    """Run a training step on random data."""
     model(torch.randn(4, width)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def state_of(model: nn.Module, step: int = 0, **more: Any) -> State:
-    """Around a model whose optimizer has not run yet."""
+def create_state(model: nn.Module, step: int = 0, **overrides: Any) -> State:
+    """Create the state of a model whose optimizer has no state yet."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     progress = Progress(step, 8 * step, 5.5, 4.5)
-    given: dict[str, Any] = {"shape": SHAPE, "scaler": {"scale": 65536.0, "_growth_tracker": step}, **more}
-    return State(model=model, optimizer=optimizer, progress=progress, **given)
+    options: dict[str, Any] = {"shape": SHAPE, "scaler": {"scale": 65536.0, "_growth_tracker": step}, **overrides}
+    return State(model=model, optimizer=optimizer, progress=progress, **options)
 
 
-def state_after(step: int, width: int = 8, **more: Any) -> State:
-    """With a step of the optimizer behind it."""
+def trained_state(step: int, width: int = 8, **overrides: Any) -> State:
+    """Create a state after one step of the optimizer."""
     torch.manual_seed(step)
     net = Net(width)
-    state = state_of(net, step, **more)
-    stepped(net, state.optimizer, width)
+    state = create_state(net, step, **overrides)
+    train_step(net, state.optimizer, width)
     return state
 
 
 @contextmanager
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group of one."""
+def single_process_group() -> Iterator[dist.ProcessGroup]:
+    """Create a process group with one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         assert dist.group.WORLD is not None
@@ -77,14 +77,15 @@ def alone() -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
-def place(uri: object, group: dist.ProcessGroup, **config: Any) -> Checkpoints:
+def open_checkpoints(uri: object, group: dist.ProcessGroup, **config: Any) -> Checkpoints:
+    """Open the checkpoints at a URI. `config`: fields of CheckpointConfig."""
     return Checkpoints(str(uri), group, CheckpointConfig.model_validate(config))
 
 
-def saved(checkpoints: Checkpoints, *states: State) -> list[str]:
-    """Save them one after another, and wait for each."""
-    found = []
+def save_all(checkpoints: Checkpoints, *states: State) -> list[str]:
+    """Save states one after another, wait for each, and return the URIs."""
+    uris = []
     for state in states:
         checkpoints.save(state)
-        found += checkpoints.wait()
-    return found
+        uris += checkpoints.wait()
+    return uris

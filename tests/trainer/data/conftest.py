@@ -1,4 +1,4 @@
-"""Small datasets of every kind, and what opens them."""
+"""Small datasets of every kind, their configurations and environments."""
 
 import hashlib
 import io
@@ -21,18 +21,21 @@ from trainyard.models.dataset import INDEX, ImageDataset, Shard, TokenDataset
 LENGTH = 8
 
 
-def shard(folder: Path, key: str, content: bytes, count: int) -> Shard:
+def write_shard(folder: Path, key: str, content: bytes, count: int) -> Shard:
+    """Write a shard's file and return its entry of the index."""
     (folder / key).write_bytes(content)
     return Shard(key=key, count=count, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def write_tokens(folder: Path, sizes: Sequence[int] = (171, 90, 333, 20), **changes: Any) -> TokenDataset:
-    """Shards of so many tokens, the last of them held out; all tokens differ, so a sample tells where it lay."""
+    """Write shards with these numbers of tokens; the last shard is held out. All tokens differ, to identify samples."""
     folder.mkdir(exist_ok=True)
     ends = np.cumsum(sizes)
-    kind = changes.setdefault("dtype", "uint16")
-    pieces = [np.arange(end - size, end).astype(kind).tobytes() for end, size in zip(ends, sizes, strict=True)]
-    shards = [shard(folder, f"{n}.bin", piece, size) for n, (piece, size) in enumerate(zip(pieces, sizes, strict=True))]
+    dtype = changes.setdefault("dtype", "uint16")
+    pieces = [np.arange(end - size, end).astype(dtype).tobytes() for end, size in zip(ends, sizes, strict=True)]
+    shards = [
+        write_shard(folder, f"{n}.bin", piece, size) for n, (piece, size) in enumerate(zip(pieces, sizes, strict=True))
+    ]
     index = TokenDataset(
         name="counted",
         source="numbers",
@@ -45,7 +48,7 @@ def write_tokens(folder: Path, sizes: Sequence[int] = (171, 90, 333, 20), **chan
 
 
 def write_images(folder: Path, sizes: Sequence[int] = (5, 3, 4), **changes: Any) -> ImageDataset:
-    """Shards of so many pictures, each of its own shade, its class the number modulo 3; the last shard is held out."""
+    """Write shards with these numbers of different images of class number % 3; the last shard is held out."""
     folder.mkdir(exist_ok=True)
     shards, number = [], 0
     for n, size in enumerate(sizes):
@@ -62,7 +65,7 @@ def write_images(folder: Path, sizes: Sequence[int] = (5, 3, 4), **changes: Any)
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
                 number += 1
-        shards.append(shard(folder, f"{n}.tar", stream.getvalue(), size))
+        shards.append(write_shard(folder, f"{n}.tar", stream.getvalue(), size))
     index = ImageDataset(
         kind="images",
         name="noise",
@@ -77,28 +80,28 @@ def write_images(folder: Path, sizes: Sequence[int] = (5, 3, 4), **changes: Any)
 
 MODEL = {"dim": 8, "layers": 1, "heads": 1, "kv_heads": 1, "hidden": 8, "vocabulary": 1000, "sequence_length": LENGTH}
 MASKED = {"kind": "hugging_face", "task": "masked", "config": {"model_type": "bert"}, "sequence_length": LENGTH}
-PICTURES = {"kind": "images", "architecture": "resnet18", "classes": 3, "image_size": 32}
+IMAGES = {"kind": "images", "architecture": "resnet18", "classes": 3, "image_size": 32}
 
 
 def config(**changes: Any) -> TrainerConfig:
     data = {"streams": 4, "shuffle_block": 8, **changes.pop("data", {})}
-    given = {"model": MODEL, "batch_size": 24, "micro_batch_size": 1, "data": data, "evaluation": {"batches": 2}}
-    return TrainerConfig.model_validate(given | changes)
+    settings = {"model": MODEL, "batch_size": 24, "micro_batch_size": 1, "data": data, "evaluation": {"batches": 2}}
+    return TrainerConfig.model_validate(settings | changes)
 
 
 @pytest.fixture
-def at(alone: Environment, tmp_path: Path) -> Callable[..., Environment]:
-    """The environment of a job on the dataset at a URI, with a cache of its own."""
+def environment_for(alone: Environment, tmp_path: Path) -> Callable[..., Environment]:
+    """Creates the environment of a job with the dataset at a URI, and with a separate cache."""
 
-    def make(uri: object, **changes: Any) -> Environment:
+    def create(uri: object, **changes: Any) -> Environment:
         return replace(alone, data_uri=str(uri), cache_dir=tmp_path / "cache", **changes)
 
-    return make
+    return create
 
 
 @pytest.fixture
 def uploaded(s3: Any, request: pytest.FixtureRequest) -> Callable[[Path], str]:
-    """Copies a folder to a prefix of its own and says its URI."""
+    """Uploads a folder to a separate prefix and returns its URI."""
     prefix = f"{request.node.name}/"
 
     def upload(folder: Path) -> str:
@@ -111,13 +114,13 @@ def uploaded(s3: Any, request: pytest.FixtureRequest) -> Callable[[Path], str]:
 
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The shards that come from storage, as they come, and the threads that bring them."""
-    found: list[tuple[str, str]] = []
+    """Keys of the shards that are downloaded from S3, in order, with the names of the threads."""
+    records: list[tuple[str, str]] = []
     original = S3Storage.download
 
-    def counted(self: S3Storage, key: str, target: Path) -> None:
-        found.append((key, threading.current_thread().name))
+    def download(self: S3Storage, key: str, target: Path) -> None:
+        records.append((key, threading.current_thread().name))
         original(self, key, target)
 
-    monkeypatch.setattr(S3Storage, "download", counted)
-    return found
+    monkeypatch.setattr(S3Storage, "download", download)
+    return records

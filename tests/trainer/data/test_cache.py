@@ -1,4 +1,4 @@
-"""Shards on a node: brought once, checked, removed when room is needed and nobody uses them."""
+"""The shard cache of a node: one download per shard, verification, and eviction of unused shards."""
 
 import errno
 import os
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from tests.polling import eventually
-from tests.trainer.data.conftest import config, shard, write_tokens
+from tests.trainer.data.conftest import config, write_shard, write_tokens
 from trainer.data import cache as caching
 from trainer.data import open_data
 from trainer.data.cache import Cache
-from trainer.data.shards import Shards
-from trainer.data.space import GIB, NoRoom, locked
+from trainer.data.disk_space import GIB, CacheFullError, file_lock
+from trainer.data.shards import MappedShards
 from trainer.settings import Environment
 from trainer.storage import S3Storage
-from trainyard.base import InputError
+from trainyard.errors import InputError
 from trainyard.models.dataset import Shard
 
 SIZE = 1000
@@ -30,21 +30,21 @@ SIZE = 1000
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Shard]:
     (tmp_path / "data").mkdir()
-    return [shard(tmp_path / "data", f"{n}.bin", bytes([n]) * SIZE, SIZE) for n in range(4)]
+    return [write_shard(tmp_path / "data", f"{n}.bin", bytes([n]) * SIZE, SIZE) for n in range(4)]
 
 
 @pytest.fixture
 def cache(uploaded: Callable[[Path], str], shards: list[Shard], tmp_path: Path) -> Callable[[float], Cache]:
-    """A cache in one folder of shards in S3, with room for so many."""
+    """Creates caches of shards in S3, with a common folder and a limit of a number of shards."""
     uri = uploaded(tmp_path / "data")
-    return lambda room: Cache(uri, "DATA_URI", tmp_path / "cache", room * SIZE)
+    return lambda limit: Cache(uri, "DATA_URI", tmp_path / "cache", limit * SIZE)
 
 
-def kept(tmp_path: Path, shards: list[Shard]) -> set[int]:
-    return {number for number, one in enumerate(shards) if (tmp_path / "cache" / one.sha256).exists()}
+def cached(tmp_path: Path, shards: list[Shard]) -> set[int]:
+    return {number for number, shard in enumerate(shards) if (tmp_path / "cache" / shard.sha256).exists()}
 
 
-def test_a_shard_is_brought_once_by_many_processes(
+def test_shard_is_downloaded_once_for_many_processes(
     cache: Callable[[float], Cache], shards: list[Shard], downloads: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     caches = [pickle.loads(pickle.dumps(cache(4))) for _ in range(6)]
@@ -56,143 +56,143 @@ def test_a_shard_is_brought_once_by_many_processes(
         finally:
             os.close(descriptor)
 
-    with ThreadPoolExecutor(6) as threads:  # flock is by open file: threads stand for processes
-        found = list(threads.map(read, range(6)))
+    with ThreadPoolExecutor(6) as threads:  # flock belongs to the open file: threads behave as processes
+        contents = list(threads.map(read, range(6)))
     assert sorted(key for key, _ in downloads) == ["0.bin", "1.bin"]
-    assert found == [bytes([number % 2]) * SIZE for number in range(6)]
-    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == sorted(one.sha256 for one in shards[:2])
+    assert contents == [bytes([number % 2]) * SIZE for number in range(6)]
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == sorted(shard.sha256 for shard in shards[:2])
 
 
-def test_what_is_longest_unused_goes_and_never_what_is_in_use(
+def test_lru_shard_is_evicted_unless_it_is_in_use(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path
 ) -> None:
     used = cache(2.5).open(shards[0])
     other = cache(2.5)  # as another process
-    other.ensure(shards[1])
-    for age, one in enumerate(shards[:2]):
-        os.utime(tmp_path / "cache" / one.sha256, (age, age))
-    other.ensure(shards[2])
-    assert kept(tmp_path, shards) == {0, 2}
+    other.ensure_cached(shards[1])
+    for age, shard in enumerate(shards[:2]):
+        os.utime(tmp_path / "cache" / shard.sha256, (age, age))
+    other.ensure_cached(shards[2])
+    assert cached(tmp_path, shards) == {0, 2}
     os.close(used)
-    other.ensure(shards[3])
-    assert kept(tmp_path, shards) == {2, 3}
+    other.ensure_cached(shards[3])
+    assert cached(tmp_path, shards) == {2, 3}
 
 
-def test_a_map_that_is_read_keeps_its_file_and_one_long_unread_does_not(
+def test_recently_read_map_keeps_its_file_and_idle_map_does_not(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path
 ) -> None:
-    own, other = Shards(shards, cache(2)), cache(2)
-    assert bytes(own[0][:2]) == b"\0\0"
-    assert bytes(own[1][:2]) == b"\1\1"
-    with pytest.raises(NoRoom):
-        other.ensure(shards[2])
+    mapped, other = MappedShards(shards, cache(2)), cache(2)
+    assert bytes(mapped[0][:2]) == b"\0\0"
+    assert bytes(mapped[1][:2]) == b"\1\1"
+    with pytest.raises(CacheFullError):
+        other.ensure_cached(shards[2])
     for _ in range(3000):
-        own[0]
-    other.ensure(shards[2])
-    assert kept(tmp_path, shards) == {0, 2}
+        mapped[0]
+    other.ensure_cached(shards[2])
+    assert cached(tmp_path, shards) == {0, 2}
 
 
-def test_room_is_made_by_letting_go_and_else_its_lack_is_told(
+def test_full_cache_calls_release_or_raises_cache_full_error(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caching, "_PATIENCE", 0.3)
-    own, foreign = cache(2).open(shards[0]), cache(2).open(shards[1])
-    with pytest.raises(NoRoom, match=r"cache has no room .* data\.cache_gib"):
-        cache(2).ensure(shards[2])
-    with pytest.raises(NoRoom, match=r"cache has no room .* data\.cache_gib"):
-        cache(2).open(shards[2], let_go=lambda: None)
-    os.close(cache(2).open(shards[2], let_go=lambda: os.close(own)))
-    os.close(foreign)
-    assert kept(tmp_path, shards) == {1, 2}
+    monkeypatch.setattr(caching, "_SPACE_TIMEOUT_SECONDS", 0.3)
+    local, other = cache(2).open(shards[0]), cache(2).open(shards[1])
+    with pytest.raises(CacheFullError, match=r"cache has no space .* data\.cache_gib"):
+        cache(2).ensure_cached(shards[2])
+    with pytest.raises(CacheFullError, match=r"cache has no space .* data\.cache_gib"):
+        cache(2).open(shards[2], release=lambda: None)
+    os.close(cache(2).open(shards[2], release=lambda: os.close(local)))
+    os.close(other)
+    assert cached(tmp_path, shards) == {1, 2}
 
 
-def test_what_a_killed_process_left_is_cleared(
+def test_partial_files_of_a_killed_process_are_removed(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir()
-    for one in shards[:2]:  # its partial file, and the transfer's own
-        (tmp_path / "cache" / f"{one.sha256}.partial").write_bytes(b"x" * SIZE)
-        (tmp_path / "cache" / f"{one.sha256}.partial.Ab12").write_bytes(b"x")
-    cache(2).ensure(shards[0])
-    cache(2).ensure(shards[2])
+    for shard in shards[:2]:  # its partial file, and a temporary file of the transfer
+        (tmp_path / "cache" / f"{shard.sha256}.partial").write_bytes(b"x" * SIZE)
+        (tmp_path / "cache" / f"{shard.sha256}.partial.Ab12").write_bytes(b"x")
+    cache(2).ensure_cached(shards[0])
+    cache(2).ensure_cached(shards[2])
     assert {file.name for file in (tmp_path / "cache").iterdir()} == {shards[0].sha256, shards[2].sha256}
 
 
-def test_a_cached_shard_that_was_cut_short_is_brought_again(
+def test_truncated_shard_is_downloaded_again(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path
 ) -> None:
-    cache(4).ensure(shards[0])
+    cache(4).ensure_cached(shards[0])
     (tmp_path / "cache" / shards[0].sha256).write_bytes(b"")
-    cache(4).ensure(shards[0])
+    cache(4).ensure_cached(shards[0])
     assert (tmp_path / "cache" / shards[0].sha256).stat().st_size == SIZE
 
 
-@pytest.mark.parametrize(("content", "why"), [(b"y" * SIZE, "has SHA-256"), (b"y", "has 1 bytes, its index says 1000")])
-def test_a_shards_wrong_content_is_told_and_not_kept(
-    s3: Any, cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, content: bytes, why: str
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"y" * SIZE, "has SHA-256"), (b"y", "has 1 bytes, its index has 1000")]
+)
+def test_shard_with_wrong_content_raises_and_is_not_kept(
+    s3: Any, cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, content: bytes, reason: str
 ) -> None:
-    found = cache(4)
-    bucket, _, prefix = found.storage.uri.removeprefix("s3://").partition("/")
+    opened = cache(4)
+    bucket, _, prefix = opened.storage.uri.removeprefix("s3://").partition("/")
     s3.put_object(Bucket=bucket, Key=f"{prefix}1.bin", Body=content)
-    with pytest.raises(OSError, match=rf"1\.bin {why}"):
-        found.open(shards[1], let_go=lambda: None)
+    with pytest.raises(OSError, match=rf"1\.bin {reason}"):
+        opened.open(shards[1], release=lambda: None)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_shard_that_is_not_there_is_told_at_once(
-    s3: Any, cache: Callable[[float], Cache], shards: list[Shard]
-) -> None:
-    found = cache(4)
-    bucket, _, prefix = found.storage.uri.removeprefix("s3://").partition("/")
+def test_missing_shard_raises_without_retries(s3: Any, cache: Callable[[float], Cache], shards: list[Shard]) -> None:
+    opened = cache(4)
+    bucket, _, prefix = opened.storage.uri.removeprefix("s3://").partition("/")
     s3.delete_object(Bucket=bucket, Key=f"{prefix}1.bin")
     with pytest.raises(OSError, match=r"1\.bin is in the index and can't be read"):
-        found.open(shards[1], let_go=lambda: None)
+        opened.open(shards[1], release=lambda: None)
 
 
 class Outage:
-    """S3 that does not answer so many times."""
+    """Makes the next `count` downloads fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self.left = times
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.remaining = count
         original = S3Storage.download
 
         def download(storage: S3Storage, key: str, target: Path) -> None:
-            if self.left:
-                self.left -= 1
+            if self.remaining:
+                self.remaining -= 1
                 raise OSError("no answer")
             original(storage, key, target)
 
         monkeypatch.setattr(S3Storage, "download", download)
-        monkeypatch.setattr(caching, "_PAUSES", (0.01, 0.01, 0.01))
+        monkeypatch.setattr(caching, "_RETRY_PAUSES_SECONDS", (0.01, 0.01, 0.01))
 
 
-def test_an_outage_is_ridden_out(
+def test_download_succeeds_after_a_short_outage(
     cache: Callable[[float], Cache], shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Outage(monkeypatch, 3)
-    os.close(cache(4).open(shards[0], let_go=lambda: None))
+    os.close(cache(4).open(shards[0], release=lambda: None))
 
 
-def test_a_lasting_outage_ends_in_one_clear_error(
+def test_long_outage_raises_one_error(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage = Outage(monkeypatch, 4)
-    with pytest.raises(OSError, match=r"0\.bin can't be fetched after 0 s of tries: no answer"):
-        cache(4).open(shards[0], let_go=lambda: None)
-    assert outage.left == 0
+    with pytest.raises(OSError, match=r"0\.bin can't be downloaded after 0 s of retries: no answer"):
+        cache(4).open(shards[0], release=lambda: None)
+    assert outage.remaining == 0
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_is_fetched_ahead_does_not_wait_for_storage(
+def test_prefetch_does_not_wait_for_unavailable_storage(
     cache: Callable[[float], Cache], shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage = Outage(monkeypatch, 4)
     with pytest.raises(OSError, match="no answer"):
-        cache(4).ensure(shards[0])
-    assert outage.left == 3
+        cache(4).ensure_cached(shards[0])
+    assert outage.remaining == 3
 
 
-def test_a_full_disk_is_told(
+def test_full_disk_raises_with_the_setting_to_change(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(storage: S3Storage, key: str, target: Path) -> None:
@@ -200,17 +200,17 @@ def test_a_full_disk_is_told(
 
     monkeypatch.setattr(S3Storage, "download", full)
     with pytest.raises(OSError, match=r"cache is full\. Lower data\.cache_gib"):
-        cache(4).open(shards[0], let_go=lambda: None)
+        cache(4).open(shards[0], release=lambda: None)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_lock_is_held_alone_whoever_removes_its_file(tmp_path: Path) -> None:
-    """Who waited on a file that its holder removed holds nothing: another may have made a new one."""
+def test_file_lock_is_exclusive_when_its_file_is_removed(tmp_path: Path) -> None:
+    """A lock on a file that its holder has removed is void, because another process may have created the file again."""
     path, release = tmp_path / "lock", threading.Event()
     entered = threading.Event()
 
     def wait() -> None:
-        with locked(path):
+        with file_lock(path):
             entered.set()
             release.wait(60)
 
@@ -219,56 +219,58 @@ def test_a_lock_is_held_alone_whoever_removes_its_file(tmp_path: Path) -> None:
         return opened.count(path) == 2
 
     waiter = threading.Thread(target=wait)
-    with locked(path), locked(path, wait=False) as held:
+    with file_lock(path), file_lock(path, wait=False) as held:
         assert not held
         waiter.start()
-        eventually(waiting, "the one who waits")
+        eventually(waiting, "the waiting thread")
     assert entered.wait(60)
-    with locked(path, wait=False) as held:
+    with file_lock(path, wait=False) as held:
         assert not held
     release.set()
     waiter.join()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_read_in_place_and_its_content_checked(tmp_path: Path, shards: list[Shard]) -> None:
+def test_folder_is_read_in_place_and_its_content_is_verified(tmp_path: Path, shards: list[Shard]) -> None:
     cache = Cache(str(tmp_path / "data"), "DATA_URI", tmp_path / "cache", SIZE / 2)
-    cache.ensure(shards[0])
+    cache.ensure_cached(shards[0])
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".checked"]
     (tmp_path / "data/0.bin").write_bytes(b"z" * SIZE)
     with pytest.raises(OSError, match=r"0\.bin has SHA-256"):
-        cache.ensure(shards[0])
+        cache.ensure_cached(shards[0])
     (tmp_path / "data/0.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"0\.bin is not there, and its index names it"):
-        cache.ensure(shards[0])
+    with pytest.raises(FileNotFoundError, match=r"0\.bin does not exist, but the index lists it"):
+        cache.ensure_cached(shards[0])
 
 
-def first_tokens(at: Callable[..., Environment], uri: str, number: int, **data: Any) -> list[Any]:
-    opened = open_data(config(data=data), at(uri), rank=0, ranks=1)
+def first_tokens(environment_for: Callable[..., Environment], uri: str, number: int, **data: Any) -> list[Any]:
+    opened = open_data(config(data=data), environment_for(uri), rank=0, ranks=1)
     try:
-        return [batch[0].tolist() for batch in islice(opened.train(0), number)]
+        return [batch[0].tolist() for batch in islice(opened.train_batches(0), number)]
     finally:
         opened.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_from_s3_is_as_from_a_folder(
-    at: Callable[..., Environment], uploaded: Callable[[Path], str], tmp_path: Path, workers: int
+def test_training_from_s3_equals_training_from_a_folder(
+    environment_for: Callable[..., Environment], uploaded: Callable[[Path], str], tmp_path: Path, workers: int
 ) -> None:
     write_tokens(tmp_path / "data")
     uri = uploaded(tmp_path / "data")
-    expected = first_tokens(at, str(tmp_path / "data"), 150)
-    assert first_tokens(at, uri, 150, workers=workers) == expected
+    expected = first_tokens(environment_for, str(tmp_path / "data"), 150)
+    assert first_tokens(environment_for, uri, 150, workers=workers) == expected
 
 
-def test_a_cache_smaller_than_what_is_shuffled_is_refused(
-    at: Callable[..., Environment], uploaded: Callable[[Path], str], tmp_path: Path
+def test_cache_smaller_than_the_shuffle_blocks_is_rejected(
+    environment_for: Callable[..., Environment], uploaded: Callable[[Path], str], tmp_path: Path
 ) -> None:
     write_tokens(tmp_path / "data", [8 * 400 + 1] * 4, vocabulary=1000)
     uri = uploaded(tmp_path / "data")
     with pytest.raises(InputError, match=r"config\.data\.shuffle_block = 1000: a node shuffles 4 streams"):
-        open_data(config(data={"shuffle_block": 1000, "cache_gib": 20_000 / GIB}), at(uri), rank=0, ranks=1)
+        open_data(
+            config(data={"shuffle_block": 1000, "cache_gib": 20_000 / GIB}), environment_for(uri), rank=0, ranks=1
+        )
     small = config(data={"shuffle_block": 8, "cache_gib": 30_000 / GIB, "streams": 2})
-    opened = open_data(small, at(uri), rank=0, ranks=1)
-    next(opened.train(0))
+    opened = open_data(small, environment_for(uri), rank=0, ranks=1)
+    next(opened.train_batches(0))
     opened.close()

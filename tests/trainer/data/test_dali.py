@@ -1,4 +1,4 @@
-"""What is asked of DALI, whose place a stand-in takes: it needs a GPU."""
+"""Calls to DALI, which needs a GPU: a fake records them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +9,15 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from tests.trainer.data.conftest import PICTURES, config, write_images
+from tests.trainer.data.conftest import IMAGES, config, write_images
 from trainer.data import Data, dali, open_data
 from trainer.settings import Environment
 
-At = Callable[..., Environment]
+CreateEnvironment = Callable[..., Environment]
 
 
 class Recorder:
-    """Pipelines whose batches are the labels that they were fed, and every operator's arguments."""
+    """A fake of nvidia.dali: it records the arguments of operators; a pipeline returns the labels of its inputs."""
 
     def __init__(self) -> None:
         self.built = 0
@@ -27,7 +27,7 @@ class Recorder:
         self.Pipeline = self._pipeline
 
     def _source(self, *, source: Any, num_outputs: int, batch: bool) -> list[MagicMock]:
-        self._fed = source
+        self._inputs = source
         return [MagicMock() for _ in range(num_outputs)]
 
     def _pipeline(self, **_: object) -> MagicMock:
@@ -37,45 +37,45 @@ class Recorder:
         return pipeline
 
     def _run(self) -> tuple[Any, Any]:
-        labels = torch.tensor([label.item() for label in next(self._fed)[1]])
+        labels = torch.tensor([label.item() for label in next(self._inputs)[1]])
         return (SimpleNamespace(as_tensor=lambda: labels),) * 2
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(dali, "_dali", lambda: recorder)
-    monkeypatch.setattr(dali.DaliLoader, "_as_tensor", lambda self, found: found)
+    monkeypatch.setattr(dali, "_import_dali", lambda: recorder)
+    monkeypatch.setattr(dali.DaliLoader, "_as_tensor", lambda self, output: output)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return recorder
 
 
 @pytest.fixture
-def data(at: At, tmp_path: Path, recorder: Recorder) -> Data:
+def data(environment_for: CreateEnvironment, tmp_path: Path, recorder: Recorder) -> Data:
     write_images(tmp_path / "data", (5, 3, 11))
-    given = config(model=PICTURES, batch_size=3, micro_batch_size=3, data={"images": "dali"})
-    return open_data(given, at(tmp_path / "data"), rank=0, ranks=1)
+    settings = config(model=IMAGES, batch_size=3, micro_batch_size=3, data={"images": "dali"})
+    return open_data(settings, environment_for(tmp_path / "data"), rank=0, ranks=1)
 
 
 def labels(data: Data, number: int) -> list[list[int]]:
-    batches = data.held_out(3)
+    batches = data.held_out_batches(3)
     return [next(batches)[1].tolist() for _ in range(number)]
 
 
-def test_images_are_not_turned(data: Data, recorder: Recorder) -> None:
-    """Their windows come from the size as it is stored."""
-    next(data.train(0))
+def test_images_are_not_rotated_by_exif_data(data: Data, recorder: Recorder) -> None:
+    """Crops are computed from the stored size."""
+    next(data.train_batches(0))
     assert recorder.fn.decoders.image_slice.call_args.kwargs["adjust_orientation"] is False
 
 
 def test_one_pipeline_serves_every_evaluation(data: Data, recorder: Recorder) -> None:
     first = labels(data, 3)
     assert [labels(data, 3), labels(data, 3)] == [first, first]
-    assert len({tuple(each) for each in first}) > 1
+    assert len({tuple(batch) for batch in first}) > 1
     assert recorder.built == 1
 
 
-def test_an_evaluation_after_one_that_broke_off_begins_anew(data: Data) -> None:
+def test_evaluation_after_an_aborted_evaluation_starts_with_the_first_batch(data: Data) -> None:
     first = labels(data, 3)
     labels(data, 1)
     assert labels(data, 3) == first

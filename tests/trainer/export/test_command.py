@@ -1,4 +1,4 @@
-"""`python -m trainer.export`: a checkpoint's weights, by a process without ranks."""
+"""`python -m trainer.export`: the weights of a checkpoint."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
-from tests.trainer.checkpoints.states import place, saved, state_of
+from tests.trainer.checkpoints.states import create_state, open_checkpoints, save_all
 from trainer.export import __main__ as command
-from trainer.export.shape import empty
+from trainer.export.model_config import build_empty_model
 from trainyard.config.training.models import ModelConfig
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 32, "sequence_length": 8}
@@ -36,13 +36,13 @@ LLAMA = {
 
 
 def checkpoint(shape: dict[str, Any], folder: Path, group: dist.ProcessGroup) -> tuple[torch.nn.Module, str]:
-    found = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
-    model = empty(found)
+    config = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
+    model = build_empty_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
-    with place(folder, group) as checkpoints:
-        (uri,) = saved(checkpoints, state_of(model, 3, shape=found.model_dump(mode="json")))
+    with open_checkpoints(folder, group) as checkpoints:
+        (uri,) = save_all(checkpoints, create_state(model, 3, shape=config.model_dump(mode="json")))
     return model, uri
 
 
@@ -51,21 +51,21 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return command.main()
 
 
-def test_the_decoder_is_exported_and_in_eight_bits(
+def test_decoder_is_exported_with_int8_weights(
     tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, uri = checkpoint(DECODER, tmp_path / "checkpoints", group)
     assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
-    found = load_file(tmp_path / "target/model.safetensors")
-    assert dict.fromkeys(found, True) == {
-        name: torch.equal(value, found[name]) for name, value in model.state_dict().items()
+    exported = load_file(tmp_path / "target/model.safetensors")
+    assert dict.fromkeys(exported, True) == {
+        name: torch.equal(value, exported[name]) for name, value in model.state_dict().items()
     }
     report = json.loads((tmp_path / "target/int8/report.json").read_text())
     assert report["bytes"] < report["full_bytes"]
     assert report["loss"] is None
 
 
-def test_a_hugging_face_model_is_read_by_its_library(
+def test_exported_hugging_face_model_loads_in_transformers(
     tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -73,37 +73,39 @@ def test_a_hugging_face_model_is_read_by_its_library(
     model, uri = checkpoint(GPT2, tmp_path / "checkpoints", group)
     assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
     assert (tmp_path / "target/int8/report.json").exists()
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "target", local_files_only=True)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "target", local_files_only=True)
     tokens = torch.randint(0, 64, (1, 8))
     inner: Any = model.get_submodule("model")
-    assert torch.allclose(found.eval()(tokens).logits, inner.eval()(tokens).logits, atol=1e-5)
+    assert torch.allclose(exported.eval()(tokens).logits, inner.eval()(tokens).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(("shape", "matrices"), [(LLAMA, 8), (BERT, 7)])
-def test_its_eight_bits_are_read_by_the_library(
+def test_exported_int8_weights_load_in_transformers(
     shape: dict[str, Any],
     matrices: int,
     tmp_path: Path,
     group: dist.ProcessGroup,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BERT's last matrix is its embedding too, and stays as it is."""
+    """BERT's output layer is also its embedding and is not quantized."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     model, uri = checkpoint(shape, tmp_path / "checkpoints", group)
     assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
     assert json.loads((tmp_path / "target/int8/report.json").read_text())["matrices"] == matrices
-    maker = AutoModelForMaskedLM if shape is BERT else AutoModelForCausalLM
-    found, info = maker.from_pretrained(tmp_path / "target/int8", local_files_only=True, output_loading_info=True)
+    auto_class = AutoModelForMaskedLM if shape is BERT else AutoModelForCausalLM
+    exported, info = auto_class.from_pretrained(
+        tmp_path / "target/int8", local_files_only=True, output_loading_info=True
+    )
     assert not info["missing_keys"]
     tokens = torch.randint(0, 64, (1, 8))
     inner: Any = model.get_submodule("model")
     exact = inner.eval()(tokens).logits
-    assert (found.eval()(tokens).logits - exact).std() < 0.05 * exact.std()
+    assert (exported.eval()(tokens).logits - exact).std() < 0.05 * exact.std()
 
 
 @pytest.mark.parametrize(("shape", "second"), [(GPT2, "lm_head.weight"), (BERT, "cls.predictions.decoder.weight")])
-def test_weights_of_two_names_are_written_once(
+def test_shared_weights_are_written_once(
     shape: dict[str, Any],
     second: str,
     tmp_path: Path,
@@ -113,16 +115,16 @@ def test_weights_of_two_names_are_written_once(
     model, uri = checkpoint(shape, tmp_path / "checkpoints", group)
     assert any(name.endswith(second) for name in model.state_dict())
     assert run(monkeypatch, uri, str(tmp_path / "target")) == 0
-    found = load_file(tmp_path / "target/model.safetensors")
-    assert second not in found
-    assert sum(value.numel() for value in found.values()) == sum(value.numel() for value in model.parameters())
+    exported = load_file(tmp_path / "target/model.safetensors")
+    assert second not in exported
+    assert sum(value.numel() for value in exported.values()) == sum(value.numel() for value in model.parameters())
 
 
-def test_what_is_no_checkpoint_is_told(
+def test_missing_checkpoint_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert run(monkeypatch, str(tmp_path / "empty"), str(tmp_path / "target")) == 1
-    assert ".metadata is not there" in capsys.readouterr().err
+    assert ".metadata does not exist" in capsys.readouterr().err
     assert run(monkeypatch, str(tmp_path / "nowhere"), str(tmp_path / "target")) == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "the folder does not exist" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The trainer itself, one rank of which stops answering, or goes away, in the midst of training."""
+"""A training job with a rank that is stopped or killed during training."""
 
 import json
 import os
@@ -7,65 +7,70 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.polling import eventually
 from tests.trainer.conftest import Job
+from trainyard.models.failure_messages import PEER_LOST
 
-SELDOM = {"checkpoint": {"every": 10**6}, "evaluation": {"every": 10**6}}
+pytestmark = pytest.mark.slow
+
+RARE_CHECKPOINTS = {"checkpoint": {"interval_steps": 10**6}, "evaluation": {"interval_steps": 10**6}}
 
 
 def ranks_of(agent: psutil.Process) -> dict[int, psutil.Process]:
-    return {int(each.environ()["RANK"]): each for each in agent.children()}
+    return {int(child.environ()["RANK"]): child for child in agent.children()}
 
 
-def trained(lines: Path) -> float:
-    """Seconds from the first step to the last one."""
+def trained_seconds(lines: Path) -> float:
+    """Seconds from the first to the last step."""
     times = [json.loads(line)["time"] for line in lines.read_text().splitlines()[:-1]] if lines.exists() else []
     return times[-1] - times[0] if times else 0
 
 
-def struck(run: Job, strike: Callable[[psutil.Process], None], sign: str) -> str:
-    """What a job of two ranks says, one of which is struck in the midst of training, when it has ended: `sign`, too."""
-    lines, said = run.folder / "metrics/metrics.jsonl", run.folder / "stderr"
-    with said.open("w") as stderr:
+def run_and_disturb(run: Job, disturb: Callable[[psutil.Process], None], expected: str) -> str:
+    """Apply `disturb` to one of two ranks during training, wait for `expected` in stderr, and return stderr."""
+    lines, stderr_file = run.folder / "metrics/metrics.jsonl", run.folder / "stderr"
+    with stderr_file.open("w") as stderr:
         process = subprocess.Popen(run.command(2), env=run.environment, stdout=subprocess.DEVNULL, stderr=stderr)
     agent = psutil.Process(process.pid)
     ranks: dict[int, psutil.Process] = {}
     try:
-        eventually(lambda: trained(lines) > 3 or process.poll() is not None, "some heartbeats of it", 100)
-        assert process.poll() is None, said.read_text()
+        eventually(lambda: trained_seconds(lines) > 3 or process.poll() is not None, "some heartbeats of it", 100)
+        assert process.poll() is None, stderr_file.read_text()
         ranks = ranks_of(agent)
-        strike(ranks[1])
-        eventually(lambda: sign in said.read_text(), "what the ranks say", 60)
+        disturb(ranks[1])
+        eventually(lambda: expected in stderr_file.read_text(), "the message", 60)
         if ranks[1].is_running():
-            ranks[1].resume()  # torchrun would end it by SIGKILL, after 30 s
+            ranks[1].resume()  # torchrun would kill it after 30 s
         assert process.wait(timeout=60) == 1
     finally:
-        for each in [*ranks.values(), *agent.children(recursive=True), agent] if process.poll() is None else []:
-            each.kill()
+        for child in [*ranks.values(), *agent.children(recursive=True), agent] if process.poll() is None else []:
+            child.kill()
         process.wait(timeout=20)
-    return said.read_text()
+    return stderr_file.read_text()
 
 
-def test_a_job_that_hangs_ends_and_names_who_is_missing(job: Callable[..., Job]) -> None:
+def test_hung_job_exits_and_names_the_missing_rank(job: Callable[..., Job]) -> None:
     run = job("hung")
-    run.configure(steps=10**6, timeout_seconds=8, **SELDOM)
-    said = struck(run, psutil.Process.suspend, "\nhang: ")
-    (summary,) = [line for line in said.splitlines() if line.startswith("hang: ")]
+    run.configure(steps=10**6, timeout_seconds=8, **RARE_CHECKPOINTS)
+    stderr = run_and_disturb(run, psutil.Process.suspend, "\nhang: ")
+    (summary,) = [line for line in stderr.splitlines() if line.startswith("hang: ")]
     assert summary.startswith("hang: rank 0 in gloo:all_reduce ")
     assert (
-        f"waiting for rank 1 ({os.uname().nodename}, local rank 1, CPU), which does not answer: last heard" in summary
+        f"waiting for rank 1 ({os.uname().nodename}, local rank 1, CPU), which does not respond: last heartbeat"
+        in summary
     )
-    assert "last heard of in training of step " in summary
-    assert "exitcode  : 75 " in said
+    assert "last heartbeat in training of step " in summary
+    assert "exitcode  : 75 " in stderr
 
 
-def test_a_rank_that_is_killed_is_missed_in_one_line(job: Callable[..., Job]) -> None:
+def test_killed_rank_is_reported_in_one_line(job: Callable[..., Job]) -> None:
     run = job("killed")
-    run.configure(steps=10**6, **SELDOM)
-    said = struck(run, psutil.Process.kill, "has gone away")
-    (line,) = [line for line in said.splitlines() if "has gone away" in line]
+    run.configure(steps=10**6, **RARE_CHECKPOINTS)
+    stderr = run_and_disturb(run, psutil.Process.kill, PEER_LOST)
+    (line,) = [line for line in stderr.splitlines() if PEER_LOST in line]
     assert line.startswith(f"rank 0 ({os.uname().nodename}, local rank 0, CPU), after step ")
-    assert "gloo" not in said
-    assert "rank      : 1 (local_rank: 1)" in said  # torchrun's report, to which the line points
-    assert "Signal 9 (SIGKILL)" in said
+    assert "gloo" not in stderr
+    assert "rank      : 1 (local_rank: 1)" in stderr  # torchrun's report, which the message mentions
+    assert "Signal 9 (SIGKILL)" in stderr

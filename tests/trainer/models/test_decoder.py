@@ -13,13 +13,13 @@ SHAPE = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=64, sequence
 
 def decoder(config: DecoderConfig = SHAPE, layers: range | None = None) -> Decoder:
     torch.manual_seed(0)
-    made = Decoder(config, loss_chunk=None, layers=layers)
-    for name, module in made.named_modules():
-        made.initialize(name, module)
-    return made
+    model = Decoder(config, loss_chunk=None, layers=layers)
+    for name, module in model.named_modules():
+        model.initialize(name, module)
+    return model
 
 
-def test_no_token_sees_a_later_one() -> None:
+def test_attention_is_causal() -> None:
     model = decoder()
     tokens = torch.randint(0, 256, (1, 32))
     changed = tokens.clone()
@@ -29,7 +29,7 @@ def test_no_token_sees_a_later_one() -> None:
     assert not torch.allclose(before[:, 20:], after[:, 20:])
 
 
-def test_attention_scores_depend_on_distance_alone() -> None:
+def test_attention_scores_depend_on_relative_position() -> None:
     table = rotary_table(32, 8, 10_000.0)
     query, key = torch.randn(8), torch.randn(8)
     queries, keys = (rotate(vector.expand(32, 8), table) for vector in (query, key))
@@ -37,7 +37,7 @@ def test_attention_scores_depend_on_distance_alone() -> None:
 
 
 def test_grouped_heads_share_keys_and_values() -> None:
-    """Four query heads over two key heads are what four key heads with repeated weights would be."""
+    """Four query heads with two key heads equal four key heads with repeated weights."""
     torch.manual_seed(0)
     grouped = Attention(SHAPE)
     full = Attention(SHAPE.model_copy(update={"kv_heads": 4}))
@@ -49,13 +49,13 @@ def test_grouped_heads_share_keys_and_values() -> None:
     torch.testing.assert_close(grouped(x, table), full(x, table))
 
 
-def test_an_untrained_model_knows_nothing() -> None:
+def test_initial_loss_is_that_of_uniform_predictions() -> None:
     tokens = torch.randint(0, 256, (4, 33))
     loss = decoder()(tokens[:, :-1], tokens[:, 1:])
     assert abs(loss.item() - torch.log(torch.tensor(256.0)).item()) < 0.1
 
 
-def test_stages_one_after_the_other_are_the_whole() -> None:
+def test_pipeline_stages_compute_the_whole_model() -> None:
     whole = decoder()
     first, last = decoder(layers=range(0, 1)), decoder(layers=range(1, 2))
     for stage in (first, last):
@@ -66,28 +66,28 @@ def test_stages_one_after_the_other_are_the_whole() -> None:
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(4, 1), (7, 3), (80, 16)])
-def test_every_layer_has_one_stage(layers: int, stages: int) -> None:
+def test_each_layer_is_in_one_stage(layers: int, stages: int) -> None:
     parts = [stage_layers(layers, stages, stage) for stage in range(stages)]
     assert [layer for part in parts for layer in part] == list(range(layers))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_a_tied_output_layer_is_the_embedding() -> None:
+def test_tied_model_has_no_output_layer() -> None:
     config = SHAPE.model_copy(update={"tie_embeddings": True})
     names = [name for name, _ in decoder(config).named_parameters()]
     assert not [name for name in names if name.startswith("head")]
 
 
 @pytest.mark.parametrize("preset", DECODERS)
-def test_a_preset_has_the_size_of_its_name(preset: str) -> None:
+def test_preset_has_the_size_of_its_name(preset: str) -> None:
     config = DecoderConfig.model_validate({"preset": preset})
     with torch.device("meta"):
         model = Decoder(config, loss_chunk=None)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
-    named = float(preset[:-1]) * {"m": 1e6, "b": 1e9}[preset[-1]]
-    assert config.parameters == pytest.approx(named, rel=0.25)
+    nominal = float(preset[:-1]) * {"m": 1e6, "b": 1e9}[preset[-1]]
+    assert config.parameters == pytest.approx(nominal, rel=0.25)
 
 
-def test_a_key_beside_a_preset_overrides_it() -> None:
+def test_key_overrides_its_preset() -> None:
     config = DecoderConfig.model_validate({"preset": "8b", "sequence_length": 4096})
     assert (config.dim, config.sequence_length) == (4096, 4096)

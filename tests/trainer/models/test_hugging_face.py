@@ -1,4 +1,4 @@
-"""Language models of the library transformers."""
+"""Language models of the transformers library."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.models.hugging_face import LanguageModel, language_model, library_config
-from trainyard.base import InputError
+from trainer.models.hugging_face import LanguageModel, build_language_model, load_transformers_config
 from trainyard.config.training.models import HuggingFaceConfig
+from trainyard.errors import InputError
 
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -25,61 +25,60 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, **more: Any) -> LanguageModel:
+def build(kind: str, **changes: Any) -> LanguageModel:
     config = {"model_type": kind, "vocab_size": 300, **SMALL[kind]}
     task = "masked" if kind == "bert" else "causal"
-    model = language_model(
-        HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **more), loss_chunk=8
+    model = build_language_model(
+        HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **changes), loss_chunk=8
     )
     assert isinstance(model.module, LanguageModel)
     assert len(model.blocks) == 2
     return model.module.eval()
 
 
-@pytest.mark.parametrize(("kind", "plain"), [("llama", True), ("gpt2", True), ("gemma2", False), ("bert", True)])
-def test_its_loss_is_that_of_its_own_logits(kind: str, plain: bool) -> None:
-    """In chunks where a linear layer is the last of it, with a bias and a layer of its own before it as BERT's is, or
-    not. Gemma bends its logits."""
-    model = made(kind)
-    assert model.plain is plain
+@pytest.mark.parametrize(("kind", "linear"), [("llama", True), ("gpt2", True), ("gemma2", False), ("bert", True)])
+def test_loss_equals_that_of_the_models_logits(kind: str, linear: bool) -> None:
+    """Also with a bias and a layer before the linear layer (BERT), and with softcapped logits (Gemma)."""
+    model = build(kind)
+    assert model.has_linear_head is linear
     tokens, targets = torch.randint(0, 300, (2, 16)), torch.randint(0, 300, (2, 16))
     targets[0, :5] = -100
-    for parameter in model.parameters():  # a bias that starts at zero would not be missed
+    for parameter in model.parameters():  # a missing bias would have no effect at zero
         torch.nn.init.normal_(parameter, std=0.1)
     logits = model.model(input_ids=tokens).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    found = model(tokens, targets)
-    torch.testing.assert_close(found, expected)
+    loss = model(tokens, targets)
+    torch.testing.assert_close(loss, expected)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (found, expected)]
-    for own, others in zip(*gradients, strict=True):
-        assert (own is None) == (others is None)
-        if own is not None:
-            torch.testing.assert_close(own, others, rtol=1e-4, atol=1e-6)
+    gradients = [torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected)]
+    for actual, reference in zip(*gradients, strict=True):
+        assert (actual is None) == (reference is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-6)
 
 
-def test_a_bias_beside_the_last_layer_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is added to the logits, and is zero when the model is made."""
+def test_bias_after_the_linear_layer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias is added to the logits and is initially zero."""
     from transformers import BertForMaskedLM
 
     forward = BertForMaskedLM.forward
 
-    def biased(self: Any, **named: Any) -> Any:
-        found = forward(self, **named)
-        found.logits = found.logits + self.cls.predictions.another
-        return found
+    def biased(self: Any, **kwargs: Any) -> Any:
+        output = forward(self, **kwargs)
+        output.logits = output.logits + self.cls.predictions.another
+        return output
 
-    model: Any = made("bert").model
+    model: Any = build("bert").model
     model.cls.predictions.another = torch.nn.Parameter(torch.zeros(300))
     monkeypatch.setattr(BertForMaskedLM, "forward", biased)
-    assert not LanguageModel(model, 8).plain
+    assert not LanguageModel(model, 8).has_linear_head
 
 
-def test_weights_of_a_folder_are_taken(tmp_path: Path) -> None:
-    saved: Any = made("llama").model
+def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
+    saved: Any = build("llama").model
     saved.save_pretrained(tmp_path)
     config = HuggingFaceConfig(kind="hugging_face", path=str(tmp_path), weights=True, sequence_length=16)
-    loaded = language_model(config, None).module
+    loaded = build_language_model(config, None).module
     for name, tensor in saved.state_dict().items():
         assert torch.equal(loaded.state_dict()[f"model.{name}"], tensor), name
 
@@ -95,24 +94,27 @@ def test_bert_large_has_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
-        ({"config": {"model_type": "no-such-model"}}, "transformers makes no causal language model of it"),
-        ({"config": {"model_type": "gpt2", "n_head": 7, "n_embd": 32}}, "transformers makes no causal language model"),
+        ({"config": {"model_type": "no-such-model"}}, "transformers cannot create a causal language model from it"),
+        (
+            {"config": {"model_type": "gpt2", "n_head": 7, "n_embd": 32}},
+            "transformers cannot create a causal language model",
+        ),
         (
             {"config": {"model_type": "llama", "num_hidden_layer": 2}},
-            "config.model.config.num_hidden_layer = 2: LlamaConfig of transformers knows no such key and would ignore "
-            "it. Write num_hidden_layers",
+            "config.model.config.num_hidden_layer = 2: is not a key of LlamaConfig of transformers, which would "
+            "ignore it. Write num_hidden_layers",
         ),
-        ({"preset": "gpt2", "config": {"n_layers": 2}}, "config.model.config.n_layers = 2: GPT2Config of"),
-        ({"path": "/nowhere"}, "config.model.path = '/nowhere': there is no config.json"),
+        ({"preset": "gpt2", "config": {"n_layers": 2}}, "config.model.config.n_layers = 2: is not a key of GPT2Config"),
+        ({"path": "/nowhere"}, "config.model.path = '/nowhere': has no config.json"),
         ({"preset": "gpt2", "sequence_length": 2048}, "is longer than the 1024 positions of the model"),
     ],
 )
-def test_what_is_no_model_is_told(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError) as told:
-        language_model(HuggingFaceConfig.model_validate({"kind": "hugging_face", **config}), None)
-    assert words in str(told.value)
+def test_invalid_configuration_is_rejected(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_language_model(HuggingFaceConfig.model_validate({"kind": "hugging_face", **config}), None)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -142,5 +144,5 @@ def test_what_is_no_model_is_told(config: dict[str, Any], words: str) -> None:
         {"model_type": "bloom", "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "unk_token_id": 0},
     ],
 )
-def test_what_published_configurations_have_is_taken(config: dict[str, Any]) -> None:
-    library_config(HuggingFaceConfig.model_validate({"kind": "hugging_face", "config": config}))
+def test_keys_of_published_configurations_are_accepted(config: dict[str, Any]) -> None:
+    load_transformers_config(HuggingFaceConfig.model_validate({"kind": "hugging_face", "config": config}))

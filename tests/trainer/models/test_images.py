@@ -2,18 +2,18 @@
 
 import torch
 
-from trainer.models.images import classifier
+from trainer.models.images import build_classifier
 from trainyard.config.training.models import ImageModelConfig
 
 
-def test_a_resnet_50_has_its_size_and_blocks() -> None:
-    model = classifier(ImageModelConfig(kind="images"))
+def test_resnet_50_has_its_size_and_blocks() -> None:
+    model = build_classifier(ImageModelConfig(kind="images"))
     assert sum(parameter.numel() for parameter in model.module.parameters()) == 25_557_032  # torchvision's table
     assert len(model.blocks) == 3 + 4 + 6 + 3
 
 
-def test_an_untrained_one_knows_nothing() -> None:
+def test_initial_loss_is_that_of_uniform_predictions() -> None:
     torch.manual_seed(0)
-    model = classifier(ImageModelConfig(kind="images", architecture="resnet18", classes=10, image_size=32))
+    model = build_classifier(ImageModelConfig(kind="images", architecture="resnet18", classes=10, image_size=32))
     loss = model.module(torch.randn(8, 3, 32, 32), torch.arange(8))
     assert abs(loss.item() - torch.log(torch.tensor(10.0)).item()) < 0.5

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks is cross-entropy."""
+"""Cross-entropy in chunks of rows."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
-from trainer.export.int8 import quantize
+from trainer.export.int8_export import quantize_linear_layers
 from trainer.models.loss import next_token_loss
 from trainyard.config.training.models import IGNORED
 
@@ -24,25 +24,27 @@ def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("chunk", [1, 4, 21, 100])
 @pytest.mark.parametrize("biased", [False, True])
-def test_loss_and_gradients_are_those_of_whole_logits(chunk: int, biased: bool) -> None:
+def test_loss_and_gradients_equal_those_of_all_logits(chunk: int, biased: bool) -> None:
     (x, weight, targets), (x_whole, weight_whole, _) = samples(), samples()
     bias, bias_whole = (torch.linspace(-1, 1, 50).requires_grad_() if biased else None for _ in range(2))
     loss = next_token_loss(x, weight, targets, chunk, bias=bias)
-    whole = F.cross_entropy(F.linear(x_whole, weight_whole, bias_whole).flatten(0, 1), targets.flatten())
+    whole = functional.cross_entropy(
+        functional.linear(x_whole, weight_whole, bias_whole).flatten(0, 1), targets.flatten()
+    )
     (2 * loss).backward()  # type: ignore[no-untyped-call]
     (2 * whole).backward()  # type: ignore[no-untyped-call]
     pairs = [(loss, whole), (x.grad, x_whole.grad), (weight.grad, weight_whole.grad)]
     if bias is not None and bias_whole is not None:
         pairs.append((bias.grad, bias_whole.grad))
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected)
+    for actual, expected in pairs:
+        torch.testing.assert_close(actual, expected)
 
 
-def test_the_loss_of_bf16_is_fp32() -> None:
+def test_loss_of_bf16_inputs_is_fp32() -> None:
     x, weight, targets = samples(torch.bfloat16)
     loss = next_token_loss(x, weight, targets, 4)
     assert loss.dtype == torch.float32
-    exact = F.cross_entropy(F.linear(x.float(), weight.float()).flatten(0, 1), targets.flatten())
+    exact = functional.cross_entropy(functional.linear(x.float(), weight.float()).flatten(0, 1), targets.flatten())
     assert abs(loss.item() - exact.item()) < 0.02
     loss.backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
@@ -50,48 +52,48 @@ def test_the_loss_of_bf16_is_fp32() -> None:
 
 
 @torch.no_grad()
-def test_a_quantized_weight_takes_chunks_too() -> None:
+def test_quantized_weight_supports_chunks() -> None:
     x, _, targets = samples()
     head = torch.nn.Sequential(torch.nn.Linear(16, 50))
-    quantize(head)
+    quantize_linear_layers(head)
     weight, bias = head[0].weight, head[0].bias
     assert isinstance(weight, Tensor)
     assert isinstance(bias, Tensor)
-    whole = F.cross_entropy(head(x).flatten(0, 1), targets.flatten())
+    whole = functional.cross_entropy(head(x).flatten(0, 1), targets.flatten())
     for chunk in (4, 100, None):
         torch.testing.assert_close(next_token_loss(x, weight, targets, chunk, bias=bias), whole)
 
 
-def test_fp16_with_a_scale_has_the_gradients_of_fp32() -> None:
-    """Of so many tokens and so large a vocabulary that a mean's gradients are less than fp16's least number."""
+def test_fp16_with_loss_scale_has_the_gradients_of_fp32() -> None:
+    """With so many tokens and so large a vocabulary that gradients of the mean are below fp16's smallest number."""
     torch.manual_seed(0)
     tokens, vocabulary, scale = 2048, 16_000, 2.0**15
     x, weight = torch.randn(1, tokens, 8), 0.1 * torch.randn(vocabulary, 8)
-    targets = torch.randint(0, 100, (1, tokens))  # other rows' gradients are of their small probabilities alone
-    found: list[Tensor] = []
+    targets = torch.randint(0, 100, (1, tokens))  # gradients of other rows come from their small probabilities only
+    half: list[Tensor] = []
     exact: list[Tensor] = []
-    for dtype, gradients in ((torch.float16, found), (torch.float32, exact)):
-        own = x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
-        (next_token_loss(*own, targets, 1024) * scale).backward()  # type: ignore[no-untyped-call]
-        gradients.extend(each.grad.float() / scale for each in own if each.grad is not None)
-    for half, full in ((found[0], exact[0]), (found[1][:100], exact[1][:100]), (found[1][100:], exact[1][100:])):
-        assert (half - full).norm() < 0.01 * full.norm()
+    for dtype, gradients in ((torch.float16, half), (torch.float32, exact)):
+        inputs = x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+        (next_token_loss(*inputs, targets, 1024) * scale).backward()  # type: ignore[no-untyped-call]
+        gradients.extend(tensor.grad.float() / scale for tensor in inputs if tensor.grad is not None)
+    for actual, full in ((half[0], exact[0]), (half[1][:100], exact[1][:100]), (half[1][100:], exact[1][100:])):
+        assert (actual - full).norm() < 0.01 * full.norm()
 
 
 def test_gradients_of_many_chunks_are_summed_in_fp32() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(1, 4096, 8).bfloat16(), torch.randn(20, 8).bfloat16()
     targets = torch.randint(0, 20, (1, 4096))
-    found = []
+    gradients = []
     for dtype, chunk in ((torch.bfloat16, 16), (torch.float32, 4096)):
-        own = weight.clone().to(dtype).requires_grad_()
-        next_token_loss(x.to(dtype), own, targets, chunk).backward()  # type: ignore[no-untyped-call]
-        assert own.grad is not None
-        found.append(own.grad.float())
-    assert (found[0] - found[1]).norm() < 0.005 * found[1].norm()  # bf16's own digits are 0.002
+        copy = weight.clone().to(dtype).requires_grad_()
+        next_token_loss(x.to(dtype), copy, targets, chunk).backward()  # type: ignore[no-untyped-call]
+        assert copy.grad is not None
+        gradients.append(copy.grad.float())
+    assert (gradients[0] - gradients[1]).norm() < 0.005 * gradients[1].norm()  # bf16 has a precision of 0.002
 
 
-def test_where_nothing_is_to_predict_nothing_is_learnt() -> None:
+def test_no_targets_have_zero_loss_and_gradient() -> None:
     x, weight, targets = samples()
     loss = next_token_loss(x, weight, torch.full_like(targets, IGNORED), 4)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -100,7 +102,7 @@ def test_where_nothing_is_to_predict_nothing_is_learnt() -> None:
     assert not x.grad.any()
 
 
-# The kernel's own figure of this program: ru_maxrss counts what started it, too.
+# The kernel's peak of this process: ru_maxrss includes the program that started it.
 PEAK = """
 import pathlib, re, torch
 from trainer.models.loss import next_token_loss
@@ -113,14 +115,14 @@ before = peak()
 next_token_loss(x, weight, targets, CHUNK).backward()
 print(peak() - before)
 """
-# What is freed goes back to the kernel at once: else malloc raises this bound as it goes, and the peak is of chance.
+# Freed memory is returned to the kernel at once: else malloc adapts this threshold, and the peak is random.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-def test_logits_never_stand_whole() -> None:
+def test_logits_are_never_all_in_memory() -> None:
     def peak_kib(chunk: int | None) -> int:
         program = PEAK.replace("CHUNK", str(chunk))
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, **MALLOC},
             capture_output=True,
@@ -128,8 +130,8 @@ def test_logits_never_stand_whole() -> None:
             timeout=60,
             check=True,
         )
-        return int(done.stdout)
+        return int(process.stdout)
 
     whole = 4 * 512 * 32_000 * 4 // 1024
     assert peak_kib(64) < 0.25 * whole
-    assert peak_kib(None) > 0.5 * whole  # of what lies above the import's own peak
+    assert peak_kib(None) > 0.5 * whole  # above the peak of the imports

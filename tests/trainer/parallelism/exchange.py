@@ -1,7 +1,7 @@
-"""`torchrun -m tests.trainer.parallelism.exchange FILE`: what two ranks exchange in a step, as JSON in FILE.
+"""Count the collectives of two ranks in a step: `torchrun -m tests.trainer.parallelism.exchange FILE`.
 
-Of each layout the number of collectives of each kind, in a step of one micro-batch and in one of three; and the groups'
-timeouts in seconds.
+FILE gets a JSON object with the number of collectives by kind for each layout, in a step of one and of three
+micro-batches, and the timeouts of process groups in seconds.
 """
 
 import json
@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.conftest import TINY
-from trainer.failures import flight
+from trainer.distributed import DistributedContext, init_distributed
+from trainer.failures import flight_recorder
 from trainer.models import build
-from trainer.parallelism import passes_of, spread
+from trainer.parallelism import build_forward_backward, parallelize
 from trainer.precision import Precision
-from trainer.ranks import Ranks, join
 from trainer.settings import Environment
-from trainer.telemetry.timing import Clock
+from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
 
 CPU = torch.device("cpu")
@@ -30,45 +30,46 @@ RANKS = 2
 TIMEOUT = 40
 
 
-def exchanged(config: TrainerConfig, ranks: Ranks) -> dict[str, int]:
+def count_collectives(config: TrainerConfig, distributed: DistributedContext) -> dict[str, int]:
     precision = Precision(config, CPU)
-    module = spread(build(config), config, ranks, precision)
-    passes = passes_of(module, config, ranks, precision)
+    module = parallelize(build(config), config, distributed, precision)
+    forward_backward = build_forward_backward(module, config, distributed, precision)
     tokens = torch.randint(0, 256, (2, 33))
     batches = repeat((tokens[:, :-1], tokens[:, 1:]))
-    passes.warm_up(next(batches))
-    passes.gradients(batches, Clock(CPU))
-    begun = max(each["time_created_ns"] for each in flight.entries())
-    passes.gradients(batches, Clock(CPU))
-    return Counter(each["profiling_name"] for each in flight.entries() if each["time_created_ns"] > begun)
+    forward_backward.warm_up(next(batches))
+    forward_backward.compute_gradients(batches, StepTimer(CPU))
+    last = max(entry["time_created_ns"] for entry in flight_recorder.read_entries())
+    forward_backward.compute_gradients(batches, StepTimer(CPU))
+    entries = [entry for entry in flight_recorder.read_entries() if entry["time_created_ns"] > last]
+    return Counter(entry["profiling_name"] for entry in entries)
 
 
-def seconds(group: Any) -> float:
-    found: float = group._get_backend(CPU).options._timeout.total_seconds()
-    return found
+def timeout_seconds(group: Any) -> float:
+    seconds: float = group._get_backend(CPU).options._timeout.total_seconds()
+    return seconds
 
 
-def configured(kind: str, micro_batches: int) -> TrainerConfig:
+def layout_config(kind: str, micro_batches: int) -> TrainerConfig:
     parallel = {"data": kind} | ({"shard": 1} if kind == "hsdp" else {})
     batch = {"batch_size": 2 * RANKS * micro_batches, "timeout_seconds": TIMEOUT}
     return TrainerConfig.model_validate(TINY | batch | {"parallel": parallel})
 
 
 def main() -> None:
-    places = {"CHECKPOINT_URI": "/none", "RESULTS_URI": "/none", "DATA_URI": "/none"}
-    environment = Environment.read(os.environ | places)
-    found: dict[str, Any] = {}
-    with join(configured("ddp", 1), environment, CPU) as alike:  # one group for all: a store's keys serve once
+    variables = {"CHECKPOINT_URI": "/none", "RESULTS_URI": "/none", "DATA_URI": "/none"}
+    environment = Environment.read(os.environ | variables)
+    results: dict[str, Any] = {}
+    with init_distributed(layout_config("ddp", 1), environment, CPU) as shared:  # one process group for all layouts
         for kind in ("ddp", "fsdp", "hsdp"):
             for micro_batches in (1, 3):
-                config = configured(kind, micro_batches)
-                with join(config, environment, CPU) as ranks:
-                    found[f"{kind} {micro_batches}"] = exchanged(config, ranks)
-                    groups = (*ranks.mesh.get_all_groups(), ranks.sharers, dist.group.WORLD)
-                    found["timeouts"] = sorted({seconds(group) for group in groups})
+                config = layout_config(kind, micro_batches)
+                with init_distributed(config, environment, CPU) as distributed:
+                    results[f"{kind} {micro_batches}"] = count_collectives(config, distributed)
+                    groups = (*distributed.mesh.get_all_groups(), distributed.data_group, dist.group.WORLD)
+                    results["timeouts"] = sorted({timeout_seconds(group) for group in groups})
         dist.barrier()
-        if alike.rank == 0:
-            Path(sys.argv[1]).write_text(json.dumps(found))
+        if shared.rank == 0:
+            Path(sys.argv[1]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Text to prepare, the program as a user starts it, and what a dataset holds."""
+"""A small corpus, the command-line program, and functions that read a dataset."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    """300 documents as JSON lines, each a text of its own."""
+    """A file of JSON lines with 300 different documents."""
     file = tmp_path / "corpus" / "a.jsonl"
     file.parent.mkdir()
     texts = [f"document {number} of many: " + "word " * (number % 17) for number in range(300)]
@@ -29,15 +29,15 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def request_to(tmp_path: Path) -> Callable[..., Request]:
-    """Makes a request whose target and work folder are called by a name."""
+    """Creates requests. The name selects the target and the work folder."""
 
-    def make(name: str = "out", *, held_out: float = 0.2, workers: int = 1, replace: bool = False) -> Request:
+    def create(name: str = "out", *, held_out: float = 0.2, workers: int = 1, replace: bool = False) -> Request:
         work = tmp_path / f"{name}-work"
         return Request(
             target=str(tmp_path / name), name="d", held_out=held_out, workers=workers, work=work, replace=replace
         )
 
-    return make
+    return create
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def program(environment: dict[str, str], tmp_path: Path) -> Program:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "trainer.prepare", *words],
+            [sys.executable, "-m", "trainer.prepare", *arguments],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
@@ -60,16 +60,16 @@ def program(environment: dict[str, str], tmp_path: Path) -> Program:
     return run
 
 
-def index(target: str | Path) -> TokenDataset:
+def read_index(target: str | Path) -> TokenDataset:
     return TokenDataset.model_validate_json((Path(target) / INDEX).read_bytes())
 
 
-def ids(target: str | Path, shards: tuple[Shard, ...]) -> list[int]:
-    """All tokens of some shards."""
-    dtype = index(target).dtype
+def read_ids(target: str | Path, shards: tuple[Shard, ...]) -> list[int]:
+    """Return the token ids of shards."""
+    dtype = read_index(target).dtype
     return [int(id) for shard in shards for id in np.fromfile(Path(target) / shard.key, dtype)]
 
 
-def texts(target: str | Path, shards: tuple[Shard, ...]) -> list[str]:
-    """The documents of shards of bytes."""
-    return bytes(ids(target, shards)).decode().split("\0")[:-1]
+def read_texts(target: str | Path, shards: tuple[Shard, ...]) -> list[str]:
+    """Return the documents of shards that the tokenizer `bytes` has written."""
+    return bytes(read_ids(target, shards)).decode().split("\0")[:-1]

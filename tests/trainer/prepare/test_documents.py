@@ -1,4 +1,4 @@
-"""Files as documents: none lost, none twice, wherever they are cut."""
+"""Documents of files: none is lost or repeated, wherever files are split."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.prepare import documents as subject
-from trainer.prepare.documents import Reading, documents, pieces_of
+from trainer.prepare.documents import ReadOptions, read_documents, split_file
 from trainer.prepare.sources import Format, list_files
-from trainyard.base import InputError
+from trainyard.errors import InputError
 
 
-def read(path: Path, format: Format, reading: Reading | None = None) -> list[str]:
-    reading = reading or Reading()
+def read(path: Path, format: Format, reading: ReadOptions | None = None) -> list[str]:
+    reading = reading or ReadOptions()
     (file,) = list_files([str(path)])
-    return [document.text for piece in pieces_of(file, format, reading) for document in documents(piece, reading)]
+    return [document.text for piece in split_file(file, format, reading) for document in read_documents(piece, reading)]
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -29,35 +29,35 @@ def parquet(path: Path, values: list[object], name: str = "text") -> Path:
     return path
 
 
-def test_a_short_text_file_is_one_document(tmp_path: Path) -> None:
+def test_short_text_file_is_one_document(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.txt", "eins\nzwei ü\n".encode()), "text") == ["eins\nzwei ü\n"]
 
 
-def test_a_long_text_file_is_cut_at_line_ends(tmp_path: Path) -> None:
+def test_long_text_file_is_split_at_line_ends(tmp_path: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(5000))
-    found = read(write(tmp_path / "a.txt", text.encode()), "text", Reading(document=1000))
-    assert "".join(found) == text
-    assert len(found) > 40
-    assert all(one.endswith("\n") and len(one) < 1020 for one in found)
+    result = read(write(tmp_path / "a.txt", text.encode()), "text", ReadOptions(document_bytes=1000))
+    assert "".join(result) == text
+    assert len(result) > 40
+    assert all(text.endswith("\n") and len(text) < 1020 for text in result)
 
 
-def test_text_without_line_ends_is_cut_between_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "LOOK_AHEAD", 16)
+def test_text_without_line_ends_is_split_between_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "LINE_SEARCH_BYTES", 16)
     text = "aü€😀" * 500
-    found = read(write(tmp_path / "a.txt", text.encode()), "text", Reading(document=101))
-    assert "".join(found) == text
-    assert max(len(one.encode()) for one in found) <= 104
+    result = read(write(tmp_path / "a.txt", text.encode()), "text", ReadOptions(document_bytes=101))
+    assert "".join(result) == text
+    assert max(len(document.encode()) for document in result) <= 104
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_removed(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.txt", b"\xef\xbb\xbfone"), "text") == ["one"]
 
 
-def test_json_lines_are_the_same_however_the_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lines_do_not_depend_on_the_size_of_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"ü{number}" * (number % 9 + 1) for number in range(200)]
     file = write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts).encode())
     for length in (1, 7, 64, 1 << 20):
-        monkeypatch.setattr(subject, "_JSON_PIECE", length)
+        monkeypatch.setattr(subject, "_JSON_PART_BYTES", length)
         assert read(file, "jsonl") == texts
 
 
@@ -66,7 +66,7 @@ def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b'{"text": "a"}\n\n{"body": "b"}\n', "a.jsonl': line 3 has no field 'text': it has body. Name the field"),
         (b'{"text": "a"}\n[1]\n', "line 2 has no field 'text': it is no object"),
@@ -76,49 +76,49 @@ def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
         (b'{"text": "a"}\n{"text": "\xff"}\n', "byte 24 is no UTF-8: "),
     ],
 )
-def test_a_bad_json_line_is_told(tmp_path: Path, content: bytes, told: str) -> None:
+def test_invalid_json_line_is_rejected_with_its_number(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(InputError) as error:
         read(write(tmp_path / "a.jsonl", content), "jsonl")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_the_line_is_counted_from_the_start_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "_JSON_PIECE", 30)
+def test_line_number_counts_from_the_start_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_JSON_PART_BYTES", 30)
     with pytest.raises(InputError, match="line 41 has no field"):
         read(write(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 40 + b"{}\n"), "jsonl")
 
 
-def test_a_line_too_long_for_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "LINE", 100)
+def test_line_longer_than_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "MAX_LINE_BYTES", 100)
     with pytest.raises(InputError, match="line 2 is longer than"):
         read(write(tmp_path / "a.jsonl", b'{"text": "a"}\n' + b'{"text": "' + b"a" * 200 + b'"}'), "jsonl")
 
 
-def test_the_byte_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+def test_invalid_utf8_is_rejected_with_its_offset(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a.txt'?: byte 5007 is no UTF-8"):
-        read(write(tmp_path / "a.txt", b"12345678\n" * 556 + b"abc\xfc"), "text", Reading(document=1000))
+        read(write(tmp_path / "a.txt", b"12345678\n" * 556 + b"abc\xfc"), "text", ReadOptions(document_bytes=1000))
 
 
-def test_what_is_no_utf8_is_replaced_on_request(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "a.txt", b"a\xfcb"), "text", Reading(replace=True)) == ["a\ufffdb"]
+def test_invalid_utf8_is_replaced_on_request(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.txt", b"a\xfcb"), "text", ReadOptions(replace_invalid=True)) == ["a\ufffdb"]
 
 
-def test_a_column_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_column_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no column 'text': it has nested, body"):
         read(parquet(tmp_path / "a.parquet", ["a"], "body"), "parquet")
 
 
-def test_a_column_of_numbers_is_told(tmp_path: Path) -> None:
+def test_column_of_numbers_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="column 'text' is no text but int64"):
         read(parquet(tmp_path / "a.parquet", [1, 2]), "parquet")
 
 
-def test_a_file_that_is_no_parquet_is_told(tmp_path: Path) -> None:
+def test_file_that_is_no_parquet_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no parquet file"):
         read(write(tmp_path / "a.parquet", b"nothing of the kind"), "parquet")
 
 
-def test_a_row_group_counts_by_its_text(tmp_path: Path) -> None:
+def test_size_of_a_row_group_is_that_of_its_text(tmp_path: Path) -> None:
     (file,) = list_files([str(parquet(tmp_path / "a.parquet", ["a" * 5000, "b"]))])
-    (piece,) = pieces_of(file, "parquet", Reading())
+    (piece,) = split_file(file, "parquet", ReadOptions())
     assert 5000 < piece.size < 6000

@@ -1,4 +1,4 @@
-"""Images into tar shards, as the library webdataset reads them."""
+"""Images in tar shards, read with the library webdataset."""
 
 import io
 import json
@@ -10,15 +10,15 @@ from PIL import Image
 
 from trainer.prepare.dataset import Request
 from trainer.prepare.images import prepare_images
-from trainyard.base import InputError
+from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX, ImageDataset
 
-Make = Callable[..., Request]
+CreateRequest = Callable[..., Request]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """120 images of three classes, each of its own colour, in three formats."""
+    """120 images of different colors, of three classes, in three formats."""
     for number in range(120):
         file = (
             tmp_path / "images" / ("cat", "dog", "eel")[number % 3] / f"{number}.{('png', 'jpeg', 'bmp')[number % 3]}"
@@ -29,25 +29,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(request: Request) -> tuple[ImageDataset, list[tuple[str, bytes, int]]]:
-    """The index, and suffix, bytes and class of each image."""
+    """Return the index, and suffix, bytes and class of each image."""
     import webdataset
 
-    found = ImageDataset.model_validate_json((Path(request.target) / INDEX).read_bytes())
-    files = [str(Path(request.target) / shard.key) for shard in found.train + found.validation]
+    index = ImageDataset.model_validate_json((Path(request.target) / INDEX).read_bytes())
+    files = [str(Path(request.target) / shard.key) for shard in index.train + index.validation]
     samples = []
     for sample in webdataset.WebDataset(files, shardshuffle=False, empty_check=False):
         (suffix,) = {"jpg", "png"} & sample.keys()
         samples.append((suffix, sample[suffix], int(sample["cls"])))
-    return found, samples
+    return index, samples
 
 
-def test_every_image_is_there_with_its_class(folder: Path, request_to: Make) -> None:
+def test_dataset_has_every_image_with_its_class(folder: Path, request_to: CreateRequest) -> None:
     request = request_to()
     prepare_images(str(folder), 64, request)
-    found, samples = read(request)
-    assert found.classes == ("cat", "dog", "eel")
-    assert sum(shard.count for shard in found.train + found.validation) == len(samples) == 120
-    assert 5 < sum(shard.count for shard in found.validation) < 50
+    index, samples = read(request)
+    assert index.classes == ("cat", "dog", "eel")
+    assert sum(shard.count for shard in index.train + index.validation) == len(samples) == 120
+    assert 5 < sum(shard.count for shard in index.validation) < 50
     for suffix, content, label in samples:
         assert suffix == ("png", "jpg", "png")[label]
         assert Image.open(io.BytesIO(content)).size == (8, 6)
@@ -55,7 +55,7 @@ def test_every_image_is_there_with_its_class(folder: Path, request_to: Make) -> 
     assert untouched <= {content for _, content, _ in samples}
 
 
-def test_a_list_tells_files_and_classes(folder: Path, request_to: Make) -> None:
+def test_list_defines_files_and_classes(folder: Path, request_to: CreateRequest) -> None:
     rows = [
         {"file_name": f"{kind}/{file.name}", "label": label}
         for kind, label in (("cat", 10), ("dog", 9))
@@ -74,39 +74,39 @@ def test_a_list_tells_files_and_classes(folder: Path, request_to: Make) -> None:
     assert datasets[0].classes == ("9", "10")
 
 
-def test_some_damaged_images_are_named_and_left_out(folder: Path, request_to: Make) -> None:
+def test_few_damaged_images_are_reported_and_skipped(folder: Path, request_to: CreateRequest) -> None:
     damaged = next((folder / "dog").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:200])
     result = prepare_images(str(folder), 64, request_to())
     assert result.samples == 119
-    (told,) = result.failed
-    assert told.startswith(f"{damaged}: ")
+    (message,) = result.failed
+    assert message.startswith(f"{damaged}: ")
 
 
-def test_many_damaged_images_are_refused(folder: Path, request_to: Make) -> None:
+def test_many_damaged_images_are_rejected(folder: Path, request_to: CreateRequest) -> None:
     for file in list((folder / "dog").iterdir())[:2]:
         file.write_bytes(b"no image")
-    for _ in range(2):  # what a refused run has made is no way around
+    for _ in range(2):  # the second run resumes, and must fail in the same way
         with pytest.raises(InputError, match=r"2 of 120 images can't be decoded: .*dog/.*; .*dog/.*: cannot identify"):
             prepare_images(str(folder), 64, request_to())
 
 
 @pytest.mark.parametrize(
-    ("files", "source", "told"),
+    ("files", "source", "message"),
     [
         ({"a/x.png": ""}, "", "has one class only, 'a'"),
-        ({"x.png": ""}, "", "lies in no class's folder"),
+        ({"x.png": ""}, "", "is in no class's folder"),
         ({"a/x.txt": ""}, "", "holds no images"),
-        ({"l.csv": "file,label\n1.png,a\n"}, "l.csv", "line 2 has no file_name. Give each image its file_name"),
+        ({"l.csv": "file,label\n1.png,a\n"}, "l.csv", "line 2 has no file_name. Set file_name"),
         ({"l.csv": "file_name,label\n1.png,a\n"}, "l.csv", "line 2: there is no file 1.png"),
         ({"l.jsonl": '{"file_name": \n'}, "l.jsonl", "line 1 is no JSON"),
     ],
 )
-def test_a_wrong_source_is_told(
-    files: dict[str, str], source: str, told: str, tmp_path: Path, request_to: Make
+def test_invalid_source_is_rejected(
+    files: dict[str, str], source: str, message: str, tmp_path: Path, request_to: CreateRequest
 ) -> None:
     for name, content in files.items():
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).write_text(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         prepare_images(str(tmp_path / "images" / source), 64, request_to())

@@ -1,4 +1,4 @@
-"""Tokenizers: any tokenizer.json, trained ones, the ids that end and mask."""
+"""Tokenizers: imported, trained, and the ids of end and mask tokens."""
 
 import argparse
 import json
@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from trainer.prepare import tokenizers as subject
 from trainer.prepare.documents import Document
-from trainer.prepare.tokenizers import BYTES, Vocabulary, adopt, train, trained
-from trainyard.base import InputError
+from trainer.prepare.tokenizers import BYTES, Vocabulary, import_tokenizer, parse_training, train
+from trainyard.errors import InputError
 
 SOURCE = Path(argparse.__file__).read_text()
 
@@ -21,8 +21,8 @@ def document(text: str) -> Document:
     return Document(text, text.encode())
 
 
-def words(file: Path, *names: str, special: tuple[str, ...] = ()) -> Path:
-    """A tokenizer.json of whole words."""
+def write_tokenizer(file: Path, *names: str, special: tuple[str, ...] = ()) -> Path:
+    """Write a tokenizer.json whose tokens are whole words."""
     tokenizer = Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(list(special))
@@ -41,41 +41,41 @@ def words(file: Path, *names: str, special: tuple[str, ...] = ()) -> Path:
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     folder = tmp_path_factory.mktemp("bpe")
     train(lambda: [SOURCE], 600, False, folder / "trained.json")
-    return adopt(folder / "trained.json", None, folder / "tokenizer.json")
+    return import_tokenizer(folder / "trained.json", None, folder / "tokenizer.json")
 
 
-def test_bytes_end_in_zero() -> None:
-    assert [list(one) for one in BYTES.encode([document("aü"), document("b")])] == [[97, 195, 188, 0], [98, 0]]
+def test_documents_of_bytes_end_with_zero() -> None:
+    assert [list(ids) for ids in BYTES.encode([document("aü"), document("b")])] == [[97, 195, 188, 0], [98, 0]]
 
 
-def test_a_trained_bpe_gives_the_text_back(bpe: Vocabulary) -> None:
+def test_trained_bpe_restores_the_text(bpe: Vocabulary) -> None:
     text = SOURCE[:2000] + "ü€😀\x00"
-    (found,) = bpe.encode([document(text)])
-    assert found.dtype == np.uint16
-    assert found[-1] == bpe.end
-    assert Tokenizer.from_file(str(bpe.file)).decode(list(found[:-1])) == text
+    (result,) = bpe.encode([document(text)])
+    assert result.dtype == np.uint16
+    assert result[-1] == bpe.end
+    assert Tokenizer.from_file(str(bpe.file)).decode(list(result[:-1])) == text
     assert (bpe.size, bpe.mask) == (600, None)
 
 
-def test_a_trained_word_piece_can_mask(tmp_path: Path) -> None:
+def test_trained_word_piece_has_a_mask_token(tmp_path: Path) -> None:
     train(lambda: [SOURCE], 600, True, tmp_path / "trained.json")
-    found = adopt(tmp_path / "trained.json", None, tmp_path / "tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(found.file))
-    assert (found.end, found.mask) == (tokenizer.token_to_id("[SEP]"), tokenizer.token_to_id("[MASK]"))
-    assert tokenizer.token_to_id("[UNK]") not in found.encode([document(SOURCE[:1000])])[0]
+    result = import_tokenizer(tmp_path / "trained.json", None, tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(result.file))
+    assert (result.end, result.mask) == (tokenizer.token_to_id("[SEP]"), tokenizer.token_to_id("[MASK]"))
+    assert tokenizer.token_to_id("[UNK]") not in result.encode([document(SOURCE[:1000])])[0]
 
 
 @pytest.mark.parametrize("word_piece", [False, True])
-def test_training_is_the_same_each_time(tmp_path: Path, word_piece: bool) -> None:
+def test_training_is_deterministic(tmp_path: Path, word_piece: bool) -> None:
     for name in ("a", "b"):
         train(lambda: [SOURCE], 500, word_piece, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_file_neither_cuts_nor_pads_nor_adds(tmp_path: Path) -> None:
-    file = words(tmp_path / "a.json", "?", "a", "b", special=("[CLS]", "[SEP]"))
-    found = adopt(file, None, tmp_path / "tokenizer.json")
-    assert [list(ids) for ids in found.encode([document("a b a b"), document("a")])] == [[1, 2, 1, 2, 4], [1, 4]]
+def test_imported_tokenizer_does_not_truncate_pad_or_add_tokens(tmp_path: Path) -> None:
+    file = write_tokenizer(tmp_path / "a.json", "?", "a", "b", special=("[CLS]", "[SEP]"))
+    result = import_tokenizer(file, None, tmp_path / "tokenizer.json")
+    assert [list(ids) for ids in result.encode([document("a b a b"), document("a")])] == [[1, 2, 1, 2, 4], [1, 4]]
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,29 @@ def test_a_file_neither_cuts_nor_pads_nor_adds(tmp_path: Path) -> None:
         ({"eos_token": "b"}, "a", "a"),
     ],
 )
-def test_which_token_ends(tmp_path: Path, config: dict[str, Any], end: str | None, expected: str) -> None:
-    file = words(tmp_path / "a.json", "?", "a", "b", special=("</s>", "[SEP]"))
+def test_end_token_is_selected_by_option_config_or_name(
+    tmp_path: Path, config: dict[str, Any], end: str | None, expected: str
+) -> None:
+    file = write_tokenizer(tmp_path / "a.json", "?", "a", "b", special=("</s>", "[SEP]"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = adopt(file, end, tmp_path / "tokenizer.json")
-    assert Tokenizer.from_file(str(found.file)).id_to_token(found.end) == expected
+    result = import_tokenizer(file, end, tmp_path / "tokenizer.json")
+    assert Tokenizer.from_file(str(result.file)).id_to_token(result.end) == expected
 
 
-def test_an_end_is_added_where_there_is_none(tmp_path: Path) -> None:
-    found = adopt(words(tmp_path / "a.json", "?", "a"), None, tmp_path / "tokenizer.json")
-    assert (found.end, found.size) == (2, 3)
-    assert Tokenizer.from_file(str(found.file)).id_to_token(2) == "<|endoftext|>"
+def test_end_token_is_added_if_missing(tmp_path: Path) -> None:
+    result = import_tokenizer(write_tokenizer(tmp_path / "a.json", "?", "a"), None, tmp_path / "tokenizer.json")
+    assert (result.end, result.size) == (2, 3)
+    assert Tokenizer.from_file(str(result.file)).id_to_token(2) == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")])
-def test_ids_are_as_narrow_as_the_vocabulary_allows(size: int, dtype: str) -> None:
+def test_dtype_is_the_smallest_for_the_vocabulary(size: int, dtype: str) -> None:
     assert Vocabulary(None, size, 0, None).dtype == dtype
 
 
-def test_a_long_document_is_tokenized_in_parts(bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_document_is_tokenized_in_parts(bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = bpe.encode([document(SOURCE[:5000])])[0]
-    monkeypatch.setattr(subject, "_AT_ONCE", 1000)
+    monkeypatch.setattr(subject, "_MAX_CHARACTERS", 1000)
     tokenizer = Tokenizer.from_file(str(bpe.file))
     (parts,) = bpe.encode([document(SOURCE[:5000])])
     assert tokenizer.decode(list(parts)) == tokenizer.decode(list(whole))
@@ -115,26 +117,26 @@ def test_a_long_document_is_tokenized_in_parts(bpe: Vocabulary, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("option", "message"),
     [
-        ("train:many", "is not to be understood. Write train:32000"),
-        ("train:100", "a vocabulary of 100 is too small. Make it 258 or more"),
-        ("train:6:wordpiece", "a vocabulary of 6 is too small. Make it 7 or more"),
+        ("train:many", "is malformed. Write train:32000"),
+        ("train:100", "a vocabulary of 100 is too small. Use 258 or more"),
+        ("train:6:wordpiece", "a vocabulary of 6 is too small. Use 7 or more"),
     ],
 )
-def test_a_wrong_size_is_told(asked: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        trained(asked)
+def test_invalid_training_option_is_rejected(option: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_training(option)
 
 
-def test_a_tokenizer_that_is_none_is_told(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(InputError, match=r"a\.json'?: can't be read: "):
-        adopt(tmp_path / "a.json", None, tmp_path / "b.json")
+        import_tokenizer(tmp_path / "a.json", None, tmp_path / "b.json")
     with pytest.raises(InputError, match=r"there is no such file\. Name a tokenizer.json, bytes, or train:VOCAB"):
-        adopt(tmp_path / "none.json", None, tmp_path / "b.json")
+        import_tokenizer(tmp_path / "none.json", None, tmp_path / "b.json")
 
 
-def test_an_end_that_is_no_token_is_told(tmp_path: Path) -> None:
+def test_unknown_end_token_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--end = '<eot>': .*a\.json has no such token"):
-        adopt(words(tmp_path / "a.json", "?", "a"), "<eot>", tmp_path / "b.json")
+        import_tokenizer(write_tokenizer(tmp_path / "a.json", "?", "a"), "<eot>", tmp_path / "b.json")

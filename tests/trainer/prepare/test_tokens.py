@@ -1,4 +1,4 @@
-"""Text into token shards: whole, true to their index, the same whatever the number of processes or the place."""
+"""Token shards: complete, consistent with their index, independent of the number of processes and of the location."""
 
 import hashlib
 import json
@@ -11,50 +11,50 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.prepare.conftest import ids, index, texts
+from tests.trainer.prepare.conftest import read_ids, read_index, read_texts
 from trainer.prepare.dataset import Request
-from trainer.prepare.documents import Reading
-from trainer.prepare.tokens import Text, joined, prepare_tokens
-from trainyard.base import InputError
+from trainer.prepare.documents import ReadOptions
+from trainer.prepare.tokens import TextOptions, concatenate_files, prepare_tokens
+from trainyard.errors import InputError
 
-Make = Callable[..., Request]
+CreateRequest = Callable[..., Request]
 
 
-def test_every_document_is_in_one_split(lines: Path, request_to: Make) -> None:
+def test_every_document_is_in_exactly_one_split(lines: Path, request_to: CreateRequest) -> None:
     request = request_to()
-    result = prepare_tokens(Text(sources=(str(lines.parent),), shard_tokens=2000), request)
-    found = index(request.target)
-    train, held_out = texts(request.target, found.train), texts(request.target, found.validation)
+    result = prepare_tokens(TextOptions(sources=(str(lines.parent),), shard_tokens=2000), request)
+    index = read_index(request.target)
+    train, held_out = read_texts(request.target, index.train), read_texts(request.target, index.validation)
     assert sorted(train + held_out) == sorted(json.loads(line)["text"] for line in lines.read_text().splitlines())
     assert 30 < len(held_out) < 90
-    assert (result.samples, found.end, found.dtype, found.vocabulary) == (300, 0, "uint8", 256)
+    assert (result.samples, index.end, index.dtype, index.vocabulary) == (300, 0, "uint8", 256)
 
 
-def test_the_index_is_true_of_the_shards(lines: Path, request_to: Make) -> None:
+def test_index_matches_the_shards(lines: Path, request_to: CreateRequest) -> None:
     request = request_to()
-    prepare_tokens(Text(sources=(str(lines),), tokenizer="train:300"), request)
-    found = index(request.target)
-    for shard in found.train + found.validation:
+    prepare_tokens(TextOptions(sources=(str(lines),), tokenizer="train:300"), request)
+    index = read_index(request.target)
+    for shard in index.train + index.validation:
         content = (Path(request.target) / shard.key).read_bytes()
         assert (shard.bytes, shard.count, shard.sha256) == (
             len(content),
             len(content) // 2,
             hashlib.sha256(content).hexdigest(),
         )
-    assert found.tokenizer == "tokenizer.json"
-    assert found.dtype == "uint16"
+    assert index.tokenizer == "tokenizer.json"
+    assert index.dtype == "uint16"
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(Path(request.target) / found.tokenizer))
-    tokens = np.array(ids(request.target, found.train))
-    assert tokens.max() < found.vocabulary
-    assert found.end is not None
-    first = tokenizer.decode(list(tokens[: list(tokens).index(found.end)]))
+    tokenizer = Tokenizer.from_file(str(Path(request.target) / index.tokenizer))
+    tokens = np.array(read_ids(request.target, index.train))
+    assert tokens.max() < index.vocabulary
+    assert index.end is not None
+    first = tokenizer.decode(list(tokens[: list(tokens).index(index.end)]))
     assert first.startswith("document ")
 
 
-def test_it_is_the_same_with_any_number_of_processes_in_any_place(
-    lines: Path, request_to: Make, tmp_path: Path
+def test_dataset_does_not_depend_on_processes_or_location(
+    lines: Path, request_to: CreateRequest, tmp_path: Path
 ) -> None:
     for number in range(6):
         file = lines.parent / f"{number}.jsonl"
@@ -63,125 +63,128 @@ def test_it_is_the_same_with_any_number_of_processes_in_any_place(
     datasets = []
     for number, folder in enumerate((lines.parent, tmp_path / "elsewhere" / "corpus")):
         request = request_to(f"out{number}", workers=number + 1)
-        prepare_tokens(Text(sources=(str(folder),), shard_tokens=3000, tokenizer="train:400"), request)
-        datasets.append(index(request.target).model_copy(update={"source": ""}))
+        prepare_tokens(TextOptions(sources=(str(folder),), shard_tokens=3000, tokenizer="train:400"), request)
+        datasets.append(read_index(request.target).model_copy(update={"source": ""}))
     assert datasets[0] == datasets[1]
     assert len(datasets[0].train) > 2
 
 
-def test_what_is_held_out_does_not_depend_on_order_or_shards(lines: Path, request_to: Make) -> None:
+def test_held_out_documents_do_not_depend_on_order_or_shards(lines: Path, request_to: CreateRequest) -> None:
     first, second = request_to("a"), request_to("b")
-    prepare_tokens(Text(sources=(str(lines),)), first)
+    prepare_tokens(TextOptions(sources=(str(lines),)), first)
     lines.write_text("".join(reversed(lines.read_text().splitlines(keepends=True))))
-    prepare_tokens(Text(sources=(str(lines),), shard_tokens=500), second)
-    held = [sorted(texts(one.target, index(one.target).validation)) for one in (first, second)]
+    prepare_tokens(TextOptions(sources=(str(lines),), shard_tokens=500), second)
+    held = [sorted(read_texts(request.target, read_index(request.target).validation)) for request in (first, second)]
     assert held[0] == held[1]
 
 
-def test_a_dataset_is_not_replaced_unasked(lines: Path, request_to: Make) -> None:
-    prepare_tokens(Text(sources=(str(lines),)), request_to())
+def test_dataset_is_replaced_only_on_request(lines: Path, request_to: CreateRequest) -> None:
+    prepare_tokens(TextOptions(sources=(str(lines),)), request_to())
     with pytest.raises(InputError, match=r"holds a dataset \(dataset.json\) already. Name another, or replace it"):
-        prepare_tokens(Text(sources=(str(lines),)), request_to())
-    prepare_tokens(Text(sources=(str(lines),), tokenizer="train:300"), request_to(replace=True))
+        prepare_tokens(TextOptions(sources=(str(lines),)), request_to())
+    prepare_tokens(TextOptions(sources=(str(lines),), tokenizer="train:300"), request_to(replace=True))
     target = Path(request_to().target)
-    found = index(target)
-    there = {"dataset.json", "tokenizer.json", *(shard.key for shard in found.train + found.validation)}
-    assert {file.name for file in target.iterdir()} == there
+    index = read_index(target)
+    expected = {"dataset.json", "tokenizer.json", *(shard.key for shard in index.train + index.validation)}
+    assert {file.name for file in target.iterdir()} == expected
 
 
-def refused(text: dict[str, Any], request: Request) -> str:
+def rejection(options: dict[str, Any], request: Request) -> str:
+    """Prepare a dataset with invalid options and return the error message."""
     with pytest.raises(InputError) as error:
-        prepare_tokens(Text(**text), request)
+        prepare_tokens(TextOptions(**options), request)
     assert not (Path(request.target) / "dataset.json").exists()
     return str(error.value)
 
 
-def test_what_can_not_be_found_is_told_together(request_to: Make, tmp_path: Path) -> None:
-    told = refused({"sources": (str(tmp_path / "a"), str(tmp_path / "b"))}, request_to())
-    assert told.count("there is no such file or folder. Name one that is there.") == 2
+def test_all_missing_sources_are_reported_together(request_to: CreateRequest, tmp_path: Path) -> None:
+    message = rejection({"sources": (str(tmp_path / "a"), str(tmp_path / "b"))}, request_to())
+    assert message.count("there is no such file or folder. Name one that exists.") == 2
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "end", "words"),
+    ("tokenizer", "end", "message"),
     [
         ("none.json", None, "--tokenizer = 'none.json': there is no such file"),
-        ("train:abc", None, "--tokenizer = 'train:abc': is not to be understood"),
+        ("train:abc", None, "--tokenizer = 'train:abc': is malformed"),
         ("train:10", None, "--tokenizer = 'train:10': a vocabulary of 10 is too small"),
         ("bytes", "</s>", "--end = '</s>': bytes have no such token"),
     ],
 )
-def test_a_slip_loses_nothing_of_what_a_killed_run_had_done(
-    lines: Path, request_to: Make, tokenizer: str, end: str | None, words: str
+def test_invalid_option_does_not_clear_the_work_folder(
+    lines: Path, request_to: CreateRequest, tokenizer: str, end: str | None, message: str
 ) -> None:
     request = request_to()
     assert request.work
-    with pytest.raises(KeyboardInterrupt), request.open({"--field": "text"}):
+    with pytest.raises(KeyboardInterrupt), request.open_work_folder({"--field": "text"}):
         raise KeyboardInterrupt
-    before = (request.work / "words.json").read_bytes()
-    assert words in refused({"sources": (str(lines),), "tokenizer": tokenizer, "end": end}, request)
-    assert (request.work / "words.json").read_bytes() == before
+    before = (request.work / "settings.json").read_bytes()
+    assert message in rejection({"sources": (str(lines),), "tokenizer": tokenizer, "end": end}, request)
+    assert (request.work / "settings.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(("held_out", "words"), [(0.0, "leaves nothing to hold out"), (1.0, "nothing to train on")])
-def test_a_share_that_is_none_is_told_at_once(request_to: Make, held_out: float, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+@pytest.mark.parametrize(("held_out", "message"), [(0.0, "leaves nothing to hold out"), (1.0, "nothing to train on")])
+def test_invalid_held_out_share_is_rejected(request_to: CreateRequest, held_out: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         request_to(held_out=held_out)
 
 
-def test_advice_to_hold_out_less_is_not_given(request_to: Make, tmp_path: Path) -> None:
-    """Equal documents are all held out, or none of them."""
+def test_fix_for_equal_documents_does_not_advise_a_smaller_share(request_to: CreateRequest, tmp_path: Path) -> None:
+    """Equal documents are either all held out or all in the training split."""
     (tmp_path / "same.jsonl").write_text('{"text": "the same"}\n' * 300)
-    told = refused({"sources": (str(tmp_path / "same.jsonl"),)}, request_to(held_out=0.1))
-    assert "of 300 documents, or images, none is held out. Raise it, or give more of them" in told
+    message = rejection({"sources": (str(tmp_path / "same.jsonl"),)}, request_to(held_out=0.1))
+    assert "of 300 documents, or images, none is held out. Raise it, or add documents" in message
 
 
 @pytest.mark.parametrize("inside", ["", "out"])
-def test_a_target_among_the_sources_is_told(request_to: Make, lines: Path, inside: str) -> None:
+def test_target_inside_a_source_is_rejected(request_to: CreateRequest, lines: Path, inside: str) -> None:
     request = replace(request_to(), target=str(lines.parent / inside))
-    told = refused({"sources": (str(lines.parent),)}, request)
-    assert f"--target = '{request.target}': lies in the source {lines.parent}" in told
+    message = rejection({"sources": (str(lines.parent),)}, request)
+    assert f"--target = '{request.target}': is in the source {lines.parent}" in message
     assert [file.name for file in lines.parent.iterdir()] == ["a.jsonl"]
 
 
-def test_an_unknown_format_is_told(request_to: Make, tmp_path: Path) -> None:
+def test_unknown_format_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_text("")
-    told = refused({"sources": (str(tmp_path / "a.docx"),)}, request_to())
-    assert "its suffix '.docx' tells no format. Give --format text, jsonl or parquet" in told
+    message = rejection({"sources": (str(tmp_path / "a.docx"),)}, request_to())
+    assert "its suffix '.docx' has no known format. Set --format text, jsonl or parquet" in message
 
 
-def test_an_error_in_a_process_is_told_as_it_is(lines: Path, request_to: Make) -> None:
-    told = refused({"sources": (str(lines),), "reading": Reading(field="body")}, request_to())
-    assert "a.jsonl': line 1 has no field 'body': it has text. Name the field of the text with --field." in told
+def test_input_error_of_a_worker_process_is_raised_unchanged(lines: Path, request_to: CreateRequest) -> None:
+    message = rejection({"sources": (str(lines),), "reading": ReadOptions(field="body")}, request_to())
+    assert "a.jsonl': line 1 has no field 'body': it has text. Name the field of the text with --field." in message
 
 
-def test_nothing_held_out_is_told(lines: Path, request_to: Make) -> None:
-    told = refused({"sources": (str(lines),)}, request_to(held_out=1e-9))
-    assert "--held-out = 1e-09: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in told
+def test_empty_held_out_split_is_rejected(lines: Path, request_to: CreateRequest) -> None:
+    message = rejection({"sources": (str(lines),)}, request_to(held_out=1e-9))
+    assert "--held-out = 1e-09: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in message
 
 
-def test_one_document_is_told(request_to: Make, tmp_path: Path) -> None:
-    """A small corpus in one file: no share of it would do."""
+def test_single_document_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
+    """A small corpus in one file can't be split at any share."""
     source = tmp_path / "input.txt"
     source.write_text("Speak, speak.\n" * 20_000)
-    told = refused({"sources": (str(source),)}, request_to(held_out=0.5))
-    assert "SOURCE = 'one document, or image': nothing is left to train on once it is held out" in told
-    assert "by --document-kib 16 --held-out 0.1" in told
+    message = rejection({"sources": (str(source),)}, request_to(held_out=0.5))
+    assert "SOURCE = 'one document, or image': nothing is left to train on once it is held out" in message
+    assert "by --document-kib 16 --held-out 0.1" in message
 
 
-def test_text_of_empty_documents_is_told(request_to: Make, tmp_path: Path) -> None:
+def test_text_of_empty_documents_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
-    told = refused({"sources": (str(tmp_path / "a.jsonl"),)}, request_to())
-    assert "holds nothing: every document is empty" in told
+    message = rejection({"sources": (str(tmp_path / "a.jsonl"),)}, request_to())
+    assert "holds nothing: every document is empty" in message
 
 
-def test_a_target_that_cannot_be_written_is_told(lines: Path) -> None:
+def test_unwritable_target_is_rejected(lines: Path) -> None:
     request = Request(target="/proc/none", name="d", held_out=0.5, workers=1)
-    told = refused({"sources": (str(lines),)}, request)
-    assert "--target = '/proc/none/': can't be made" in told
+    message = rejection({"sources": (str(lines),)}, request)
+    assert "--target = '/proc/none/': cannot be created" in message
 
 
-def test_held_out_files_become_files_of_one_size(tmp_path: Path) -> None:
+def test_concatenated_files_have_the_limit_as_size(tmp_path: Path) -> None:
     for number, size in enumerate((5, 0, 12, 3)):
         (tmp_path / str(number)).write_bytes(bytes([number]) * size)
-    found = [file.read_bytes() for file in joined([tmp_path / str(number) for number in range(4)], 8, tmp_path)]
-    assert found == [b"\0" * 5 + b"\2" * 3, b"\2" * 8, b"\2" + b"\3" * 3]
+    index = [
+        file.read_bytes() for file in concatenate_files([tmp_path / str(number) for number in range(4)], 8, tmp_path)
+    ]
+    assert index == [b"\0" * 5 + b"\2" * 3, b"\2" * 8, b"\2" + b"\3" * 3]

@@ -1,4 +1,4 @@
-"""Model FLOPs against what torch counts, and the chips' peaks by the names that CUDA gives them."""
+"""Model FLOPs compared with torch's counter, and peak FLOP/s by CUDA's device names."""
 
 import pytest
 import torch
@@ -8,19 +8,19 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.telemetry.flops import (
-    chip_named,
     counted_flops,
     decoder_flops,
+    find_gpu_model,
     language_model_flops,
     peak_flops,
     utilization,
 )
-from trainyard.config.gpus import chips
+from trainyard.config.gpus import gpu_models
 from trainyard.config.training.models import DecoderConfig
 
 
-def test_the_formula_is_palms() -> None:
-    """Of a model of 8 B parameters at 8192 tokens: 6 N and the attention's share, by hand."""
+def test_formula_equals_that_of_palm() -> None:
+    """For 8 B parameters and 8192 tokens: 6 N and attention, computed by hand."""
     model = DecoderConfig(preset="8b")
     embedding = model.vocabulary * model.dim
     expected = 6 * (8_030_261_248 - 525_336_576) + 12 * 32 * 4096 * 8192
@@ -31,30 +31,30 @@ def test_the_formula_is_palms() -> None:
 
 
 @pytest.mark.parametrize(("kind", "causal"), [("gpt2", True), ("bert", False), ("llama", True)])
-def test_the_formula_is_what_torch_counts(kind: str, causal: bool) -> None:
-    """Without a mask torch counts attention whole, as PaLM does; the formula leaves out nothing but small change."""
+def test_formula_matches_torchs_counter(kind: str, causal: bool) -> None:
+    """Without a mask torch counts all of attention, as PaLM does."""
     shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
-    more = {"n_embd": 128, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {"intermediate_size": 512}
-    config = transformers.AutoConfig.for_model(kind, **({"vocab_size": 512} if kind == "gpt2" else shape), **more)
-    make = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    model = make.from_config(config, attn_implementation="eager")
+    other_keys = {"n_embd": 128, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {"intermediate_size": 512}
+    config = transformers.AutoConfig.for_model(kind, **({"vocab_size": 512} if kind == "gpt2" else shape), **other_keys)
+    auto_class = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    model = auto_class.from_config(config, attn_implementation="eager")
     length = 64
     tokens = torch.randint(0, 512, (1, length))
     with FlopCounterMode(display=False) as counter:
         model(input_ids=tokens, labels=tokens).loss.backward()
-    found = language_model_flops(model, config, length, causal=causal)
+    flops = language_model_flops(model, config, length, causal=causal)
     if causal:
-        found += 6 * 2 * 128 * length  # eager attention computes what the mask throws away
-    assert found == pytest.approx(counter.get_total_flops() / length, rel=0.02)
+        flops += 6 * 2 * 128 * length  # eager attention also computes the masked part
+    assert flops == pytest.approx(counter.get_total_flops() / length, rel=0.02)
 
 
-def test_a_counted_model_is_left_as_it_was() -> None:
+def test_counting_restores_the_model() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 5))
     images, labels = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = counted_flops(model, lambda: functional.cross_entropy(model(images), labels))
+    flops = counted_flops(model, lambda: functional.cross_entropy(model(images), labels))
     convolution, linear = 2 * 2 * 36 * 8 * 27, 2 * 2 * 288 * 5
-    assert found == 2 * convolution + 3 * linear  # no gradient of the images is asked for
+    assert flops == 2 * convolution + 3 * linear  # without the gradient of the images
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -75,15 +75,15 @@ def test_a_counted_model_is_left_as_it_was() -> None:
         ("NVIDIA A10", None),
     ],
 )
-def test_chips_are_known_by_the_names_that_cuda_gives(name: str, model: str | None) -> None:
-    found = chip_named(name)
-    assert (found.model if found else None) == model
+def test_gpu_model_of_a_cuda_device_name(name: str, model: str | None) -> None:
+    gpu = find_gpu_model(name)
+    assert (gpu.model if gpu else None) == model
 
 
-def test_the_peak_follows_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_flops_depend_on_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     gpu = torch.device("cuda", 0)
-    h100 = next(chip for chip in chips() if chip.model == "H100")
+    h100 = next(gpu for gpu in gpu_models() if gpu.model == "H100")
     assert h100.bf16_tflops is not None
     assert h100.fp8_tflops is not None
     assert peak_flops(gpu, "bf16") == peak_flops(gpu, "fp16") == h100.bf16_tflops * 1e12
@@ -97,6 +97,6 @@ def test_the_peak_follows_the_precision(monkeypatch: pytest.MonkeyPatch) -> None
     assert peak_flops(gpu, "bf16") is None
 
 
-def test_utilization_is_of_all_chips() -> None:
+def test_utilization_is_over_all_gpus() -> None:
     assert utilization(4e15, 2.0, 8, 1e15) == 0.25
     assert utilization(4e15, 2.0, 8, None) is None

@@ -1,4 +1,4 @@
-"""Traces of the steps that were asked for, and of no others."""
+"""Traces of configured and requested steps."""
 
 import gzip
 import json
@@ -10,38 +10,38 @@ import pytest
 import torch
 
 from trainer.settings import Environment
-from trainer.storage import Folder
+from trainer.storage import LocalStorage
 from trainer.telemetry.profiling import Profiler
 from trainyard.config.training.config import ProfileConfig
 
 
-def run(environment: Environment, config: ProfileConfig | None, steps: range, asked: dict[int, str]) -> None:
-    """Steps of a little work. `asked`: before which step the request's file is written, and what in it."""
-    profiler = Profiler(config, environment, Folder(environment.results_uri, "RESULTS_URI"), torch.device("cpu"))
+def run(environment: Environment, config: ProfileConfig | None, steps: range, requests: dict[int, str]) -> None:
+    """Run steps. `requests`: content of the request file, by the step before which it is written."""
+    profiler = Profiler(config, environment, LocalStorage(environment.results_uri, "RESULTS_URI"), torch.device("cpu"))
     for step in steps:
-        if step in asked:
-            environment.profile_request.write_text(asked[step])
+        if step in requests:
+            environment.profile_request.write_text(requests[step])
         with profiler.step(step):
             torch.ones(4) @ torch.ones(4)
 
 
 def traces(environment: Environment) -> dict[str, list[str]]:
-    """Name -> the steps that it holds."""
-    found = {}
+    """Return the steps in each trace by file name."""
+    steps = {}
     for file in sorted((Path(environment.results_uri) / "profiles").glob("*")):
         events: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
         assert any(event["name"] == "aten::dot" for event in events)
-        named = {event["name"] for event in events if event["name"].startswith("step ")}
-        found[file.name] = sorted(named, key=lambda name: int(name.split()[1]))
-    return found
+        names = {event["name"] for event in events if event["name"].startswith("step ")}
+        steps[file.name] = sorted(names, key=lambda name: int(name.split()[1]))
+    return steps
 
 
-def test_the_steps_of_the_configuration_are_traced(alone: Environment) -> None:
+def test_configured_steps_are_traced(alone: Environment) -> None:
     run(alone, ProfileConfig(first_step=3, steps=2), range(1, 7), {})
     assert traces(alone) == {"step-00000003-rank-00000.trace.json.gz": ["step 3", "step 4"]}
 
 
-def test_a_file_asks_for_three_steps_and_goes(alone: Environment) -> None:
+def test_request_file_traces_three_steps_and_is_removed(alone: Environment) -> None:
     run(alone, None, range(1, 4), {2: ""})
     assert alone.profile_request.exists()  # two steps of three
     assert traces(alone) == {}
@@ -51,12 +51,12 @@ def test_a_file_asks_for_three_steps_and_goes(alone: Environment) -> None:
     assert not alone.profile_request.exists()
 
 
-def test_a_second_request_is_answered_too(alone: Environment) -> None:
+def test_second_request_is_handled(alone: Environment) -> None:
     run(alone, None, range(1, 10), {1: "", 5: ""})
     assert [name[:13] for name in traces(alone)] == ["step-00000001", "step-00000005"]
 
 
-def test_only_the_ranks_that_are_asked_trace(alone: Environment) -> None:
+def test_only_requested_ranks_are_traced(alone: Environment) -> None:
     second = replace(alone, rank=1, local_rank=1, world_size=2, local_world_size=2)
     config = ProfileConfig(first_step=1, steps=1, ranks=(1,))
     run(alone, config, range(1, 3), {})
@@ -65,21 +65,21 @@ def test_only_the_ranks_that_are_asked_trace(alone: Environment) -> None:
     assert list(traces(alone)) == ["step-00000001-rank-00001.trace.json.gz"]
     run(second, None, range(5, 9), {5: "0 7"})
     assert len(traces(alone)) == 1
-    assert alone.profile_request.exists()  # the node's first rank takes it away
+    assert alone.profile_request.exists()  # the node's first rank removes it
     run(alone, None, range(5, 9), {})
     assert list(traces(alone))[-1] == "step-00000005-rank-00000.trace.json.gz"
     assert not alone.profile_request.exists()
 
 
-def test_a_trace_that_can_not_be_kept_ends_nothing(alone: Environment, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(alone.results_uri).write_text("in the way")
+def test_trace_that_cannot_be_saved_is_logged(alone: Environment, caplog: pytest.LogCaptureFixture) -> None:
+    Path(alone.results_uri).write_text("a file instead of a folder")
     run(alone, ProfileConfig(first_step=1, steps=1), range(1, 3), {})
-    assert "trace step-00000001-rank-00000.trace.json.gz not kept: " in capsys.readouterr().out
+    assert "trace step-00000001-rank-00000.trace.json.gz not saved: " in caplog.text
 
 
-def test_a_step_that_fails_leaves_no_trace_and_its_own_error(alone: Environment) -> None:
+def test_failed_step_discards_its_trace(alone: Environment) -> None:
     profiler = Profiler(
-        ProfileConfig(first_step=1), alone, Folder(alone.results_uri, "RESULTS_URI"), torch.device("cpu")
+        ProfileConfig(first_step=1), alone, LocalStorage(alone.results_uri, "RESULTS_URI"), torch.device("cpu")
     )
 
     def fail() -> None:
@@ -89,5 +89,7 @@ def test_a_step_that_fails_leaves_no_trace_and_its_own_error(alone: Environment)
     with pytest.raises(KeyError, match="broken"):
         fail()
     assert traces(alone) == {}
-    run(alone, ProfileConfig(first_step=2, steps=1), range(2, 3), {})  # torch has one profiler a process: it is free
+    run(
+        alone, ProfileConfig(first_step=2, steps=1), range(2, 3), {}
+    )  # torch has one profiler per process, which must be stopped
     assert len(traces(alone)) == 1

@@ -1,36 +1,41 @@
-"""Adding up what a cluster costs."""
+"""The cost estimate of a stack."""
+
+from pathlib import Path
 
 import pytest
 
-from trainyard.config.cost import Item, capped, hourly
-from trainyard.config.prices import per_hour, prices
-
-ITEMS = [
-    Item(what="p4d.24xlarge", count=4, usd_per_hour=20.0),
-    Item(what="t3.large", count=1, usd_per_hour=0.1),
-    Item(what="FSx for Lustre, GiB", count=1200, usd_per_hour=0.0003),
-]
+from tests.trainyard.config.stacks import changed
+from trainyard.config.cost import CostItem, cost_items, max_run_usd, usd_per_hour
+from trainyard.config.loader import load_settings
+from trainyard.config.prices import monthly_to_hourly, prices
+from trainyard.config.settings import StackSettings
 
 
-def test_an_hour_costs_each_part_as_often_as_it_is_there() -> None:
-    assert [item.hourly for item in ITEMS] == pytest.approx([80.0, 0.1, 0.36])
-    assert hourly(ITEMS) == pytest.approx(80.46)
+@pytest.fixture
+def settings(tmp_path: Path) -> StackSettings:
+    return load_settings(changed({"job.time_limit_minutes": 90}), tmp_path, "stacks/x.yaml")
 
 
-def test_a_deadline_caps_the_total() -> None:
-    assert capped(ITEMS, minutes=90) == pytest.approx(1.5 * 80.46)
+def test_item_costs_count_times_unit_price() -> None:
+    assert CostItem(name="p4d.24xlarge", count=4, unit_usd_per_hour=20.0).usd_per_hour == pytest.approx(80.0)
 
 
-def test_nothing_costs_nothing() -> None:
-    assert (hourly([]), capped([], minutes=60)) == (0, 0)
+def test_cluster_costs_the_sum_of_its_items(settings: StackSettings) -> None:
+    total = sum(item.usd_per_hour for item in cost_items(settings))
+    assert usd_per_hour(settings) == pytest.approx(total, abs=0.005)
 
 
-def test_a_month_s_price_is_spread_over_its_hours() -> None:
-    assert per_hour(730) == 1
+def test_run_costs_the_cluster_until_the_time_limit(settings: StackSettings) -> None:
+    total = sum(item.usd_per_hour for item in cost_items(settings))
+    assert max_run_usd(settings) == pytest.approx(1.5 * total, abs=0.005)
 
 
-def test_file_systems_are_priced_by_deployment_and_throughput() -> None:
+def test_monthly_price_is_divided_by_the_hours_of_a_month() -> None:
+    assert monthly_to_hourly(730) == 1
+
+
+def test_file_systems_are_priced_by_deployment_type_and_throughput() -> None:
     lustre = prices().fsx_lustre_gb_month
-    assert set(lustre["PERSISTENT_2"]) == {125, 250, 500, 1000}  # what FSx takes, and so the settings
+    assert set(lustre["PERSISTENT_2"]) == {125, 250, 500, 1000}  # the values of fsx.throughput_mbps_per_tib
     assert list(lustre["PERSISTENT_2"].values()) == sorted(lustre["PERSISTENT_2"].values())
     assert lustre["SCRATCH_2"][200] < lustre["PERSISTENT_2"][125]

@@ -7,12 +7,12 @@ from trainyard.config.quotas import quota_of
 
 
 def entry_of(name: str) -> InstanceType:
-    found = catalog().get(name)
-    assert found is not None
-    return found
+    entry = catalog().get(name)
+    assert entry is not None
+    return entry
 
 
-# EC2 developer guide, "Amazon EC2 instance type quotas": what the code stands for.
+# EC2 developer guide, "Amazon EC2 instance type quotas": names of the codes.
 @pytest.mark.parametrize(
     ("name", "on_demand", "spot"),
     [
@@ -27,15 +27,15 @@ def entry_of(name: str) -> InstanceType:
         ("p5en.48xlarge", "L-417A185B", "L-C4BD4855"),
     ],
 )
-def test_a_type_counts_against_its_class(name: str, on_demand: str, spot: str) -> None:
-    found = [quota_of(entry_of(name), market) for market in ("on-demand", "spot")]
-    assert [quota and quota.code for quota in found] == [on_demand, spot]
+def test_type_counts_against_its_quota(name: str, on_demand: str, spot: str) -> None:
+    quotas = [quota_of(entry_of(name), market) for market in ("on-demand", "spot")]
+    assert [quota and quota.code for quota in quotas] == [on_demand, spot]
 
 
 @pytest.mark.parametrize("entry", catalog().instance_types, ids=lambda entry: entry.name)
-def test_every_type_of_the_catalog_has_a_class(entry: InstanceType) -> None:
+def test_every_type_has_an_on_demand_quota(entry: InstanceType) -> None:
     assert quota_of(entry, "on-demand") is not None
 
 
-def test_aws_names_no_quota_of_p6_spot_requests() -> None:
+def test_p6_spot_requests_have_no_published_quota() -> None:
     assert quota_of(entry_of("p6-b200.48xlarge"), "spot") is None

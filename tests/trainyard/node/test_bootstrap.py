@@ -1,4 +1,4 @@
-"""The bootstrap as user-data runs it: alone, from the metadata service and S3 to the bundle's own next program."""
+"""The bootstrap as user data runs it: from the metadata service and S3 to the next program of the bundle."""
 
 import hashlib
 import io
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.hypervisor.metadata import Metadata, MetadataServer
+from rehearsal.hypervisor.metadata import InstanceMetadata, MetadataServer
 from trainyard.aws.s3 import Bucket
 from trainyard.node import bootstrap
 
 BOOTSTRAP = Path(__file__).parents[3] / "trainyard/node/bootstrap.py"
-TRUTH: dict[str, Any] = {
+INSTANCE: dict[str, Any] = {
     "id": "i-1",
     "private_ip": "127.77.250.2",
     "instance_type": "c7i.xlarge",
@@ -43,13 +43,15 @@ CREDENTIALS = {
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    server = MetadataServer(Metadata(lambda: TRUTH, lambda role: CREDENTIALS), socket.create_server(("127.0.0.1", 0)))
+    server = MetadataServer(
+        InstanceMetadata(lambda: INSTANCE, lambda role: CREDENTIALS), socket.create_server(("127.0.0.1", 0))
+    )
     yield server.endpoint
     server.close()
 
 
-def bundle() -> bytes:
-    """A bundle whose next program tells what it was handed."""
+def create_bundle() -> bytes:
+    """A bundle whose next program prints the node's identity and its working directory."""
     program = b"import json, os, pathlib; print(pathlib.Path('../../node.json').read_text(), os.getcwd())"
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -78,43 +80,47 @@ def boot(root: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> "su
 
 def publish(bucket: Bucket, sha256: str, content: bytes) -> None:
     bucket.write("bundle.tar.gz", content)
-    manifest = {"bundle": {"uri": f"s3://{bucket.name}/bundle.tar.gz", "sha256": sha256}, "later": "anything"}
+    manifest = {"bundle": {"uri": f"s3://{bucket.name}/bundle.tar.gz", "sha256": sha256}, "unknown": "anything"}
     bucket.write("manifest.json", json.dumps(manifest).encode())
 
 
-def test_it_hands_over_to_the_bundle(tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> None:
-    content = bundle()
+def test_bootstrap_starts_the_next_program_of_the_bundle(
+    tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws
+) -> None:
+    content = create_bundle()
     sha256 = hashlib.sha256(content).hexdigest()
     publish(bucket, sha256, content)
-    done = boot(tmp_path / "root", metadata, bucket, account)
-    assert done.returncode == 0, done.stderr
-    node, _, folder = done.stdout.rpartition(" ")
+    result = boot(tmp_path / "root", metadata, bucket, account)
+    assert result.returncode == 0, result.stderr
+    node, _, folder = result.stdout.rpartition(" ")
     assert folder.strip().endswith(sha256)
     assert json.loads(node)["instance"] == "i-1"
     assert json.loads(node)["boot"] == "0001"
 
 
-def test_the_same_boot_keeps_its_number(tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> None:
-    content = bundle()
+def test_boot_number_counts_boots_not_starts(
+    tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws
+) -> None:
+    content = create_bundle()
     publish(bucket, hashlib.sha256(content).hexdigest(), content)
     for _ in range(2):
-        done = boot(tmp_path / "root", metadata, bucket, account)
-    assert '"boot": "0001"' in done.stdout
-    (tmp_path / "root/opt/trainyard/boot.json").write_text('{"boot": 1, "kernel": "another"}')
+        result = boot(tmp_path / "root", metadata, bucket, account)
+    assert '"boot": "0001"' in result.stdout
+    (tmp_path / "root/opt/trainyard/boot.json").write_text('{"boot": 1, "boot_id": "another"}')
     assert '"boot": "0002"' in boot(tmp_path / "root", metadata, bucket, account).stdout
 
 
-def test_a_bundle_with_another_checksum_is_refused(
+def test_bundle_with_wrong_checksum_is_rejected(
     tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws
 ) -> None:
-    publish(bucket, "0" * 64, bundle())
-    done = boot(tmp_path / "root", metadata, bucket, account)
-    assert done.returncode == 1
-    assert "the manifest says 000000" in done.stderr
+    publish(bucket, "0" * 64, create_bundle())
+    result = boot(tmp_path / "root", metadata, bucket, account)
+    assert result.returncode == 1
+    assert "but the manifest has 000000" in result.stderr
     assert not list((tmp_path / "root/opt/trainyard").glob("bundle/*"))
 
 
-def test_it_uses_nothing_but_the_standard_library() -> None:
+def test_bootstrap_imports_only_the_standard_library() -> None:
     names = {
         line.split()[1].split(".")[0]
         for line in BOOTSTRAP.read_text().splitlines()
@@ -124,24 +130,24 @@ def test_it_uses_nothing_but_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "arms", "commands"),
+    ("remaining_seconds", "exit_code", "commands"),
     [
         (600.0, 0, ["systemd-run --on-active=600 systemctl poweroff"]),
         (600.0, 1, ["systemd-run --on-active=600 systemctl poweroff", "systemctl poweroff"]),
         (-1.0, 0, ["systemctl poweroff"]),
     ],
 )
-def test_a_machine_that_is_to_end_ends_in_any_case(
-    left: float, arms: int, commands: list[str], monkeypatch: pytest.MonkeyPatch
+def test_poweroff_is_scheduled_or_immediate(
+    remaining_seconds: float, exit_code: int, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called: list[str] = []
+    calls: list[str] = []
 
     def call(command: list[str]) -> int:
-        called.append(" ".join(command))
-        return arms if command[0] == "systemd-run" else 0
+        calls.append(" ".join(command))
+        return exit_code if command[0] == "systemd-run" else 0
 
     monkeypatch.setattr(bootstrap, "ROOT", Path("/"))
     monkeypatch.setattr(subprocess, "call", call)
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    bootstrap.switch_off_at(1000.0 + left)
-    assert called == commands
+    bootstrap.schedule_poweroff(1000.0 + remaining_seconds)
+    assert calls == commands

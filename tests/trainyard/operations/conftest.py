@@ -1,17 +1,17 @@
-"""What tests of the launch share: a display that remembers, quick polls, and nodes that act meanwhile."""
+"""Fixtures of operation tests: a display that records its lines, fast polls, and background threads."""
 
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from trainyard.operations import startup as bringup
+from trainyard.operations import startup
 
-Meanwhile = Callable[[Callable[[], bool]], None]
+RunInBackground = Callable[[Callable[[], bool]], None]
 
 
-class Recorder:
-    """A display that remembers."""
+class RecordingDisplay:
+    """A display that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -20,29 +20,29 @@ class Recorder:
         self.lines.append(f"{subject} {text}")
 
     def detail(self, subject: str, text: str) -> None:
-        """Not looked at."""
+        """Not recorded."""
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringup, "POLL_SECONDS", 0.05)
+def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "POLL_SECONDS", 0.05)
 
 
 @pytest.fixture
-def meanwhile() -> Iterator[Meanwhile]:
-    """Starts a thread that calls what it is given until that is done."""
+def run_in_background() -> Iterator[RunInBackground]:
+    """Start a thread that calls a function repeatedly until it returns True or the test ends."""
     threads: list[threading.Thread] = []
-    ending = threading.Event()
+    test_ended = threading.Event()
 
     def start(act: Callable[[], bool]) -> None:
-        def work() -> None:
-            while not ending.wait(0.05) and not act():
+        def call_repeatedly() -> None:
+            while not test_ended.wait(0.05) and not act():
                 pass
 
-        threads.append(threading.Thread(target=work))
+        threads.append(threading.Thread(target=call_repeatedly))
         threads[-1].start()
 
     yield start
-    ending.set()
+    test_ended.set()
     for thread in threads:
         thread.join()

@@ -1,35 +1,35 @@
-"""How a launch shows itself."""
+"""Progress display of operations."""
 
 import sys
 
 import pytest
 
 from trainyard.operations import progress
-from trainyard.operations.progress import Lines, Live
+from trainyard.operations.progress import LiveDisplay, PlainDisplay
 
 
-def test_plain_lines_are_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines() as show:
-        for text in ("configuring itself", "configuring itself", "ready"):
-            show.line("i-1", text)
-            show.detail("i-1", "a task")
-    told = capsys.readouterr()
-    assert [line.split()[-1] for line in told.err.splitlines()] == ["itself", "ready"]
-    assert told.out == ""  # stdout is for the one line of JSON
+def test_plain_display_omits_repeated_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainDisplay() as display:
+        for text in ("node playbook started", "node playbook started", "ready"):
+            display.line("i-1", text)
+            display.detail("i-1", "a task")
+    output = capsys.readouterr()
+    assert [line.split()[-1] for line in output.err.splitlines()] == ["started", "ready"]
+    assert output.out == ""  # stdout is for the result
 
 
-def test_a_terminal_gets_one_row_a_subject(capsys: pytest.CaptureFixture[str]) -> None:
-    with Live() as show:
-        show.line("i-1", "configuring itself")
-        show.detail("i-1", "pytorch: Ask torch")
-        show.line("i-2", "ready")
-        rows = [task.description for task in show._progress.tasks]
+def test_live_display_has_a_row_per_subject(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveDisplay() as display:
+        display.line("i-1", "node playbook started")
+        display.detail("i-1", "pytorch: Import torch")
+        display.line("i-2", "ready")
+        rows = [task.description for task in display._progress.tasks]
     assert [row.split()[0] for row in rows] == ["i-1", "i-2"]
-    assert "Ask torch" in rows[0]
+    assert "Import torch" in rows[0]
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, Live), (False, Lines)])
-def test_the_display_follows_stderr(terminal: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveDisplay), (False, PlainDisplay)])
+def test_display_is_live_only_on_a_terminal(terminal: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    assert isinstance(progress.display(), kind)
+    assert isinstance(progress.create_display(), kind)

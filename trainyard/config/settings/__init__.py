@@ -1,5 +1,5 @@
-"""A stack's settings, one module a part."""
+"""The settings of a stack, one module for each part."""
 
-from trainyard.config.settings.stack import MOST_NODES, StackSettings
+from trainyard.config.settings.stack import MAX_NODES, StackSettings
 
-__all__ = ["MOST_NODES", "StackSettings"]
+__all__ = ["MAX_NODES", "StackSettings"]

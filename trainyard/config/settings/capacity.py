@@ -1,68 +1,67 @@
-"""Where a cluster's instances come from: one key of `capacity`, with its own keys below it."""
+"""Purchase options of the workers: one key of `capacity`, with its own settings below it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract
-from trainyard.config.numbers import Number, Whole
-from trainyard.config.settings.names import ReservationId
-from trainyard.models.manifest import Market
+from trainyard.base import StrictModel
+from trainyard.config.field_types import Integer, Number, ReservationId
+from trainyard.config.shared_settings import Market
 
-AtItsEnd = Literal["shorten", "refuse"]
-
-
-class OnDemand(Contract):
-    """Instances at the list price, as long as EC2 has them."""
+OnExpiry = Literal["shorten", "refuse"]
 
 
-class Spot(Contract):
-    """Spare capacity, which AWS takes back with two minutes' notice."""
+class OnDemand(StrictModel):
+    """On-Demand Instances."""
+
+
+class Spot(StrictModel):
+    """Spot Instances, which AWS interrupts with two minutes' notice."""
 
     max_price_usd: Number | None = Field(
-        None, gt=0, description="Highest price of an instance, USD an hour; none: the on-demand price."
+        None, gt=0, description="Maximum price of an instance, USD an hour; none: the on-demand price."
     )
 
 
-class SpotAboveBase(Contract):
-    """Some nodes that stay, and spot nodes above them."""
+class SpotAboveBase(StrictModel):
+    """On-demand or reserved base nodes, and Spot nodes in addition."""
 
-    base_nodes: Whole = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
+    base_nodes: Integer = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
     base_reservation: ReservationId | None = Field(
-        None, description="Capacity reservation that the base is launched into; none: on-demand."
+        None, description="Capacity reservation of the base nodes; none: on-demand."
     )
     max_price_usd: Number | None = Field(
-        None, gt=0, description="Highest price of a spot instance, USD an hour; none: the on-demand price."
+        None, gt=0, description="Maximum price of a Spot Instance, USD an hour; none: the on-demand price."
     )
 
 
-class Reservation(Contract):
-    """An on-demand capacity reservation, which is paid for whether it is used or not."""
+class Reservation(StrictModel):
+    """An On-Demand Capacity Reservation, billed whether used or not."""
 
     id: ReservationId | None = Field(
         None,
-        description="The reservation to launch into, and nowhere else; none: open reservations that match, and "
-        "on-demand where they have no room.",
+        description="Reservation to launch into; none: matching open reservations, and on-demand when they are full.",
     )
-    at_its_end: AtItsEnd = Field(
+    on_expiry: OnExpiry = Field(
         "shorten",
-        description="What a reservation that ends before the job's time limit does: shorten the limit, or refuse.",
+        description="Where the reservation ends before the job's time limit: shorten the run, or refuse the stack.",
     )
 
 
-class CapacityBlock(Contract):
-    """A Capacity Block for ML: GPUs bought in advance for some days."""
+class CapacityBlock(StrictModel):
+    """A Capacity Block for ML: GPU instances bought in advance for some days."""
 
-    id: ReservationId = Field(description="The block's capacity reservation.")
-    at_its_end: AtItsEnd = Field(
-        "shorten", description="What a block that ends before the job's time limit does: shorten the limit, or refuse."
+    id: ReservationId = Field(description="Id of the Capacity Block's reservation.")
+    on_expiry: OnExpiry = Field(
+        "shorten",
+        description="Where the Capacity Block ends before the job's time limit: shorten the run, or refuse the stack.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """One worker group that follows from the settings. `reservation`: id of the one it is launched into."""
+    """A worker group derived from the settings. `reservation` is the id of its capacity reservation."""
 
     name: str
     nodes: int
@@ -72,23 +71,23 @@ class GroupPlan:
     max_price_usd: float | None = None
 
 
-class CapacitySettings(Contract):
-    """Exactly one key."""
+class CapacitySettings(StrictModel):
+    """The purchase option: exactly one key."""
 
-    on_demand: OnDemand | None = Field(None, description="On-demand instances; what is taken when no key is given.")
-    spot: Spot | None = Field(None, description="Spot instances only.")
-    spot_above_base: SpotAboveBase | None = Field(None, description="A base that stays, spot instances above it.")
-    reservation: Reservation | None = Field(None, description="An on-demand capacity reservation.")
+    on_demand: OnDemand | None = Field(None, description="On-Demand Instances; the default.")
+    spot: Spot | None = Field(None, description="Spot Instances only.")
+    spot_above_base: SpotAboveBase | None = Field(None, description="Base nodes, and Spot Instances in addition.")
+    reservation: Reservation | None = Field(None, description="An On-Demand Capacity Reservation.")
     capacity_block: CapacityBlock | None = Field(None, description="A Capacity Block for ML.")
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The keys that stand there."""
+    def sources(self) -> tuple[str, ...]:
+        """The keys that are set."""
         return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def reservation_id(self) -> tuple[str, str] | None:
-        """Path of the key below `capacity` and the reservation that it names; none where none is named."""
+        """Key below `capacity` and id of the reservation; None where no key names one."""
         if self.capacity_block:
             return "capacity_block.id", self.capacity_block.id
         if self.reservation and self.reservation.id:
@@ -98,12 +97,13 @@ class CapacitySettings(Contract):
         return None
 
     @property
-    def at_its_end(self) -> AtItsEnd:
-        named = self.capacity_block or self.reservation
-        return named.at_its_end if named else "shorten"
+    def on_expiry(self) -> OnExpiry:
+        """Behaviour where the reserved capacity ends before the job's time limit."""
+        reserved = self.capacity_block or self.reservation
+        return reserved.on_expiry if reserved else "shorten"
 
     def groups(self, nodes: int) -> tuple[GroupPlan, ...]:
-        """The worker groups of a cluster of so many nodes. That a base leaves some for spot is a rule's to say."""
+        """The worker groups of a cluster with `nodes` nodes. `spot_nodes_above_base` validates the split."""
         if self.spot:
             return (GroupPlan(name="workers", nodes=nodes, market="spot", max_price_usd=self.spot.max_price_usd),)
         if self.capacity_block:
@@ -111,18 +111,17 @@ class CapacitySettings(Contract):
             return (GroupPlan(name="workers", nodes=nodes, market="capacity-block", reservation=block),)
         if self.spot_above_base:
             above = self.spot_above_base
-            base = GroupPlan(
-                name="workers", nodes=above.base_nodes, market="on-demand", reservation=above.base_reservation
+            reservation, spot_nodes = above.base_reservation, max(nodes - above.base_nodes, 0)
+            return (
+                GroupPlan(name="workers", nodes=above.base_nodes, market="on-demand", reservation=reservation),
+                GroupPlan(name="spot", nodes=spot_nodes, market="spot", max_price_usd=above.max_price_usd),
             )
-            spot = GroupPlan(
-                name="spot", nodes=max(nodes - above.base_nodes, 0), market="spot", max_price_usd=above.max_price_usd
-            )
-            return (base, spot)
         if self.reservation:
-            named = self.reservation.id
+            reservation = self.reservation.id
+            is_open = reservation is None
             return (
                 GroupPlan(
-                    name="workers", nodes=nodes, market="on-demand", reservation=named, open_reservations=named is None
+                    name="workers", nodes=nodes, market="on-demand", reservation=reservation, open_reservations=is_open
                 ),
             )
         return (GroupPlan(name="workers", nodes=nodes, market="on-demand"),)

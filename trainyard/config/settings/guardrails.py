@@ -1,32 +1,37 @@
-"""What bounds a cluster: its cost, its idleness, and what its roles may ever be allowed."""
+"""Limits of cost, idle time and permissions."""
 
 from pydantic import Field
 
-from trainyard.base import Contract
-from trainyard.config.numbers import Number
-from trainyard.config.settings.names import EmailAddress, PolicyArn
+from trainyard.base import StrictModel
+from trainyard.config.field_types import EmailAddress, Number, PolicyArn
 
 
-class GuardrailSettings(Contract):
-    """Limits beside the job's time limit and the lease."""
+class GuardrailSettings(StrictModel):
+    """Limits in addition to the job's time limit and the lease."""
 
     email: EmailAddress | None = Field(
-        None, description="Where alarms and the budget's notices go (AWS asks the address to confirm); none: nowhere."
+        None,
+        description="Address for alarms and budget notifications (AWS sends it a confirmation request); none: no "
+        "notifications.",
     )
     budget_usd: Number | None = Field(
-        None, gt=0, description="Monthly AWS budget of all that bears the stack's tag, USD; none: the capped cost."
+        None,
+        gt=0,
+        description="Monthly AWS budget of the resources with the stack's tag, USD; none: the maximum cost of a run.",
     )
     max_cost_usd: Number | None = Field(
-        None, gt=0, description="Cost that a run must not be able to reach, USD; none: no such cap."
+        None, gt=0, description="The preview refuses a run that could cost more, USD; none: no limit."
     )
-    idle_minutes: Number | None = Field(
-        60.0, ge=10, description="Minutes without work on any node's GPUs (or CPUs) that end a run; none: never."
+    idle_timeout_minutes: Number | None = Field(
+        60.0,
+        ge=10,
+        description="Minutes with idle GPUs (or CPUs) on all nodes after which a run is stopped; none: never.",
     )
 
 
-class IdentitySettings(Contract):
-    """Roles of head and workers."""
+class IdentitySettings(StrictModel):
+    """IAM roles of head and workers."""
 
     permissions_boundary: PolicyArn | None = Field(
-        None, description="IAM policy that bounds every role of the stack; none: no boundary."
+        None, description="Permissions boundary of each IAM role of the stack; none: no boundary."
     )

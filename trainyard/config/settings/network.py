@@ -1,4 +1,4 @@
-"""The network of a cluster: its own VPC, or a subnet that is there."""
+"""Settings of the network: a VPC of the stack, or an existing subnet."""
 
 from ipaddress import IPv4Network
 from typing import Literal
@@ -6,49 +6,55 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.base import Contract
-from trainyard.config.settings.names import SubnetId, VpcId, ZoneName
+from trainyard.base import StrictModel
+from trainyard.config.field_types import SubnetId, VpcId, ZoneName
 
-# Session Manager's own (Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints"; its
-# agent needs ec2messages no more): people reach nodes also where a NAT gateway fails.
+# Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints": Session Manager needs
+# these two. They exist with a NAT gateway too, so that operators reach nodes when it fails.
 SESSION_SERVICES = ("ssm", "ssmmessages")
-# The last is what controller and agents call.
-NODE_SERVICES = (*SESSION_SERVICES, "autoscaling")
+NODE_SERVICES = (*SESSION_SERVICES, "autoscaling")  # controller and agents call Auto Scaling
 
 
-class ExistingNetwork(Contract):
-    """A VPC that somebody else keeps. Nothing of it is changed; what nodes need of it is checked first."""
+class ExistingNetwork(StrictModel):
+    """An existing VPC. The stack changes nothing in it; the preview validates it."""
 
     vpc_id: VpcId = Field(description="The VPC.")
-    subnet_id: SubnetId = Field(description="Private subnet of head, workers and file system; it decides the zone.")
+    subnet_id: SubnetId = Field(
+        description="Private subnet of head, workers and file system; it decides the Availability Zone."
+    )
 
 
-class NetworkSettings(Contract):
+class NetworkSettings(StrictModel):
     """The cluster's network."""
 
     cidr: IPv4Network = Field(
-        IPv4Network("10.42.0.0/16"), description="IPv4 range of the cluster's own VPC, /16 to /24, a private one."
+        IPv4Network("10.42.0.0/16"), description="Private IPv4 CIDR block of the stack's VPC, /16 to /24."
     )
-    zone: ZoneName | None = Field(
-        None, description="Availability Zone; none: the first that offers the types, or the reservation's or subnet's."
+    availability_zone: ZoneName | None = Field(
+        None,
+        description="Availability Zone; none: that of the reservation or subnet, else the first that offers the "
+        "instance types.",
     )
-    efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type bears it.")
+    efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type supports it.")
     placement_group: bool | None = Field(
-        None, description="Cluster placement group; none: where the instance type can be in one and no block places it."
+        None,
+        description="Cluster placement group; none: where the instance type supports it and no Capacity Block is used.",
     )
-    nat: bool = Field(
+    nat_gateway: bool = Field(
         True,
-        description="A NAT gateway as the way out; false: no way out, and an interface endpoint for each AWS service "
-        "that nodes call.",
+        description="A NAT gateway for internet access; false: no internet access, and an interface endpoint for each "
+        "AWS service that nodes call.",
     )
-    flow_logs_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] | None = Field(
-        30, description="Days for which the VPC's flow logs are kept; none: no flow logs."
+    flow_log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] | None = Field(
+        30, description="Retention of the VPC's flow logs, days; none: no flow logs."
     )
-    existing: ExistingNetwork | None = Field(None, description="A VPC and subnet to be used; none: a VPC of its own.")
+    existing: ExistingNetwork | None = Field(
+        None, description="Existing VPC and subnet to use; none: the stack creates a VPC."
+    )
 
     @field_validator("cidr", mode="before")
     @classmethod
-    def _written_out(cls, value: object) -> object:
-        if not isinstance(value, str):  # a number is an address too
-            raise PydanticCustomError("ip_v4_network", "not a range")
+    def _is_string(cls, value: object) -> object:
+        if not isinstance(value, str):  # ipaddress accepts integers
+            raise PydanticCustomError("ip_v4_network", "not a string")
         return value

@@ -1,78 +1,79 @@
-"""Where data lives: the data bucket and its key, and the shared file system."""
+"""Settings of the data bucket, its KMS key and the shared file system."""
 
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from trainyard.base import Contract
-from trainyard.config.numbers import Whole
-from trainyard.config.settings.names import BucketName, KeyArn
+from trainyard.base import StrictModel
+from trainyard.config.field_types import BucketName, Integer, KeyArn
 
 Throughput = Literal[125, 250, 500, 1000]
-USUAL_THROUGHPUT: Throughput = 250
-USUAL_BACKUP_DAYS = 7
+DEFAULT_THROUGHPUT: Throughput = 250
+DEFAULT_BACKUP_RETENTION_DAYS = 7
 
 
-class StorageSettings(Contract):
-    """The data bucket outlives the cluster, with its settings and its key."""
+class StorageSettings(StrictModel):
+    """The data bucket. `pulumi destroy` retains it with its configuration and its key."""
 
     bucket: BucketName | None = Field(
-        None, description="A bucket that is there, whose settings stay its owner's; none: the stack's own."
+        None, description="Existing bucket, whose configuration is not changed; none: the stack creates one."
     )
     kms_key: KeyArn | None = Field(
         None,
-        description="KMS key of the bucket, of root volumes and of the file system; none: the stack's own, with yearly "
-        "rotation. A bucket that is there must be under it, or under S3's own key.",
+        description="Existing KMS key for the bucket, root volumes and file system; none: the stack creates one with "
+        "yearly rotation. An existing bucket must use it or the S3 managed key.",
     )
-    noncurrent_days: Whole = Field(
+    noncurrent_version_days: Integer = Field(
         30, ge=1, description="Days for which deleted or overwritten objects can be restored."
     )
-    archive_days: Whole | None = Field(
+    archive_after_days: Integer | None = Field(
         90,
         ge=1,
-        description="Days after which old checkpoints and results, never the newest, go to Deep Archive; none: never.",
+        description="Days after which old checkpoints and results, never the newest, move to S3 Glacier Deep Archive; "
+        "none: never.",
     )
 
 
-class FsxSettings(Contract):
-    """FSx for Lustre on SSD."""
+class FsxSettings(StrictModel):
+    """FSx for Lustre with SSD storage."""
 
-    deployment: Literal["PERSISTENT_2", "SCRATCH_2"] = Field(
+    deployment_type: Literal["PERSISTENT_2", "SCRATCH_2"] = Field(
         "PERSISTENT_2", description="PERSISTENT_2 replaces failed disks; SCRATCH_2 is cheaper and does not."
     )
-    capacity_gib: Whole = Field(1200, description="Storage capacity: 1200, or a multiple of 2400 GiB.")
+    storage_capacity_gib: Integer = Field(1200, description="Storage capacity, GiB: 1200 or a multiple of 2400.")
     throughput_mbps_per_tib: Throughput | None = Field(
-        None, description="Throughput per TiB of PERSISTENT_2, MB/s; none: 250. SCRATCH_2 has 200, always."
+        None, description="Throughput of PERSISTENT_2, MB/s per TiB; none: 250. SCRATCH_2 always has 200."
     )
     data_repository: bool = Field(
         False,
-        description="Link /data on it to the data bucket: objects appear as files; new and changed files are exported, "
-        "deletions never are.",
+        description="Link /data on the file system to the data bucket: objects appear as files; new and changed files "
+        "are exported, deletions are not.",
     )
-    backup_days: Whole | None = Field(
+    backup_retention_days: Integer | None = Field(
         None,
         ge=0,
         le=90,
-        description="Days for which daily backups are kept; none: 7 for PERSISTENT_2 without data_repository, else "
-        "none, as AWS allows.",
+        description="Retention of daily backups, days; none: 7 for PERSISTENT_2 without data_repository, else no "
+        "backups, because AWS supports none.",
     )
 
-    @field_validator("capacity_gib")
+    @field_validator("storage_capacity_gib")
     @classmethod
-    def _steps(cls, value: int) -> int:
+    def _allowed_capacity(cls, value: int) -> int:
         if value != 1200 and (value < 2400 or value % 2400):
-            raise ValueError("FSx for Lustre SSD storage comes in 1200 GiB or multiples of 2400 GiB")
+            raise ValueError("FSx for Lustre SSD storage capacity is 1200 GiB or a multiple of 2400 GiB")
         return value
 
     @property
     def throughput(self) -> Throughput | None:
-        """MB/s per TiB to ask for; none where AWS takes no such number."""
-        if self.deployment == "SCRATCH_2":
+        """MB/s per TiB for CreateFileSystem; None for SCRATCH_2, which has no such parameter."""
+        if self.deployment_type == "SCRATCH_2":
             return None
-        return self.throughput_mbps_per_tib or USUAL_THROUGHPUT
+        return self.throughput_mbps_per_tib or DEFAULT_THROUGHPUT
 
     @property
-    def kept_backup_days(self) -> int:
-        if self.backup_days is not None:
-            return self.backup_days
-        return 0 if self.data_repository or self.deployment == "SCRATCH_2" else USUAL_BACKUP_DAYS
+    def effective_backup_retention_days(self) -> int:
+        """Retention of daily backups, days, with the default applied; 0: no backups."""
+        if self.backup_retention_days is not None:
+            return self.backup_retention_days
+        return 0 if self.data_repository or self.deployment_type == "SCRATCH_2" else DEFAULT_BACKUP_RETENTION_DAYS

@@ -1,4 +1,4 @@
-"""The built-in trainer's configuration, checked before money is spent and read again by the trainer."""
+"""The configuration of the built-in trainer, validated before the launch and read by the trainer."""
 
 from trainyard.config.training.config import TrainerConfig
 

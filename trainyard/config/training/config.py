@@ -5,18 +5,19 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainyard.base import Contract, Problem
-from trainyard.config.numbers import Number, Whole
+from trainyard.base import StrictModel
+from trainyard.config.field_types import Integer, Number
 from trainyard.config.training.models import DecoderConfig, ModelConfig
-from trainyard.config.training.parallel import Layout, ParallelConfig, layout, misfits
+from trainyard.config.training.parallel import Layout, ParallelConfig, parallel_layout, parallel_problems
+from trainyard.errors import Problem
 
 
-class OptimizerConfig(Contract):
+class OptimizerConfig(StrictModel):
     """AdamW with linear warm-up and cosine decay."""
 
     learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
     min_learning_rate: Number = Field(3e-4, ge=0, description="Learning rate at the last step.")
-    warmup_steps: Whole = Field(10, ge=0, description="Steps of linear warm-up.")
+    warmup_steps: Integer = Field(10, ge=0, description="Steps of linear warm-up.")
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
     beta1: Number = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
     beta2: Number = Field(0.95, ge=0, lt=1, description="AdamW's second moment decay.")
@@ -29,148 +30,162 @@ class OptimizerConfig(Contract):
         return self
 
 
-class MemoryConfig(Contract):
-    """What is computed again, or piece by piece, rather than kept."""
+class MemoryConfig(StrictModel):
+    """Settings that trade computation for GPU memory."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What of a block's forward pass is computed again in the backward pass: nothing, all but matrix "
-        "products and attention, or all.",
+        description="Recomputation of a block in the backward pass: nothing, all except matrix products and attention "
+        "(selective), or everything (full).",
     )
-    loss_chunk: Whole | None = Field(
-        1024, gt=0, description="Tokens whose logits stand at once; none: those of the whole micro-batch."
+    loss_chunk: Integer | None = Field(
+        1024,
+        gt=0,
+        description="Tokens whose logits are in memory at once; none: the whole micro-batch.",
     )
-    compile: bool | None = Field(None, description="torch.compile, block by block; none: on GPUs.")
+    compile: bool | None = Field(None, description="Apply torch.compile to each block; none: on GPUs only.")
 
 
-class DataConfig(Contract):
-    """How samples come to a rank."""
+class DataConfig(StrictModel):
+    """Data loading."""
 
-    streams: Whole = Field(
+    streams: Integer = Field(
         64,
         gt=0,
-        description="Parts into which the dataset is cut and which are read side by side. Where it is a multiple of "
-        "the ranks that share the batch, each rank reads the same parts in every epoch, from its node's cache.",
+        description="Parts of the dataset that are read in parallel. If it is a multiple of the data parallel ranks, "
+        "each rank reads the same parts in every epoch, from its node's cache.",
     )
-    shuffle_block: Whole | None = Field(
-        None, gt=0, description="Samples of a stream that are shuffled among themselves; none: 65,536, 1,024 of images."
+    shuffle_block: Integer | None = Field(
+        None, gt=0, description="Samples of a stream that are shuffled together; none: 65,536, or 1,024 images."
     )
-    workers: Whole | None = Field(
-        None, ge=0, description="Processes that prepare a rank's samples; none: 0 for tokens, 4 for images (2 on CPUs)."
+    workers: Integer | None = Field(
+        None,
+        ge=0,
+        description="Data loader workers of each rank; none: 0 for tokens, 4 for images (2 on CPUs).",
     )
-    prefetch: Whole = Field(2, gt=0, description="Micro-batches made ready ahead, of each worker.")
+    prefetch: Integer = Field(2, gt=0, description="Micro-batches that each worker prefetches.")
     cache_gib: Number | None = Field(
-        None, gt=0, description="Size of a node's cache of shards; none: nine tenths of what is free there."
+        None, gt=0, description="Size of a node's cache of shards, GiB; none: 90 % of the free disk space."
     )
-    mask_probability: Number = Field(0.15, gt=0, lt=1, description="Share of tokens to predict in the task masked.")
+    mask_probability: Number = Field(0.15, gt=0, lt=1, description="Share of masked tokens in the task masked.")
     images: Literal["torchvision", "dali"] = Field(
-        "torchvision", description="What decodes and augments images; NVIDIA's DALI on GPUs, where it is installed."
+        "torchvision", description="Library that decodes and augments images; dali needs GPUs and NVIDIA DALI."
     )
 
 
-class CheckpointConfig(Contract):
-    """When checkpoints are saved, how, and which of them stay."""
+class CheckpointConfig(StrictModel):
+    """Checkpoint interval, retention and export."""
 
-    every: Whole = Field(20, gt=0, description="Steps between checkpoints; the last step always saves one.")
-    asynchronous: bool = Field(True, description="Training goes on while one is written.")
-    keep: Whole | None = Field(None, gt=0, description="Newest ones that stay; none: all.")
-    keep_every: Whole | None = Field(None, gt=0, description="Those of every so many steps stay, too.")
+    interval_steps: Integer = Field(20, gt=0, description="Steps between checkpoints. The last step always saves one.")
+    asynchronous: bool = Field(True, description="Whether training continues while a checkpoint is written.")
+    keep_last: Integer | None = Field(None, gt=0, description="Number of newest checkpoints to keep; none: all.")
+    keep_every_steps: Integer | None = Field(None, gt=0, description="Also keep the checkpoint of every n-th step.")
     export: tuple[Literal["safetensors", "int8"], ...] = Field(
-        (), description="What the finished run leaves under results/export/: weights, and weights in 8 bits by torchao."
+        (),
+        description="Formats exported to results/export/ by a finished run: safetensors, int8 (torchao).",
     )
 
 
-class EvaluationConfig(Contract):
+class EvaluationConfig(StrictModel):
     """Held-out loss."""
 
-    every: Whole = Field(20, gt=0, description="Steps between held-out losses; the last step always has one.")
-    batches: Whole = Field(
-        1, gt=0, description="Batches of batch_size samples in one held-out loss: the same ones in every layout."
+    interval_steps: Integer = Field(20, gt=0, description="Steps between evaluations. The last step always has one.")
+    batches: Integer = Field(
+        1,
+        gt=0,
+        description="Batches of batch_size samples in an evaluation, the same samples in every layout.",
     )
 
 
-class ProfileConfig(Contract):
-    """A trace by torch.profiler, under results/profiles/."""
+class ProfileConfig(StrictModel):
+    """Traces of torch.profiler under results/profiles/."""
 
-    first_step: Whole = Field(gt=0, description="First step that is traced.")
-    steps: Whole = Field(3, gt=0, description="Steps that are traced.")
-    ranks: tuple[Whole, ...] = Field((0,), min_length=1, description="Ranks that are traced.")
+    first_step: Integer = Field(gt=0, description="First traced step.")
+    steps: Integer = Field(3, gt=0, description="Number of traced steps.")
+    ranks: tuple[Integer, ...] = Field((0,), min_length=1, description="Traced ranks.")
 
 
-class TrainerConfig(Contract):
+class TrainerConfig(StrictModel):
     """One training job of the built-in trainer."""
 
-    model: ModelConfig = Field(default_factory=DecoderConfig, description="The model, of one of three kinds.")
-    parallel: ParallelConfig = Field(default_factory=ParallelConfig, description="How it is spread over the ranks.")
+    model: ModelConfig = Field(default_factory=DecoderConfig, description="The model.")
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig, description="Parallelism over the ranks.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and schedule.")
-    memory: MemoryConfig = Field(default_factory=MemoryConfig, description="What is traded for memory.")
-    data: DataConfig = Field(default_factory=DataConfig, description="How samples come.")
+    memory: MemoryConfig = Field(default_factory=MemoryConfig, description="Memory settings.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Data loading.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Checkpoints and exports.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out loss.")
     profile: ProfileConfig | None = Field(
-        None, description="Steps to trace; also on request, by the file PROFILE_REQUEST."
+        None, description="Traced steps; none: only on request, by the file PROFILE_REQUEST."
     )
-    steps: Whole = Field(60, gt=0, description="Optimizer steps of the whole run.")
-    batch_size: Whole = Field(32, gt=0, description="Samples per optimizer step, over all ranks.")
-    micro_batch_size: Whole = Field(4, gt=0, description="Samples per forward pass on one rank.")
+    steps: Integer = Field(60, gt=0, description="Optimizer steps of the run.")
+    batch_size: Integer = Field(32, gt=0, description="Samples per optimizer step, over all ranks.")
+    micro_batch_size: Integer = Field(4, gt=0, description="Samples per forward pass on one rank.")
     precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
         "bf16",
-        description="Type of forward and backward; weights and their updates are fp32. float8 (torchao): matrix "
-        "products, the rest in bf16, on GPUs that have it.",
+        description="Precision of forward and backward pass; weights and optimizer states are fp32. float8 (torchao): "
+        "matrix products in float8, the rest in bf16, on GPUs that support it.",
     )
-    seed: Whole = Field(1234, ge=0, lt=2**63, description="Seed of weights and data order.")
+    seed: Integer = Field(1234, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
     deterministic: bool | None = Field(
-        None, description="The same bits in every run on the same ranks, at the cost of speed on GPUs; none: on CPUs."
+        None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
     )
-    timeout_seconds: Whole = Field(300, gt=0, description="Seconds after which a hung collective ends the job.")
-    threads: Whole | None = Field(None, gt=0, description="CPU threads per process; default: cores over processes.")
+    timeout_seconds: Integer = Field(300, gt=0, description="Seconds after which a hung collective fails the job.")
+    threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
 
     @model_validator(mode="after")
-    def _float8_has_what_it_needs(self) -> Self:
+    def _float8_dimensions_are_supported(self) -> Self:
         if self.precision != "float8":
             return self
         if self.model.kind != "decoder":
             raise ValueError("precision float8 is for the built-in decoder")
-        # What torch._scaled_mm multiplies: a matrix's sides, which tensor parallelism cuts, and for a weight's gradient
-        # the tokens of a micro-batch.
-        model, pieces, odd = self.model, self.parallel.tensor, []
-        of_keys = model.kv_heads * (model.dim // model.heads)
-        for name, size in (("dim", model.dim), ("hidden", model.hidden), ("kv_heads x dim / heads", of_keys)):
-            if size % (16 * pieces):
-                odd.append(f"{name} {size}" + (f" / parallel.tensor {pieces}" if pieces > 1 else ""))
+        # torch._scaled_mm needs multiples of 16: the sides of the matrices, split by tensor parallelism, and for the
+        # gradients of weights the tokens of a micro-batch.
+        model, tensor, unsupported = self.model, self.parallel.tensor, []
+        kv_dim = model.kv_heads * (model.dim // model.heads)
+        for name, size in (("dim", model.dim), ("hidden", model.hidden), ("kv_heads x dim / heads", kv_dim)):
+            if size % (16 * tensor):
+                unsupported.append(f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else ""))
         if (tokens := self.micro_batch_size * model.sequence_length) % 16:
-            odd.append(f"micro_batch_size x sequence_length {tokens}")
-        if odd:
-            raise ValueError(f"precision float8 needs multiples of 16, and the model has {', '.join(odd)}")
+            unsupported.append(f"micro_batch_size x sequence_length {tokens}")
+        if unsupported:
+            raise ValueError(f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}")
         return self
 
     @property
     def shuffle_block(self) -> int:
-        """Samples; an image's file is some hundred times as large as a sample of text."""
+        """Samples of a stream that are shuffled together. An image is some hundred times larger than a text sample."""
         return self.data.shuffle_block or (1024 if self.model.task == "images" else 65_536)
 
-    def misfits(self, world_size: int, per_node: int) -> list[Problem]:
-        """Why so many processes, `per_node` on each node, can't run it. Keys are relative to the trainer's own."""
-        found = misfits(self.parallel, self.model, self.batch_size, self.micro_batch_size, world_size, per_node)
-        return [*found, *self._untraceable(world_size), *self._counted_twice()]
+    def problems(self, world_size: int, per_node: int) -> list[Problem]:
+        """Return why `world_size` processes, `per_node` on each node, cannot run this configuration.
 
-    def _counted_twice(self) -> Iterator[Problem]:
+        Keys are relative to this configuration.
+        """
+        batch = (self.batch_size, self.micro_batch_size)
+        return [
+            *parallel_problems(self.parallel, self.model, *batch, world_size, per_node),
+            *self._profile_problems(world_size),
+            *self._recomputation_problems(),
+        ]
+
+    def _recomputation_problems(self) -> Iterator[Problem]:
         checkpointing = self.memory.activation_checkpointing
         if self.model.kind == "images" and checkpointing != "none":
-            why = "an image model's batch normalisation would count twice what is computed again"
-            fix = "Leave it out, and lower micro_batch_size where memory is short"
-            yield Problem(key="memory.activation_checkpointing", value=checkpointing, why=why, fix=fix)
+            reason = "recomputation would update the statistics of an image model's batch normalization twice"
+            fix = "Remove it, and reduce micro_batch_size to save memory"
+            yield Problem(key="memory.activation_checkpointing", value=checkpointing, reason=reason, fix=fix)
 
-    def _untraceable(self, world_size: int) -> Iterator[Problem]:
+    def _profile_problems(self, world_size: int) -> Iterator[Problem]:
         if self.profile is None:
             return
         if (first := self.profile.first_step) > self.steps:
-            yield Problem(key="profile.first_step", value=first, why=f"steps is {self.steps}", fix="Lower it")
+            yield Problem(key="profile.first_step", value=first, reason=f"steps is {self.steps}", fix="Reduce it")
         absent = [rank for rank in self.profile.ranks if not 0 <= rank < world_size]
         if absent:
-            why = f"there is no rank {absent[0]} among {world_size} processes"
-            yield Problem(key="profile.ranks", value=list(self.profile.ranks), why=why, fix="Count ranks from 0")
+            reason = f"rank {absent[0]} does not exist among {world_size} processes"
+            yield Problem(key="profile.ranks", value=list(self.profile.ranks), reason=reason, fix="Count ranks from 0")
 
     def layout(self, world_size: int, per_node: int) -> Layout:
-        """Of a configuration without misfits."""
-        return layout(self.parallel, self.batch_size, self.micro_batch_size, world_size, per_node)
+        """Return the parallel layout of a configuration without problems."""
+        return parallel_layout(self.parallel, self.batch_size, self.micro_batch_size, world_size, per_node)

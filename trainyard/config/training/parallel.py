@@ -1,4 +1,4 @@
-"""How a model and its batch are spread over the ranks of a job."""
+"""Parallelism of a model and its batch over the ranks of a job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,33 +6,34 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.base import Contract, Problem
-from trainyard.config.numbers import Whole
+from trainyard.base import StrictModel
+from trainyard.config.field_types import Integer
 from trainyard.config.training.models import DecoderConfig, ModelConfig
+from trainyard.errors import Problem
 
 
-class ParallelConfig(Contract):
-    """What is copied and what is split. Ranks that neither `tensor` nor `pipeline` takes share the batch."""
+class ParallelConfig(StrictModel):
+    """Degrees and kinds of parallelism. The ranks that `tensor` and `pipeline` do not use are data parallel."""
 
     data: Literal["ddp", "fsdp", "hsdp"] = Field(
         "ddp",
-        description="Of the ranks that share the batch, each has the whole model (ddp), a piece of it (fsdp), or a "
-        "piece within its group of ranks and a copy in each group (hsdp).",
+        description="Data parallelism: each rank has the whole model (ddp), a shard of it (fsdp), or a shard in its "
+        "group and a replica in each group (hsdp).",
     )
-    shard: Whole | None = Field(
-        None, gt=0, description="Ranks in a group of hsdp; none: those of one node that share the batch."
+    shard: Integer | None = Field(
+        None, gt=0, description="Ranks of an hsdp shard group; none: the data parallel ranks of one node."
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Free a layer's gathered weights after its forward pass (fsdp, hsdp): less memory, more traffic.",
+        description="Free gathered weights after the forward pass (fsdp, hsdp): less memory, more communication.",
     )
-    tensor: Whole = Field(1, gt=0, description="Ranks over which each layer's matrices and activations are split.")
-    pipeline: Whole = Field(1, gt=0, description="Stages, one after the other, into which the layers are split.")
-    schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Order of a pipeline's micro-batches.")
+    tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
+    pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
+    schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
 
     @property
     def sharded(self) -> bool:
-        """Whether fully_shard is what spreads the model: always, save for plain copies of a whole model."""
+        """Whether fully_shard parallelizes the model: always, except for plain ddp."""
         return self.data != "ddp" or self.tensor * self.pipeline > 1
 
 
@@ -44,87 +45,99 @@ class Layout:
     replicate: int
     shard: int
     tensor: int
-    accumulation: int  # micro-batches of one rank in a step
+    accumulation: int  # micro-batches of a rank in a step
 
     @property
     def data(self) -> int:
-        """Ranks that share the batch."""
+        """Number of data parallel ranks."""
         return self.replicate * self.shard
 
     @property
     def loss_ranks(self) -> int:
-        """Ranks that know the loss of their micro-batches: those of a pipeline's last stage."""
+        """Number of ranks that compute a loss: those of the last pipeline stage."""
         return self.data * self.tensor
 
     def data_rank(self, rank: int) -> int:
-        """Where a rank stands among those that share the batch."""
+        """Return the index of a rank among the data parallel ranks."""
         return rank // self.tensor % self.data
 
     def stage(self, rank: int) -> int:
-        """Its stage in the pipeline."""
+        """Return the pipeline stage of a rank."""
         return rank // (self.tensor * self.data)
 
 
-def layout(parallel: ParallelConfig, batch: int, micro_batch: int, world_size: int, per_node: int) -> Layout:
-    """Of a configuration in which `misfits` finds nothing."""
+def parallel_layout(parallel: ParallelConfig, batch: int, micro_batch: int, world_size: int, per_node: int) -> Layout:
+    """Return the layout of a configuration without `parallel_problems`."""
     data = world_size // (parallel.tensor * parallel.pipeline)
-    shard = {"ddp": 1, "fsdp": data, "hsdp": _group(parallel, data, per_node)}[parallel.data]
+    shard = {"ddp": 1, "fsdp": data, "hsdp": _shard_group(parallel, data, per_node)}[parallel.data]
     return Layout(parallel.pipeline, data // shard, shard, parallel.tensor, batch // (micro_batch * data))
 
 
-def _group(parallel: ParallelConfig, data: int, per_node: int) -> int:
+def _shard_group(parallel: ParallelConfig, data: int, per_node: int) -> int:
     return parallel.shard or min(data, max(1, per_node // parallel.tensor))
 
 
-def misfits(
+def parallel_problems(
     parallel: ParallelConfig, model: ModelConfig, batch: int, micro_batch: int, world_size: int, per_node: int
 ) -> Iterator[Problem]:
-    """What of it can't be on so many ranks, so many of them on a node, with this model. Keys as under the trainer's."""
-    yield from _of_model(parallel, model)
-    taken = parallel.tensor * parallel.pipeline
-    if world_size % taken:
+    """Yield why `world_size` ranks, `per_node` on each node, cannot run this model.
+
+    `batch` and `micro_batch` are in samples. Keys are relative to the trainer's configuration.
+    """
+    yield from _model_problems(parallel, model)
+    used = parallel.tensor * parallel.pipeline
+    if world_size % used:
         key, value = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("tensor", parallel.tensor)
-        why = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide {world_size} processes"
-        yield Problem(key=f"parallel.{key}", value=value, why=why, fix="Change it, or the number of processes")
+        reason = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide {world_size} processes"
+        yield Problem(key=f"parallel.{key}", value=value, reason=reason, fix="Change it, or the number of processes")
         return
-    data = world_size // taken
+    data = world_size // used
     if parallel.tensor > 1 and per_node % parallel.tensor:
-        why = f"a node has {per_node} processes, and each tensor's pieces belong on one node"
-        yield Problem(key="parallel.tensor", value=parallel.tensor, why=why, fix="Take a divisor of that number")
+        reason = f"does not divide the {per_node} processes of a node, and tensor parallel ranks share a node"
+        yield Problem(key="parallel.tensor", value=parallel.tensor, reason=reason, fix="Set it to a divisor")
     if parallel.shard is not None and parallel.data != "hsdp":
-        why = f"data is {parallel.data}, and only hsdp has groups"
-        yield Problem(key="parallel.shard", value=parallel.shard, why=why, fix="Leave it out, or set data: hsdp")
-    elif parallel.data == "hsdp" and data % (group := _group(parallel, data, per_node)):
-        why = f"groups of {group} do not divide the {data} processes that share the batch"
-        yield Problem(key="parallel.shard", value=parallel.shard, why=why, fix="Take a divisor of that number")
+        reason = f"parallel.data is {parallel.data}, and only hsdp has shard groups"
+        yield Problem(key="parallel.shard", value=parallel.shard, reason=reason, fix="Remove it, or set data: hsdp")
+    elif parallel.data == "hsdp" and data % (group := _shard_group(parallel, data, per_node)):
+        reason = f"shard groups of {group} do not divide the {data} data parallel processes"
+        yield Problem(key="parallel.shard", value=parallel.shard, reason=reason, fix="Set it to a divisor")
     if batch % (micro_batch * data):
-        why = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"
-        if taken > 1:
-            why += f" that share the batch ({world_size} over tensor {parallel.tensor} x pipeline {parallel.pipeline})"
+        reason = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"
+        if used > 1:
+            reason += f" (data parallel: {world_size} over tensor {parallel.tensor} x pipeline {parallel.pipeline})"
         fix = "Change batch_size, micro_batch_size or the number of processes"
-        yield Problem(key="batch_size", value=batch, why=why, fix=fix)
-    elif (own := batch // (micro_batch * data)) < parallel.pipeline:
-        why = f"its {parallel.pipeline} stages need as many micro-batches, and a rank has {own} in a step"
-        fix = "Raise batch_size, or lower micro_batch_size"
-        yield Problem(key="parallel.pipeline", value=parallel.pipeline, why=why, fix=fix)
+        yield Problem(key="batch_size", value=batch, reason=reason, fix=fix)
+    elif (micro_batches := batch // (micro_batch * data)) < parallel.pipeline:
+        reason = f"{parallel.pipeline} stages need as many micro-batches, and a rank has {micro_batches} in a step"
+        fix = "Increase batch_size, or reduce micro_batch_size"
+        yield Problem(key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix=fix)
 
 
-def _of_model(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
+def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
     if not isinstance(model, DecoderConfig):
-        for key, ways in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
-            if ways > 1:
-                why = f"only the built-in decoder is split so, and the model is {model.kind}"
-                yield Problem(key=f"parallel.{key}", value=ways, why=why, fix="Take data: fsdp, or the decoder")
+        for key, degree in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
+            if degree > 1:
+                reason = f"only the built-in decoder supports it, and the model is {model.kind}"
+                yield Problem(
+                    key=f"parallel.{key}",
+                    value=degree,
+                    reason=reason,
+                    fix="Set it to 1, or use the decoder",
+                )
         return
     if parallel.tensor > 1:
-        parts = ("kv_heads", "hidden", "vocabulary", "sequence_length")
-        uneven = [f"{name} {getattr(model, name)}" for name in parts if getattr(model, name) % parallel.tensor]
+        sizes = ("kv_heads", "hidden", "vocabulary", "sequence_length")
+        uneven = [f"{name} {getattr(model, name)}" for name in sizes if getattr(model, name) % parallel.tensor]
         if uneven:
-            why = f"does not divide the model's {', '.join(uneven)}"
-            yield Problem(key="parallel.tensor", value=parallel.tensor, why=why, fix="Take one that divides them all")
+            reason = f"does not divide the model's {', '.join(uneven)}"
+            yield Problem(
+                key="parallel.tensor", value=parallel.tensor, reason=reason, fix="Set it to a divisor of all of them"
+            )
     if parallel.pipeline > model.layers:
-        why = f"the model has {model.layers} layers"
-        yield Problem(key="parallel.pipeline", value=parallel.pipeline, why=why, fix="Take fewer stages than layers")
+        reason = f"the model has {model.layers} layers"
+        yield Problem(
+            key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix="Use fewer stages than layers"
+        )
     if parallel.pipeline > 1 and model.tie_embeddings:
-        why = "tie_embeddings is true, and the first and the last stage would need the same matrix"
-        yield Problem(key="parallel.pipeline", value=parallel.pipeline, why=why, fix="Set tie_embeddings: false")
+        reason = "tie_embeddings is true, and the first and the last stage would share a matrix"
+        yield Problem(key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix="Set tie_embeddings: false")

@@ -1,4 +1,4 @@
-"""Shapes to start from. Source of the last four decoders: the published configurations of Llama 3.x."""
+"""Model presets. Source of the last four decoders: the published configurations of Llama 3.x."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ def _decoder(dim: int, layers: int, heads: int, kv_heads: int, hidden: int, **mo
 
 _LLAMA: dict[str, Any] = {"vocabulary": 128_256, "sequence_length": 8192, "rope_theta": 500_000.0}
 _SMALL: dict[str, Any] = {"vocabulary": 32_000, "sequence_length": 1024}
-# By their number of parameters, embeddings included.
+# Named by the number of parameters, embeddings included.
 DECODERS: dict[str, dict[str, Any]] = {
     "1m": _decoder(128, 4, 4, 2, 512, vocabulary=256, sequence_length=128),
     "10m": _decoder(256, 4, 8, 4, 512, vocabulary=32_000, sequence_length=256, tie_embeddings=True),
@@ -23,7 +23,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "8b": _decoder(4096, 32, 32, 8, 14_336, **_LLAMA),
     "70b": _decoder(8192, 80, 64, 8, 28_672, **_LLAMA),
 }
-# What the libraries' own defaults don't say already. Sources: the papers' tables of BERT and GPT-2.
+# Differences from the defaults of transformers. Sources: the tables of the BERT and GPT-2 papers.
 HUGGING_FACE: dict[str, dict[str, Any]] = {
     "bert-base": {"task": "masked", "config": {"model_type": "bert"}},
     "bert-large": {

@@ -1,25 +1,27 @@
-"""Rules across the fields of a stack's settings, in one registry. Each yields problems; all are reported together."""
+"""Validators across the fields of the stack settings. Each yields problems; all are reported together."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from trainyard.base import Problem
 from trainyard.config.settings import StackSettings
 from trainyard.config.validators import cost, hardware, job, network, node, storage
-from trainyard.config.validators.rule import Rule
+from trainyard.errors import Problem
 
-RULES: tuple[Rule, ...] = (*hardware.RULES, *network.RULES, *node.RULES, *storage.RULES, *cost.RULES, *job.RULES)
+Validator = Callable[[StackSettings, Path], Iterator[Problem]]
+
+VALIDATORS: tuple[Validator, ...] = (
+    *hardware.VALIDATORS,
+    *network.VALIDATORS,
+    *node.VALIDATORS,
+    *storage.VALIDATORS,
+    *cost.VALIDATORS,
+    *job.VALIDATORS,
+)
 
 
-def problems_across(settings: StackSettings, root: Path, unread: Collection[str] = ()) -> list[Problem]:
-    """Every problem that any rule finds. `root` is the folder of Pulumi.yaml.
-
-    `unread`: keys whose values are not what the file says, because that could not be read; rules that look at one of
-    them, or at what is below or above it, are left out.
-    """
-    asked = [rule for rule in RULES if not any(_touch(key, other) for key in rule.reads for other in unread)]
-    return [problem for rule in asked for problem in rule.check(settings, root)]
-
-
-def _touch(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+def validate(settings: StackSettings, root: Path) -> list[Problem]:
+    """Every problem that any validator reports. `root` is the folder of Pulumi.yaml. A problem's code is its name."""
+    return [
+        replace(problem, code=validator.__name__) for validator in VALIDATORS for problem in validator(settings, root)
+    ]

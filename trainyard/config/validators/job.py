@@ -1,214 +1,171 @@
-"""Rules about the job."""
+"""Validators of the job and of its deadlines."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from trainyard.base import CONFIG_KEY, Problem
+from trainyard.config import CONFIG_KEY
 from trainyard.config.settings import StackSettings
 from trainyard.config.training.models import DecoderConfig
-from trainyard.config.validators.rule import Rule
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import Problem
 
-# Of torchrun (docs.pytorch.org, "torchrun", environment variables), and those that the node's agent sets.
-_TAKEN = {
+# Variables that torchrun sets (docs.pytorch.org, "torchrun", environment variables), and those that the agent sets.
+_RESERVED_VARIABLES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA_URI", "CHECKPOINT_URI", "RESULTS_URI", "RESUME_URI"),
     *("METRICS_DIR", "CHECKPOINT_REQUEST"),
 }
-_TAKEN_BEGINNINGS = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
+_RESERVED_PREFIXES = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
 
 
-def one_kind_of_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def exactly_one_job_kind(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The job is the built-in trainer (train) or a custom job (source and command)."""
     job = settings.job
-    own = job.source is not None or job.command is not None
-    if own and job.train is not None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.train",
-            value="...",
-            why="stands beside source or command, and a job is the built-in trainer's or the user's own",
-            fix="Keep train, or keep source and command",
-        )
-    elif own and (job.source is None or job.command is None):
-        absent = "source" if job.source is None else "command"
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.{absent}",
-            value=None,
-            why="the user's own job needs both source and command",
-            fix="Add the folder of the job, relative to Pulumi.yaml"
-            if absent == "source"
-            else "Add the script in that folder and its arguments, as a list",
-        )
-    elif not own and job.train is None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.train",
-            value=None,
-            why="the job says neither what the built-in trainer shall train nor what else to run",
-            fix="Add train (it may be {}), or source and command",
-        )
+    custom = job.source is not None or job.command is not None
+    if custom and job.train is not None:
+        reason = "conflicts with source or command: a job is the built-in trainer or a custom job"
+        yield invalid_setting("job.train", "...", reason, "Keep train, or keep source and command")
+    elif custom and job.source is None:
+        fix = "Add the folder of the job, relative to Pulumi.yaml"
+        yield invalid_setting("job.source", None, "a custom job needs both source and command", fix)
+    elif custom and job.command is None:
+        fix = "Add the script in that folder and its arguments, as a list"
+        yield invalid_setting("job.command", None, "a custom job needs both source and command", fix)
+    elif not custom and job.train is None:
+        fix = "Add train (it may be {}), or source and command"
+        yield invalid_setting("job.train", None, "the job has neither train nor source and command", fix)
 
 
-def container_runs_an_own_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def container_for_custom_job(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """Only a custom job runs in a container."""
     job = settings.job
     if job.container is not None and job.source is None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.container",
-            value=job.container,
-            why="the built-in trainer runs in the environment that nodes make for it, which no image is known to have",
-            fix="Remove it, or bring a job of your own by source and command",
+        reason = "the built-in trainer runs in the Python environment of the nodes, not in a container"
+        yield invalid_setting(
+            "job.container", job.container, reason, "Remove it, or set source and command of a custom job"
         )
 
 
-def source_is_there(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def source_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """`job.source` is a folder and `job.command` begins with a script in it."""
     job = settings.job
     if job.source is None:
         return
     folder = root / job.source
     if folder.is_file():
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.source",
-            value=job.source,
-            why="is a file, not a folder",
-            fix="Give the folder that the script is in, and the script as the first word of job.command",
-        )
+        fix = "Write the folder of the script, and the script as the first entry of job.command"
+        yield invalid_setting("job.source", job.source, "is a file, not a folder", fix)
     elif not folder.is_dir():
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.source",
-            value=job.source,
-            why=f"no such folder in {root}",
-            fix="Give the job's folder relative to Pulumi.yaml",
-        )
+        fix = "Write the job's folder relative to Pulumi.yaml"
+        yield invalid_setting("job.source", job.source, f"no such folder in {root}", fix)
     elif job.command:
         script = PurePosixPath(job.command[0])
         outside = script.is_absolute() or ".." in script.parts
         if outside or not (folder / script).is_file():
-            yield Problem(
-                key=f"{CONFIG_KEY}.job.command",
-                value=job.command[0],
-                why=f"outside {job.source}, and nothing else reaches the nodes"
+            reason = (
+                f"is outside {job.source}, the only folder that nodes download"
                 if outside
-                else f"no such file in {job.source}",
-                fix="Let the first word be a Python script of the source folder, relative to it",
+                else f"no such file in {job.source}"
             )
+            fix = "Begin with a Python script of the source folder, relative to it"
+            yield invalid_setting("job.command", job.command[0], reason, fix)
 
 
-def batch_splits(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """Parallelism and batch size of the built-in trainer divide the processes."""
     train = settings.job.train
     if train is None:
         return
-    ranks = f"({settings.nodes} nodes x {settings.processes_per_node})"
-    for found in train.misfits(settings.world_size, settings.processes_per_node):
-        yield replace(found, key=f"{CONFIG_KEY}.job.train.{found.key}", why=f"{found.why} {ranks}")
+    processes = f"({settings.nodes} nodes x {settings.processes_per_node})"
+    for problem in train.problems(settings.world_size, settings.processes_per_node):
+        yield replace(problem, key=f"{CONFIG_KEY}.job.train.{problem.key}", reason=f"{problem.reason} {processes}")
 
 
-def processes_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def one_gpu_per_process(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """A node has a GPU for each of its processes."""
     gpu = settings.worker_type.gpu
     if gpu and settings.processes_per_node > gpu.count:
         gpus = "1 GPU" if gpu.count == 1 else f"{gpu.count} GPUs"
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.processes_per_node",
-            value=settings.processes_per_node,
-            why=f"{settings.instance_type} has {gpus}, and a process needs one of its own",
-            fix=f"Set it to {gpu.count}, or leave it out",
-        )
+        reason = f"{settings.instance_type} has {gpus}, and each process needs one"
+        fix = f"Set it to {gpu.count}, or remove it"
+        yield invalid_setting("job.processes_per_node", settings.processes_per_node, reason, fix)
 
 
-def precision_is_the_chips(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def precision_supported_by_gpu(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The GPU's tensor cores support the precision of the built-in trainer."""
     gpu, train = settings.worker_type.gpu, settings.job.train
     if train is None or gpu is None:
         return
-    peaks = {"bf16": gpu.chip.bf16_tflops, "float8": gpu.chip.fp8_tflops}
+    peaks = {"bf16": gpu.specs.bf16_tflops, "float8": gpu.specs.fp8_tflops}
     if train.precision in peaks and peaks[train.precision] is None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.train.precision",
-            value=train.precision,
-            why=f"{settings.instance_type} has {gpu.model} GPUs, whose tensor cores lack it",
-            fix="Set it to bf16" if gpu.chip.bf16_tflops else "Set it to fp16",
-        )
+        reason = f"the tensor cores of {gpu.model} GPUs ({settings.instance_type}) do not support it"
+        fix = "Set it to bf16" if gpu.specs.bf16_tflops else "Set it to fp16"
+        yield invalid_setting("job.train.precision", train.precision, reason, fix)
 
 
-def corpus_is_for_trainer(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def builtin_corpus_matches_model(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The model of the built-in trainer can read the built-in corpus: bytes of text."""
     train = settings.job.train
     if not settings.job.builtin_corpus or train is None:
         return
     model = train.model
     if model.task == "images":
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.builtin_corpus",
-            value=True,
-            why=f"the built-in corpus is text, and job.train.model is of kind {model.kind}",
-            fix="Remove it, and name a dataset of images as job.dataset",
-        )
+        reason = f"the built-in corpus is text, and job.train.model is of kind {model.kind}"
+        yield invalid_setting("job.builtin_corpus", True, reason, "Remove it, and set job.dataset to an image dataset")
     elif model.task == "masked":
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.builtin_corpus",
-            value=True,
-            why="the built-in corpus is bytes, which have no mask token, and job.train.model's task is masked",
-            fix="Remove it, and name a dataset prepared with the model's tokenizer as job.dataset",
-        )
+        reason = "the built-in corpus is bytes without a mask token, and job.train.model's task is masked"
+        fix = "Remove it, and set job.dataset to a dataset prepared with the model's tokenizer"
+        yield invalid_setting("job.builtin_corpus", True, reason, fix)
     elif isinstance(model, DecoderConfig) and model.vocabulary < 256:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.train.model.vocabulary",
-            value=model.vocabulary,
-            why="the built-in corpus is bytes, 256 token ids",
-            fix="Set it to 256 or more",
-        )
+        reason = "the built-in corpus is bytes, 256 token ids"
+        yield invalid_setting("job.train.model.vocabulary", model.vocabulary, reason, "Set it to 256 or more")
 
 
-def variables_have_one_source(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def variables_defined_once(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """No variable is in both `job.secrets` and `job.environment`."""
     for name in sorted(settings.job.secrets.keys() & settings.job.environment.keys()):
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.secrets.{name}",
-            value=settings.job.secrets[name],
-            why="stands in job.environment too, and a variable has one value",
-            fix="Keep one of the two",
-        )
+        reason = "job.environment defines the same variable"
+        yield invalid_setting(f"job.secrets.{name}", settings.job.secrets[name], reason, "Keep one of the two")
 
 
-def variables_are_free(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def variables_not_reserved(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The job's variables are not those of torchrun, the AWS SDKs or the agent."""
     for part in ("environment", "secrets"):
         for name, value in sorted(getattr(settings.job, part).items()):
-            if name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
-                yield Problem(
-                    key=f"{CONFIG_KEY}.job.{part}.{name}",
-                    value=value,
-                    why="torchrun, AWS's SDKs or the node's agent set that variable",
-                    fix="Choose another name",
-                )
+            if name in _RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES):
+                reason = "reserved for torchrun, the AWS SDKs or the node's agent"
+                yield invalid_setting(f"job.{part}.{name}", value, reason, "Choose another name")
 
 
-def time_suffices_to_start(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    limit, bring_up = settings.job.time_limit_minutes, settings.launch.bring_up_minutes
-    if limit <= bring_up:
-        yield Problem(
-            key=f"{CONFIG_KEY}.job.time_limit_minutes",
-            value=limit,
-            why=f"the workers end then, and bringing them up may take {bring_up:g} minutes (launch.bring_up_minutes)",
-            fix=f"Set it to more than {bring_up:g}, or launch.bring_up_minutes to less",
-        )
+def time_limit_after_startup(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The job's time limit is longer than the start-up timeout."""
+    limit, startup = settings.job.time_limit_minutes, settings.launch.startup_timeout_minutes
+    if limit <= startup:
+        reason = f"nodes may need {startup:g} minutes to start (launch.startup_timeout_minutes)"
+        fix = f"Set it to more than {startup:g}, or launch.startup_timeout_minutes to less"
+        yield invalid_setting("job.time_limit_minutes", limit, reason, fix)
 
 
-def checks_fit(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """A node is given up after two checks, and then another one must still come up."""
-    verify, bring_up = settings.launch.verify_minutes, settings.launch.bring_up_minutes
-    if 2 * verify >= bring_up:
-        yield Problem(
-            key=f"{CONFIG_KEY}.launch.verify_minutes",
-            value=verify,
-            why=f"two checks of the nodes must fit into the {bring_up:g} minutes of launch.bring_up_minutes",
-            fix=f"Set it to less than {bring_up / 2:g}, or launch.bring_up_minutes to more",
-        )
+def health_checks_fit_startup(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """Two health checks and the start of a replacement node fit into the start-up timeout."""
+    check, startup = settings.launch.health_check_timeout_minutes, settings.launch.startup_timeout_minutes
+    if 2 * check >= startup:
+        reason = f"two health checks must fit into the {startup:g} minutes of launch.startup_timeout_minutes"
+        fix = f"Set it to less than {startup / 2:g}, or launch.startup_timeout_minutes to more"
+        yield invalid_setting("launch.health_check_timeout_minutes", check, reason, fix)
 
 
-RULES = (
-    Rule(container_runs_an_own_job, ("job.container", "job.source")),
-    Rule(one_kind_of_job, ("job.source", "job.command", "job.train")),
-    Rule(source_is_there, ("job.source", "job.command")),
-    Rule(batch_splits, ("job.train", "nodes", "job.processes_per_node", "instance_type")),
-    Rule(processes_fit, ("job.processes_per_node", "instance_type")),
-    Rule(precision_is_the_chips, ("job.train", "instance_type")),
-    Rule(corpus_is_for_trainer, ("job.builtin_corpus", "job.train")),
-    Rule(variables_have_one_source, ("job.secrets", "job.environment")),
-    Rule(variables_are_free, ("job.secrets", "job.environment")),
-    Rule(time_suffices_to_start, ("job.time_limit_minutes", "launch.bring_up_minutes")),
-    Rule(checks_fit, ("launch.verify_minutes", "launch.bring_up_minutes")),
+VALIDATORS = (
+    container_for_custom_job,
+    exactly_one_job_kind,
+    source_exists,
+    training_fits_processes,
+    one_gpu_per_process,
+    precision_supported_by_gpu,
+    builtin_corpus_matches_model,
+    variables_defined_once,
+    variables_not_reserved,
+    time_limit_after_startup,
+    health_checks_fit_startup,
 )

@@ -1,95 +1,83 @@
-"""Rules about storage and tags."""
+"""Validators of storage and tags."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainyard.aws.tags import OWN_PREFIX
-from trainyard.base import CONFIG_KEY, Problem
+from trainyard.aws.tags import TRAINYARD_PREFIX
 from trainyard.config.settings import StackSettings
-from trainyard.config.validators.rule import Rule
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import Problem
 
-_MOST_TAGS = 50  # of most resources; ours take four
+_MAX_TAGS = 50  # of most AWS resources
+_OWN_TAGS = 4
 
 
-def backups_or_link(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def backups_supported(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """FSx for Lustre has backups for unlinked PERSISTENT_2 file systems only (FSx API, CreateBackup)."""
     fsx = settings.fsx
-    if fsx is None or not fsx.backup_days:
+    if fsx is None or not fsx.backup_retention_days:
         return
-    why = None
+    reason = None
     if fsx.data_repository:
-        why = "a file system that is linked to S3 can have no backups: the versioned bucket is its backup"
-    elif fsx.deployment == "SCRATCH_2":
-        why = "a SCRATCH_2 file system can have no backups"
-    if why:
-        yield Problem(
-            key=f"{CONFIG_KEY}.fsx.backup_days", value=fsx.backup_days, why=why, fix="Set it to 0, or leave it out"
+        reason = "a file system that is linked to S3 supports no backups: the versioned bucket is the backup"
+    elif fsx.deployment_type == "SCRATCH_2":
+        reason = "a SCRATCH_2 file system supports no backups"
+    if reason:
+        yield invalid_setting(
+            "fsx.backup_retention_days", fsx.backup_retention_days, reason, "Set it to 0, or remove it"
         )
 
 
-def throughput_is_of_persistent(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def throughput_configurable(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """Only PERSISTENT_2 has a configurable throughput."""
     fsx = settings.fsx
-    if fsx and fsx.deployment == "SCRATCH_2" and fsx.throughput_mbps_per_tib is not None:
-        yield Problem(
-            key=f"{CONFIG_KEY}.fsx.throughput_mbps_per_tib",
-            value=fsx.throughput_mbps_per_tib,
-            why="SCRATCH_2 has 200 MB/s per TiB, always",
-            fix="Leave it out, or choose deployment PERSISTENT_2",
-        )
+    if fsx and fsx.deployment_type == "SCRATCH_2" and fsx.throughput_mbps_per_tib is not None:
+        reason = "a SCRATCH_2 file system always has 200 MB/s per TiB"
+        fix = "Remove it, or set deployment_type: PERSISTENT_2"
+        yield invalid_setting("fsx.throughput_mbps_per_tib", fsx.throughput_mbps_per_tib, reason, fix)
 
 
-def existing_bucket_is_its_owners(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def existing_bucket_not_configured(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The keys of the stack's own bucket are absent where the stack uses an existing one."""
     storage = settings.storage
-    for key in ("noncurrent_days", "archive_days"):
+    for key in ("noncurrent_version_days", "archive_after_days"):
         if storage.bucket and key in storage.model_fields_set:
-            yield Problem(
-                key=f"{CONFIG_KEY}.storage.{key}",
-                value=getattr(storage, key),
-                why=f"stands beside storage.bucket, and the lifecycle of {storage.bucket} is its owner's",
-                fix="Remove it, and set the rule on the bucket itself",
-            )
+            reason = f"conflicts with storage.bucket: the owner of {storage.bucket} decides its lifecycle"
+            fix = "Remove it, and set the lifecycle rule on the bucket"
+            yield invalid_setting(f"storage.{key}", getattr(storage, key), reason, fix)
 
 
-def tags_are_few(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    room = _MOST_TAGS - 4
-    if len(settings.tags) > room:
-        yield Problem(
-            key=f"{CONFIG_KEY}.tags",
-            value=f"{len(settings.tags)} tags",
-            why=f"AWS lets a resource bear {_MOST_TAGS} tags, and some of them are Trainyard's own",
-            fix=f"Keep {room} at most",
-        )
+def tag_count_allowed(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The tags of the user and of Trainyard do not exceed the limit of AWS."""
+    limit = _MAX_TAGS - _OWN_TAGS
+    if len(settings.tags) > limit:
+        reason = f"an AWS resource has at most {_MAX_TAGS} tags, and Trainyard adds {_OWN_TAGS}"
+        yield invalid_setting("tags", f"{len(settings.tags)} tags", reason, f"Keep at most {limit}")
 
 
-def tags_leave_ours_alone(settings: StackSettings, root: Path) -> Iterator[Problem]:
+def tags_not_reserved(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The user's tags do not replace Trainyard's."""
     for key, value in sorted(settings.tags.items()):
-        if key.lower().startswith(OWN_PREFIX) or key.lower() == "name":
-            yield Problem(
-                key=f"{CONFIG_KEY}.tags.{key}",
-                value=value,
-                why="Trainyard sets that tag itself, and finds by such what is its own",
-                fix="Remove it, or choose another key",
-            )
+        if key.lower().startswith(TRAINYARD_PREFIX) or key.lower() == "name":
+            reason = "Trainyard sets this tag and finds its resources by it"
+            yield invalid_setting(f"tags.{key}", value, reason, "Remove it, or choose another key")
 
 
-def tags_differ(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """IAM user guide, "Tags for IAM resources", case sensitivity: on a role, keys that differ in case alone are one."""
-    before: dict[str, str] = {}
+def tag_keys_differ_in_case(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """IAM user guide, "Tags for IAM resources": keys of a role that differ only in case are the same key."""
+    seen: dict[str, str] = {}
     for key, value in sorted(settings.tags.items()):
-        first = before.setdefault(key.lower(), key)
+        first = seen.setdefault(key.lower(), key)
         if first != key:
-            yield Problem(
-                key=f"{CONFIG_KEY}.tags.{key}",
-                value=value,
-                why=f"differs from {first} in case alone, and IAM takes the two for one key",
-                fix="Keep one of the two",
-            )
+            reason = f"differs from {first} only in case, and IAM treats both as one key"
+            yield invalid_setting(f"tags.{key}", value, reason, "Keep one of the two")
 
 
-RULES = (
-    Rule(backups_or_link, ("fsx",)),
-    Rule(throughput_is_of_persistent, ("fsx",)),
-    Rule(existing_bucket_is_its_owners, ("storage.bucket", "storage.noncurrent_days", "storage.archive_days")),
-    Rule(tags_are_few, ("tags",)),
-    Rule(tags_leave_ours_alone, ("tags",)),
-    Rule(tags_differ, ("tags",)),
+VALIDATORS = (
+    backups_supported,
+    throughput_configurable,
+    existing_bucket_not_configured,
+    tag_count_allowed,
+    tags_not_reserved,
+    tag_keys_differ_in_case,
 )

@@ -1,1 +1,1 @@
-"""The agent of a worker node: runs the job's processes and reports to the controller."""
+"""The agent of a worker node: it runs the job's processes and reports to the controller."""

@@ -1,5 +1,6 @@
-"""Whether a node's job works: the use of its GPUs, or the processor time of its processes, looked at now and then."""
+"""Whether a node's job computes: samples of GPU utilization, or of the CPU time of its processes."""
 
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -7,70 +8,72 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# Looks are points in time to a GPU's driver, which averages over a second at most: four a minute see a job at work.
-LOOK_SECONDS = 15.0
-# How often an idle node says that it is. A job at work says nothing.
-TELL_SECONDS = 60.0
-# Below it nothing works. Of a GPU, or of one core for each of the job's processes: a rank that computes takes a whole
-# one, also while it waits for its peers in NCCL; torchrun and two ranks that slept took under 1 % of a core together.
+# The driver averages GPU utilization over one second at most: four samples a minute detect a job that computes.
+SAMPLE_SECONDS = 15.0
+# Interval at which an idle node reports. A busy node does not report.
+REPORT_SECONDS = 60.0
+# Below this utilization a node is idle: of a GPU, or of one core per process of the job. A rank that computes uses a
+# full core, also while it waits for its peers in NCCL; torchrun and two sleeping ranks used less than 1 % of a core.
 IDLE_PERCENT = 5.0
-# nvidia-smi answers in a second; without the driver's persistence mode, in some.
+# nvidia-smi responds in one second; without the driver's persistence mode, in several.
 _SMI_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+LOG = logging.getLogger("activity")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look. `percent`: of the busiest GPU, or of a core for each process since the look before."""
+    """One sample. `percent`: of the busiest GPU, or of one core per process since the previous sample."""
 
-    measured: Literal["gpu", "cpu"]
+    resource: Literal["gpu", "cpu"]
     percent: float
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether the utilization is below IDLE_PERCENT."""
         return self.percent < IDLE_PERCENT
 
 
 Meter = Callable[[float], Reading | None]
-"""Looks at a Unix time; None where it can't tell."""
+"""Takes a sample at a Unix time; None if the utilization is not known."""
 
 
 def gpu_meter() -> Meter:
-    """Of the busiest GPU of the node. What nvidia-smi can't tell is not known."""
+    """Meter of the busiest GPU of the node, by nvidia-smi."""
 
-    def look(now: float) -> Reading | None:
+    def sample(now: float) -> Reading | None:
         command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
-            return Reading("gpu", max(float(line) for line in answer.stdout.split()))
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
+            return Reading("gpu", max(float(line) for line in result.stdout.split()))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            print(f"activity: nvidia-smi: {error}", flush=True)
+            LOG.warning("nvidia-smi: %s", error)
             return None
 
-    return look
+    return sample
 
 
-def cpu_meter(root: int, processes: int, spent: Callable[[int], float] | None = None) -> Meter:
-    """Of the process `root` and all below it, as percent of a core for each of the job's `processes`."""
-    take = tree_seconds if spent is None else spent
-    before: tuple[float, float] | None = None
+def cpu_meter(root: int, processes: int, read_cpu_seconds: Callable[[int], float] | None = None) -> Meter:
+    """Meter of the process `root` and its descendants, in percent of one core for each of the job's `processes`."""
+    read = process_tree_cpu_seconds if read_cpu_seconds is None else read_cpu_seconds
+    current: tuple[float, float] | None = None
 
-    def look(now: float) -> Reading | None:
-        nonlocal before
-        earlier, before = before, (now, take(root))
-        if earlier is None or now <= earlier[0]:
+    def sample(now: float) -> Reading | None:
+        nonlocal current
+        previous, current = current, (now, read(root))
+        if previous is None or now <= previous[0]:
             return None
-        seconds = before[1] - earlier[1]
-        # Less than before: a process has left the tree with what it had spent. Who knows what it does: no sign of rest.
-        return None if seconds < 0 else Reading("cpu", 100 * seconds / (now - earlier[0]) / processes)
+        seconds = current[1] - previous[1]
+        # Less than before: a process left the tree with its CPU time, so the utilization is not known.
+        return None if seconds < 0 else Reading("cpu", 100 * seconds / (now - previous[0]) / processes)
 
-    return look
+    return sample
 
 
-def tree_seconds(root: int, proc: Path = Path("/proc")) -> float:
-    """Processor seconds of a process and all below it; those that ended count at the parent that saw their end.
+def process_tree_cpu_seconds(root: int, proc: Path = Path("/proc")) -> float:
+    """CPU seconds of a process and its descendants. Those of an exited process count at the parent that reaped it.
 
-    Fields of /proc/PID/stat as proc_pid_stat(5) numbers them: 4 ppid, 14 utime, 15 stime, 16 cutime, 17 cstime.
+    Fields of /proc/PID/stat as in proc_pid_stat(5): 4 ppid, 14 utime, 15 stime, 16 cutime, 17 cstime.
     """
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
@@ -78,43 +81,46 @@ def tree_seconds(root: int, proc: Path = Path("/proc")) -> float:
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()  # a name may hold anything, also brackets
-        except OSError:  # it has ended meanwhile
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()  # a process name may contain brackets
+        except OSError:  # the process has exited
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.name))
         ticks[int(entry.name)] = sum(int(field) for field in fields[11:15])
-    return sum(ticks.get(process, 0) for process in _below(root, children)) / _TICKS
+    return sum(ticks.get(process, 0) for process in _process_tree(root, children)) / _TICKS
 
 
-def _below(root: int, children: Mapping[int, list[int]]) -> list[int]:
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return found
+def _process_tree(root: int, children: Mapping[int, list[int]]) -> list[int]:
+    tree = [root]
+    for process in tree:
+        tree += children.get(process, [])
+    return tree
 
 
 class Activity:
-    """One attempt on this node: since when it has been idle, and when that is worth a word."""
+    """Activity of one attempt on this node: since when it is idle, and when to report that."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._looked_at = self._told_at = self._idle_since = 0.0
+        self._sampled_at = self._reported_at = self._idle_since = 0.0
 
-    def look(self, now: float) -> tuple[Reading, float | None] | None:
-        """What to tell, if anything: the last look, and since when no look saw work; None there: it works again."""
-        if now - self._looked_at < LOOK_SECONDS:
+    def sample(self, now: float) -> tuple[Reading, float | None] | None:
+        """Take a sample if it is due. Returns the sample, and since when the node is idle, if that must be reported.
+
+        The time is None for a node that computes again after it was idle.
+        """
+        if now - self._sampled_at < SAMPLE_SECONDS:
             return None
-        before, self._looked_at = self._looked_at, now
+        previous, self._sampled_at = self._sampled_at, now
         reading = self._meter(now)
         if reading is None:
-            self._idle_since = 0.0  # not known: whatever was idle may have worked since
+            self._idle_since = 0.0  # not known, so the node may have computed
             return None
-        if not reading.idle:
-            told, self._idle_since, self._told_at = self._told_at, 0.0, 0.0
-            return (reading, None) if told else None
-        # By processor time all the while since the look before was idle; of a GPU only this moment is known.
-        self._idle_since = self._idle_since or (before if before and reading.measured == "cpu" else now)
-        if now - self._told_at < TELL_SECONDS:
+        if not reading.is_idle:
+            was_reported, self._idle_since, self._reported_at = self._reported_at, 0.0, 0.0
+            return (reading, None) if was_reported else None
+        # CPU time covers the time since the previous sample; GPU utilization covers only this moment.
+        self._idle_since = self._idle_since or (previous if previous and reading.resource == "cpu" else now)
+        if now - self._reported_at < REPORT_SECONDS:
             return None
-        self._told_at = now
+        self._reported_at = now
         return reading, self._idle_since

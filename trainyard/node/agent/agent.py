@@ -1,232 +1,240 @@
-"""The job's agent on a worker: `python -m trainyard.node.agent`, supervised by systemd.
+"""The job's agent on a worker: `python -m trainyard.node.agent`, run by systemd.
 
-It tells the controller that the node is ready, takes part in the checks that the controller orders and tells what it
-measured, runs torchrun for each attempt that the controller opens, ships logs and metrics to S3 as they grow, tells how
-the workers ended and, under an idle limit, whether they work. It decides nothing: checks and attempts are the
-controller's. When the node must leave its group, it saves a checkpoint and completes the lifecycle action.
+It reports to the controller that the node is ready, runs the health checks that the controller orders, runs torchrun
+for each attempt, and copies logs and metrics to S3 as they grow. It reports how the workers ended and, if the run has
+an idle limit, whether they compute. All decisions are those of the controller. When the node leaves its group, the
+agent requests a checkpoint and completes the lifecycle action.
 """
 
+import logging
 import threading
 import time
 
 from trainyard.aws.s3 import Bucket
-from trainyard.models.events import ActivityEvent, AgentEvent, RankFailure, VerificationEvent
-from trainyard.models.health_check import Fault, Measured
+from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, RankFailure
+from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import Check, Control, RunRecord
-from trainyard.node.agent.activity import TELL_SECONDS, Activity, cpu_meter, gpu_meter
-from trainyard.node.agent.attempt import Attempt
-from trainyard.node.agent.drain import LEAVE_SECONDS, Departure
-from trainyard.node.agent.health_check import CheckRun, Findings, report
-from trainyard.node.agent.state import Memory
-from trainyard.node.identity import BASE, NEWER_CODE, Node, outdated, own_group
+from trainyard.models.run import Control, HealthCheckOrder, RunRecord
+from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
+from trainyard.node.agent.attempt import AttemptTorchrun
+from trainyard.node.agent.drain import DRAIN_SECONDS, Drain
+from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
+from trainyard.node.agent.state import AgentStateFile
+from trainyard.node.identity import BASE, EXIT_NEWER_BUNDLE, Node, find_group, is_outdated
 from trainyard.node.streams import ChunkWriter
 
 POLL_SECONDS = 1.0
-CHECK_POLL_SECONDS = 0.2  # nothing else waits for a second when all nodes do
-# The next attempt's new nodes wait at the rendezvous meanwhile: less than its join timeout.
+HEALTH_CHECK_POLL_SECONDS = 0.2  # all nodes of the health check wait for the slowest
+# The new nodes of the next attempt wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
+LOG = logging.getLogger("agent")
 
 
 class Agent:
-    """One run on this node."""
+    """Agent of one run on this node."""
 
     def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
         self.node, self.manifest, self.run = node, manifest, run
-        self.ending = threading.Event()
+        self.stop_requested = threading.Event()
         self._data = Bucket(manifest.data_bucket, node.region)
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
-        self._attempt: Attempt | None = None
-        self._check: CheckRun | None = None
-        self._group = own_group(node, manifest)
-        self._departure = Departure(node, self._group)
+        self._attempt: AttemptTorchrun | None = None
+        self._health_check: HealthCheckTorchrun | None = None
+        self._group = find_group(node, manifest)
+        self._drain = Drain(node, self._group)
         self._activity: Activity | None = None
-        self._limits_at = 0.0
-        self._memory = Memory(BASE / "runs" / run.run / "agent.json")
-        self._looked_at = 0.0
+        self._record_read_at = 0.0
+        self._state_file = AgentStateFile(BASE / "runs" / run.run / "agent.json")
+        self._control_read_at = 0.0
 
-    def tell(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+    def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+        """Report a state of this agent to the controller now."""
         event = {
-            **self.node.stamp(time.time()),
+            **self.node.event_fields(time.time()),
             "run": self.run.run,
             "attempt": attempt,
             "state": state,
             "address": self.node.address,
             "failures": failures,
         }
-        print(f"agent: {state}, attempt {attempt}", flush=True)
-        self._events.tell(AgentEvent.model_validate(event))
-        self._events.hurry()
+        LOG.info("%s, attempt %d", state, attempt)
+        self._events.write_event(AgentEvent.model_validate(event))
+        self._events.try_flush()
 
     def serve(self) -> int:
-        """Until the node leaves its group, or the unit is stopped; the exit code. An outage of S3 ends no job.
+        """Serve until the node is drained or the service is stopped; the exit code.
 
-        An agent that has nothing to do ends as well when there is newer code, and is started again from it.
+        An S3 outage does not end the job. An idle agent also ends if a newer bundle exists, and systemd restarts it.
         """
-        self._recall()
-        self.tell("ready", 0)
-        while not self.ending.wait(CHECK_POLL_SECONDS if self._check is not None else POLL_SECONDS):
+        self._report_interrupted()
+        self.report_state("ready", 0)
+        while not self.stop_requested.wait(HEALTH_CHECK_POLL_SECONDS if self._health_check else POLL_SECONDS):
             try:
-                if self._departure.cause():
-                    self._leave()
+                if self._drain.cause():
+                    self._drain_node()
                     return 0
                 self._step()
-                if self._attempt is None and self._check is None and outdated(self.node):
-                    print("agent: there is newer code", flush=True)
+                if self._attempt is None and self._health_check is None and is_outdated(self.node):
+                    LOG.info("restart: a newer bundle exists")
                     self._events.close()
-                    return NEWER_CODE
+                    return EXIT_NEWER_BUNDLE
             except Exception as error:
-                print(f"agent: {type(error).__name__}: {error}", flush=True)
-        self._end()
+                LOG.error("%s: %s", type(error).__name__, error)
+        self._stop_processes()
         self._events.close()
         return 0
 
     def _step(self) -> None:
-        if self._check is not None:
-            self._check.pump()
-            if self._check.over():
-                self._report(self._check)
-            if time.monotonic() < self._looked_at + POLL_SECONDS:
+        """Advance the running health check, then follow the orders of the controller."""
+        if self._health_check is not None:
+            self._health_check.forward_logs()
+            if self._health_check.is_over():
+                self._finish_health_check(self._health_check)
+            if time.monotonic() < self._control_read_at + POLL_SECONDS:
                 return
-        self._looked_at = time.monotonic()
-        found = self._data.find(self._layout.control)
-        control = Control() if found is None else Control.model_validate_json(found)
+        self._control_read_at = time.monotonic()
+        content = self._data.find(self._layout.control)
+        control = Control() if content is None else Control.model_validate_json(content)
         if control.stop:
-            if control.save:
-                self._save(LEAVE_SECONDS)
-            self._end()
+            if control.save_checkpoint:
+                self._save_checkpoint(DRAIN_SECONDS)
+            self._stop_processes()
             return
-        if self._check is not None and control.check != self._check.order:
-            self._end_check()  # the controller does not wait for it any more
+        if self._health_check is not None and control.health_check != self._health_check.order:
+            self._stop_health_check()  # the controller has dropped this health check
         if self._attempt is not None:
-            self._watch(self._attempt, control)
-        elif control.attempt > self._memory.now.attempt and self.node.instance in control.nodes:
-            self._open(control)
-        elif (check := control.check) is not None and self._is_new(check):
-            self._begin(check)
+            self._step_attempt(self._attempt, control)
+        elif control.attempt > self._state_file.state.attempt and self.node.instance in control.nodes:
+            self._start_attempt(control)
+        elif (order := control.health_check) is not None and self._is_new(order):
+            self._start_health_check(order)
 
-    def _is_new(self, check: Check) -> bool:
-        return self.node.instance in check.nodes and check.number > self._memory.now.check
+    def _is_new(self, order: HealthCheckOrder) -> bool:
+        return self.node.instance in order.nodes and order.number > self._state_file.state.health_check
 
-    def _recall(self) -> None:
-        """What an earlier agent of this node began, and whether it said how that ended."""
-        before = self._memory.now
-        if not before.attempt_told:
-            self._ended("workers_failed", before.attempt)
-        if not before.check_told:
-            self._tell_check(self._failed(before.check, "the node's agent ended in the middle of the check"))
+    def _report_interrupted(self) -> None:
+        """Report as failed the attempt and the health check that were running when the previous agent exited."""
+        before = self._state_file.state
+        if not before.attempt_reported:
+            self._report_attempt_end("workers_failed", before.attempt)
+        if not before.health_check_reported:
+            text = "the agent of the node exited during the health check"
+            self._report_health_check(self._failed_health_check(before.health_check, text))
 
-    def _ended(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
-        self.tell(state, attempt, failures)
-        self._memory.put(attempt=attempt, attempt_told=True)
+    def _report_attempt_end(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+        self.report_state(state, attempt, failures)
+        self._state_file.update(attempt=attempt, attempt_reported=True)
 
-    def _begin(self, order: Check) -> None:
-        """Take part in a check."""
-        self._memory.put(check=order.number, check_told=False)
-        print(f"agent: check {order.number}", flush=True)
+    def _start_health_check(self, order: HealthCheckOrder) -> None:
+        self._state_file.update(health_check=order.number, health_check_reported=False)
+        LOG.info("health check %d", order.number)
         try:
-            self._check = CheckRun(self.node, self.manifest, self._group, self.run, order)
+            self._health_check = HealthCheckTorchrun(self.node, self.manifest, self._group, self.run, order)
         except Exception as error:
-            self._tell_check(self._failed(order.number, f"the check can't begin: {type(error).__name__}: {error}"))
+            text = f"the health check cannot start: {type(error).__name__}: {error}"
+            self._report_health_check(self._failed_health_check(order.number, text))
 
-    def _failed(self, check: int, text: str) -> VerificationEvent:
-        why = Findings((Fault(kind="crashed", text=text[:400]),))
-        return report(self.node, self._group, self.run, check, Measured(), why)
+    def _failed_health_check(self, number: int, text: str) -> HealthCheckEvent:
+        findings = Findings((NodeFault(kind="crashed", text=text[:400]),))
+        return create_event(self.node, self._group, self.run, number, NodeMeasurements(), findings)
 
-    def _report(self, check: CheckRun) -> None:
-        """Tell what a check that is over has found."""
-        self._tell_check(check.report())
-        self._end_check()
+    def _finish_health_check(self, health_check: HealthCheckTorchrun) -> None:
+        self._report_health_check(health_check.result_event())
+        self._stop_health_check()
 
-    def _tell_check(self, told: VerificationEvent) -> None:
-        self._events.tell(told)
-        self._events.hurry()
-        own = told.measured.network if told.measured.provider else None
-        self._memory.put(check=told.check, check_told=True, network=own)
+    def _report_health_check(self, event: HealthCheckEvent) -> None:
+        self._events.write_event(event)
+        self._events.try_flush()
+        network = event.measurements.network if event.measurements.provider else None
+        self._state_file.update(health_check=event.number, health_check_reported=True, network=network)
 
-    def _open(self, control: Control) -> None:
-        number, network = control.attempt, self._memory.now.network
-        self._memory.put(attempt=number, attempt_told=False)
+    def _start_attempt(self, control: Control) -> None:
+        number, network = control.attempt, self._state_file.state.network
+        self._state_file.update(attempt=number, attempt_reported=False)
         nodes = len(control.nodes)
         try:
-            self._attempt = Attempt(self.node, self.manifest, self._group, self.run, number, nodes, network)
-        except Exception as error:  # told like a rank's failure: the user must see it
+            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, number, nodes, network)
+        except Exception as error:  # reported as the failure of a rank, so that the user sees it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
-            self._ended("workers_failed", number, (failure,))
+            self._report_attempt_end("workers_failed", number, (failure,))
 
-    def _watch(self, attempt: Attempt, control: Control) -> None:
-        attempt.pump()
-        if not attempt.told_up and attempt.workers_up():
-            attempt.told_up = True
-            self.tell("workers_up", attempt.number)
-        if attempt.told_up:
-            self._look(attempt, time.time())
-        # A check of this node comes when its attempt is lost, though a rank here may not know that yet.
-        superseded = control.attempt > attempt.number or (control.check is not None and self._is_new(control.check))
-        if superseded and control.save:
-            self._save(RESIZE_SECONDS)
-        code = attempt.ended()
+    def _step_attempt(self, attempt: AttemptTorchrun, control: Control) -> None:
+        """Report the progress of an attempt, and end it when its workers have exited or a newer order replaces it."""
+        attempt.forward_logs()
+        if not attempt.up_reported and attempt.are_workers_up():
+            attempt.up_reported = True
+            self.report_state("workers_up", attempt.number)
+        if attempt.up_reported:
+            self._report_activity(attempt, time.time())
+        # A health check of this node means that its attempt is lost, even if no rank here has noticed it yet.
+        order = control.health_check
+        superseded = control.attempt > attempt.number or (order is not None and self._is_new(order))
+        if superseded and control.save_checkpoint:
+            self._save_checkpoint(RESIZE_SECONDS)
+        code = attempt.exit_code()
         if code is None and not superseded:
             return
-        self._end()
+        self._stop_processes()
         if code == 0:
-            self._ended("workers_done", attempt.number)
+            self._report_attempt_end("workers_done", attempt.number)
         elif code is not None:
-            self._ended("workers_failed", attempt.number, attempt.failures())
+            self._report_attempt_end("workers_failed", attempt.number, attempt.failures())
 
-    def _look(self, attempt: Attempt, now: float) -> None:
-        """Whether the job works, where the run has a limit for idleness. A later launch may change that."""
-        if now - self._limits_at >= TELL_SECONDS:
-            self._limits_at = now
-            if found := self._data.find(self._layout.record):
-                self.run = RunRecord.model_validate_json(found)
-        if self.run.limits.idle_minutes is None:
+    def _report_activity(self, attempt: AttemptTorchrun, now: float) -> None:
+        """Report whether the job computes, if the run has an idle limit. A later launch may change the limit."""
+        if now - self._record_read_at >= REPORT_SECONDS:
+            self._record_read_at = now
+            if content := self._data.find(self._layout.record):
+                self.run = RunRecord.model_validate_json(content)
+        if self.run.limits.idle_timeout_minutes is None:
             self._activity = None
             return
         if self._activity is None:
-            gpus = self._group.gpus and self.manifest.node.accelerators
-            meter = gpu_meter() if gpus else cpu_meter(attempt.process, self.run.processes_per_node)
+            gpus = self._group.gpus and self.manifest.node.use_gpus
+            meter = gpu_meter() if gpus else cpu_meter(attempt.process_id, self.run.processes_per_node)
             self._activity = Activity(meter)
-        if told := self._activity.look(now):
-            reading, since = told
+        if sample := self._activity.sample(now):
+            reading, idle_since = sample
             event = {
-                **self.node.stamp(now),
+                **self.node.event_fields(now),
                 "run": self.run.run,
                 "attempt": attempt.number,
-                "idle_since": since,
-                "measured": reading.measured,
+                "idle_since": idle_since,
+                "resource": reading.resource,
                 "percent": reading.percent,
             }
-            self._events.tell(ActivityEvent.model_validate(event))
+            self._events.write_event(ActivityEvent.model_validate(event))
 
-    def _save(self, seconds: float) -> None:
-        """A checkpoint of the attempt that runs, where the job makes one when it is asked. Others have what torchrun
-        gives their ranks between SIGTERM and SIGKILL."""
-        if self._attempt is not None and self._attempt.told_up and self.run.job.saves_on_request:
-            self._attempt.save(seconds, self._departure.stay_on)
+    def _save_checkpoint(self, timeout_seconds: float) -> None:
+        """Request a checkpoint of the running attempt, if the job supports that.
 
-    def _end_check(self) -> None:
-        """After this nothing of the check runs, and all that it said is in S3."""
-        check, self._check = self._check, None
-        if check is not None:
-            check.kill()
-            check.close()
+        Ranks of other jobs only have the time between SIGTERM and SIGKILL of torchrun.
+        """
+        if self._attempt is not None and self._attempt.up_reported and self.run.job.saves_on_request:
+            self._attempt.save_checkpoint(timeout_seconds, self._drain.record_heartbeat)
 
-    def _end(self) -> None:
-        """After this nothing of attempt or check runs, and all that they said is in S3."""
-        self._end_check()
+    def _stop_health_check(self) -> None:
+        """Kill the processes of the health check and write its remaining logs to S3."""
+        health_check, self._health_check = self._health_check, None
+        if health_check is not None:
+            health_check.kill()
+            health_check.close()
+
+    def _stop_processes(self) -> None:
+        """Stop the processes of health check and attempt and write their remaining logs to S3."""
+        self._stop_health_check()
         attempt, self._attempt, self._activity = self._attempt, None, None
         if attempt is not None:
             attempt.stop()
             attempt.close()
 
-    def _leave(self) -> None:
-        """The one way out of a group: a checkpoint, the workers' end, the last words, the completed action."""
-        self._save(self._departure.seconds())
-        self._end()
-        self.tell("left", self._memory.now.attempt)
+    def _drain_node(self) -> None:
+        """Request a checkpoint, stop the workers, report the end, and complete the lifecycle action."""
+        self._save_checkpoint(self._drain.checkpoint_timeout_seconds())
+        self._stop_processes()
+        self.report_state("drained", self._state_file.state.attempt)
         self._events.close()
-        self._departure.complete()
+        self._drain.complete()

@@ -1,4 +1,4 @@
-"""torchrun for one attempt on this node: the job's sources, its variables, its metrics, a last checkpoint."""
+"""torchrun of one attempt on this node: the job's sources, variables, metrics and requested checkpoints."""
 
 import hashlib
 import sys
@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainyard.aws.s3 import Bucket, client
+from trainyard.aws.clients import client
+from trainyard.aws.s3 import Bucket
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Manifest, WorkerGroup
 from trainyard.models.run import RunRecord
 from trainyard.node.agent.processes import Torchrun, job_python
-from trainyard.node.agent.rank_failures import rank_logs
+from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.torchrun import job_variables, torchrun_command
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
@@ -23,29 +24,32 @@ HEARTBEAT_SECONDS = 60.0
 
 
 def fetch_source(source: Archive, region: str) -> Path:
-    """The user's sources, unpacked once for each content. Raises ValueError when the checksum is not the manifest's."""
+    """Folder of the user's unpacked sources, downloaded unless it exists.
+
+    Raises ValueError if the SHA-256 differs from that in the run record.
+    """
     folder = BASE / "job" / source.sha256
     if folder.exists():
         return folder
     bucket, key = split_s3_uri(source.uri)
     content = Bucket(bucket, region).read(key)
-    found = hashlib.sha256(content).hexdigest()
-    if found != source.sha256:
-        raise ValueError(f"{source.uri} has SHA-256 {found}, the run says {source.sha256}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != source.sha256:
+        raise ValueError(f"{source.uri} has SHA-256 {digest}, but the run record has {source.sha256}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder.parent) as archive:
         archive.write(content)
         archive.flush()
         work = Path(tempfile.mkdtemp(dir=folder.parent))
         with tarfile.open(archive.name) as tar:
-            tar.extractall(work)  # noqa: S202 (the checksum says that it is the operator's own)
+            tar.extractall(work)  # noqa: S202 (the SHA-256 is that of the operator's archive)
     work.chmod(0o755)
     work.rename(folder)
     return folder
 
 
-def secrets(names: dict[str, str], region: str) -> dict[str, str]:
-    """Environment variable -> value of the SSM parameter that the stack names."""
+def read_secrets(names: dict[str, str], region: str) -> dict[str, str]:
+    """Values of SSM parameters. `names`: environment variable -> name of the parameter."""
     ssm = client("ssm", region) if names else None
     return {
         variable: ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
@@ -54,14 +58,17 @@ def secrets(names: dict[str, str], region: str) -> dict[str, str]:
     }
 
 
-def scratch() -> Path:
-    """Where the job may cache: the instance store, where the node has one."""
+def scratch_folder() -> Path:
+    """Folder for caches of the job: on the instance store if the node has one."""
     disks = BASE / "scratch"
     return disks if disks.is_dir() else BASE
 
 
-class Attempt(Torchrun):
-    """torchrun for one attempt on this node. `network`: what NCCL calls the one that the nodes were verified on."""
+class AttemptTorchrun(Torchrun):
+    """torchrun of one attempt on this node.
+
+    `network`: NCCL's name for the network that the last health check used; None without a health check.
+    """
 
     def __init__(
         self,
@@ -73,13 +80,13 @@ class Attempt(Torchrun):
         nodes: int,
         network: str | None = None,
     ) -> None:
-        self.number, self.told_up = number, False
+        self.number, self.up_reported = number, False
         self._processes = run.processes_per_node
         folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
         super().__init__(node, manifest, run, folder, lambda name: attempt_source(number, name), "rank")
         self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
         self._metrics.mkdir(exist_ok=True)
-        self.ship("metrics", self._metrics / "metrics.jsonl", self._layout.metrics)
+        self.follow_file("metrics", self._metrics / "metrics.jsonl", self._layout.metrics)
         self._start(node, manifest, group, run, nodes, network)
 
     def _start(
@@ -103,11 +110,11 @@ class Attempt(Torchrun):
             job=job,
             logs=self._logs,
         )
-        wanted = folder / source_environment.LIST
-        # An image has what its job needs.
-        if run.job.source is not None and run.job.container is None and wanted.exists():
-            before = [sys.executable, source_environment.__file__, str(wanted), manifest.node.package_index or ""]
-            command = [*before, *command]
+        requirements = folder / source_environment.REQUIREMENTS
+        # A container image has all packages of its job.
+        if run.job.source is not None and run.job.container is None and requirements.exists():
+            index = manifest.node.package_index or ""
+            command = [sys.executable, source_environment.__file__, str(requirements), index, *command]
         variables = job_variables(
             manifest=manifest,
             group=group,
@@ -116,30 +123,31 @@ class Attempt(Torchrun):
             address=node.address,
             metrics=self._metrics,
             request=self._request,
-            cache=scratch() / "cache",
+            cache=scratch_folder() / "cache",
             network=network,
         )
-        self.start(command, folder, variables | secrets(run.job.secrets, node.region), run.job.container)
+        self.start(command, folder, variables | read_secrets(run.job.secrets, node.region), run.job.container)
 
-    def workers_up(self) -> bool:
-        """torchrun makes a rank's logs when it starts that rank, and starts them together."""
-        return len(rank_logs(self._logs)) >= self._processes
+    def are_workers_up(self) -> bool:
+        """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""
+        return len(rank_log_folders(self._logs)) >= self._processes
 
     def failures(self) -> tuple[RankFailure, ...]:
-        if self.ended() == source_environment.FAILED:  # told like a rank's failure: the user must see it
-            code, text = source_environment.FAILED, source_environment.complaint(self.said())
+        """Failures of this node's ranks. A failure of the job's environment is reported as that of rank 0."""
+        if self.exit_code() == source_environment.EXIT_FAILED:
+            code, text = source_environment.EXIT_FAILED, source_environment.find_error(self.output())
             return (RankFailure(rank=0, time=time.time(), exitcode=code, message=text, traceback=text),)
         return super().failures()
 
-    def save(self, seconds: float, extend: Callable[[], object]) -> bool:
-        """Ask the ranks for a checkpoint and wait for it, extending the node's stay meanwhile; whether it came."""
+    def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
+        """Request a checkpoint and wait for it; whether it was saved. Calls `record_heartbeat` while it waits."""
         self._request.touch()
-        deadline = extend_at = time.monotonic()
-        deadline += seconds
-        while self._request.exists() and self.ended() is None and time.monotonic() < deadline:
-            if time.monotonic() >= extend_at:
-                extend_at += HEARTBEAT_SECONDS
-                extend()
-            self.pump()
+        deadline = heartbeat_at = time.monotonic()
+        deadline += timeout_seconds
+        while self._request.exists() and self.exit_code() is None and time.monotonic() < deadline:
+            if time.monotonic() >= heartbeat_at:
+                heartbeat_at += HEARTBEAT_SECONDS
+                record_heartbeat()
+            self.forward_logs()
             time.sleep(0.2)
         return not self._request.exists()

@@ -1,9 +1,9 @@
-"""One health check on this node: torchrun runs `trainyard.node.health_check`; its files become the node's report.
+"""One health check on this node: torchrun runs `trainyard.node.health_check`, whose files become the node's result.
 
-It runs where the job will, in its container too: an image has torch, NCCL and an OFI plugin of its own.
+It runs in the environment of the job, also in its container: an image has its own torch, NCCL and OFI plugin.
 
-A node is blamed only for what is its own: a peer that did not come is the peer's fault, and what no node could end
-together is nobody's alone.
+A node has a fault only if it fails itself. A peer that does not arrive is a fault of that peer, and a stage that
+no node completes is a fault of no single node.
 """
 
 import time
@@ -11,174 +11,189 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.models.events import RankFailure, VerificationEvent
-from trainyard.models.health_check import Fault, Measured
-from trainyard.models.layout import check_source
+from trainyard.models.events import HealthCheckEvent, RankFailure
+from trainyard.models.health_check import NodeFault, NodeMeasurements
+from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
-from trainyard.models.run import Check, RunRecord
+from trainyard.models.run import HealthCheckOrder, RunRecord
 from trainyard.node.agent.processes import Torchrun, job_python
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
-from trainyard.node.controller.failure_analysis import is_echo
-from trainyard.node.health_check import notes as stages
-from trainyard.node.health_check.nccl_log import Network, logs_in, network_of
-from trainyard.node.health_check.notes import NEIGHBOURS_SHARE, Notes, read_notes
+from trainyard.node.controller.failure_analysis import is_caused_by_peer
+from trainyard.node.health_check import stages
+from trainyard.node.health_check.nccl_log import Network, read_logs, slowest_network
+from trainyard.node.health_check.process_report import ProcessReport, read_reports
 from trainyard.node.identity import BASE, Node
 
-# What torchrun logs of its way, at INFO: by these it is known whether this node or others did not come.
-_JOINED, _MET = "Rendezvous'ing worker group", "Rendezvous complete for workers"
+# Messages that torchrun logs at level INFO: they show whether this node or other nodes did not reach the rendezvous.
+_RENDEZVOUS_STARTED, _RENDEZVOUS_COMPLETE = "Rendezvous'ing worker group", "Rendezvous complete for workers"
 _RENDEZVOUS = "torchrun's rendezvous of all nodes"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Why a node did not come through; all empty where it did."""
+    """Why a node did not pass a health check; all fields are empty if it passed."""
 
-    faults: tuple[Fault, ...] = ()
-    absent: tuple[str, ...] = ()
-    stuck: str | None = None
+    faults: tuple[NodeFault, ...] = ()
+    missing_peers: tuple[str, ...] = ()
+    incomplete_stage: str | None = None
 
 
-class CheckRun(Torchrun):
-    """A check that runs on this node. It ends when its processes are through or have failed, or at the deadline."""
+class HealthCheckTorchrun(Torchrun):
+    """torchrun of one health check. It is over when its processes have completed or failed, or at its deadline."""
 
-    def __init__(self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, check: Check) -> None:
-        self.order, self._group, self._run = check, group, run
-        self._began, self._seconds = time.monotonic(), run.limits.verify_minutes * 60
-        self._each, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.accelerators)
-        folder = check_folder(run, check.number)
-        super().__init__(node, manifest, run, folder, lambda name: check_source(check.number, name), "process")
-        name, head = f"{run.run}-check-{check.number}", manifest.head
-        given = ["--folder", str(folder), "--instance", node.instance, "--check", name]
-        given += ["--store", f"{head.address}:{head.rendezvous_port}", "--seconds", f"{self._seconds:g}"]
+    def __init__(
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, order: HealthCheckOrder
+    ) -> None:
+        self.order, self._group, self._run = order, group, run
+        self._started_at, self._timeout_seconds = time.monotonic(), run.limits.health_check_timeout_minutes * 60
+        self._processes, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.use_gpus)
+        folder = health_check_folder(run, order.number)
+        super().__init__(node, manifest, run, folder, lambda name: health_check_source(order.number, name), "process")
+        rendezvous, head = f"{run.run}-check-{order.number}", manifest.head
+        arguments = ["--folder", str(folder), "--instance", node.instance, "--rendezvous", rendezvous]
+        arguments += ["--store", f"{head.address}:{head.rendezvous_port}"]
+        arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
             head=head,
-            rendezvous=name,
-            processes=self._each,
-            nodes=len(check.nodes),
+            rendezvous=rendezvous,
+            processes=self._processes,
+            nodes=len(order.nodes),
             address=node.address,
-            job=["-m", "trainyard.node.health_check", *given, *(["--gpus"] if on_gpu else [])],
+            job=["-m", "trainyard.node.health_check", *arguments, *(["--gpus"] if on_gpu else [])],
             logs=self._logs,
-            join_seconds=self._seconds,
+            join_seconds=self._timeout_seconds,
         )
-        own = {
-            "LOGLEVEL": "INFO",  # torchrun's own
+        health_check_variables = {
+            "LOGLEVEL": "INFO",  # that of torchrun
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
             "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p",
         }
         image = run.job.container
-        variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment) | own
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # the job's own choice: a node is all of its GPUs
-        self.start(command, Path(node.bundle), variables, image)
+        variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment)
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
+        self.start(command, Path(node.bundle), variables | health_check_variables, image)
 
-    def over(self) -> bool:
-        """Whether there is nothing to wait for. torchrun itself would wait for its peers on other nodes."""
-        return self.ended() is not None or self._cut() or self._through(read_notes(self._folder))
+    def is_over(self) -> bool:
+        """Whether the result of this node is final. torchrun itself would wait for its peers on other nodes."""
+        expired = time.monotonic() > self._started_at + self._timeout_seconds
+        return self.exit_code() is not None or expired or are_complete(read_reports(self._folder), self._processes)
 
-    def _cut(self) -> bool:
-        return time.monotonic() > self._began + self._seconds
-
-    def _through(self, notes: Sequence[Notes]) -> bool:
-        return len(notes) >= self._each and all(one.stage == stages.DONE for one in notes)
-
-    def report(self) -> VerificationEvent:
-        """What the node found. Ends whatever of the check still runs, then reads what is left of it."""
-        seconds = time.monotonic() - self._began
-        failures = () if self.ended() in {None, 0} else self.failures()
+    def result_event(self) -> HealthCheckEvent:
+        """Stop all processes of the health check and create the event with the result of this node."""
+        seconds = time.monotonic() - self._started_at
+        failures = () if self.exit_code() in {None, 0} else self.failures()
         self.kill()
-        notes, network = read_notes(self._folder), network_of(logs_in(self._folder))
-        for file in sorted(self._folder.glob("nccl.*"))[:1]:  # one process's words stand for those of the node
-            self.ship("nccl", file)
-        found = conclude(notes, self._each, failures, self.said(), seconds / self._seconds, self._node.instance)
-        return report(self._node, self._group, self._run, self.order.number, measured(notes, network, seconds), found)
+        reports, network = read_reports(self._folder), slowest_network(read_logs(self._folder))
+        for file in sorted(self._folder.glob("nccl.*"))[:1]:  # the log of one process is enough
+            self.follow_file("nccl", file)
+        elapsed_share = seconds / self._timeout_seconds
+        findings = find_faults(reports, self._processes, failures, self.output(), elapsed_share, self._node.instance)
+        measurements = merge_measurements(reports, network, seconds)
+        return create_event(self._node, self._group, self._run, self.order.number, measurements, findings)
 
 
-def check_folder(run: RunRecord, number: int) -> Path:
+def health_check_folder(run: RunRecord, number: int) -> Path:
+    """Folder of the files of one health check on this node."""
     return BASE / "runs" / run.run / f"check-{number:04d}"
 
 
-def report(
-    node: Node, group: WorkerGroup, run: RunRecord, number: int, found: Measured, why: Findings
-) -> VerificationEvent:
-    return VerificationEvent.model_validate(
+def create_event(
+    node: Node, group: WorkerGroup, run: RunRecord, number: int, measurements: NodeMeasurements, findings: Findings
+) -> HealthCheckEvent:
+    """Event with the result of this node in one health check."""
+    return HealthCheckEvent.model_validate(
         {
-            **node.stamp(time.time()),
+            **node.event_fields(time.time()),
             "run": run.run,
-            "check": number,
+            "number": number,
             "group": group.name,
-            "measured": found,
-            "faults": why.faults,
-            "absent": why.absent,
-            "stuck": why.stuck,
+            "measurements": measurements,
+            "faults": findings.faults,
+            "missing_peers": findings.missing_peers,
+            "incomplete_stage": findings.incomplete_stage,
         }
     )
 
 
-def measured(notes: Sequence[Notes], network: Network, seconds: float) -> Measured:
-    """A node's values from those of its processes: the worst where each has one."""
-    first = notes[0] if notes else None
-    names = sorted({name for one in notes for name in one.gpu_names})
-    together = all(one.network_gbs is not None for one in notes) and bool(notes)
-    return Measured(
-        gpus=min((one.gpus for one in notes), default=0),
+def merge_measurements(reports: Sequence[ProcessReport], network: Network, seconds: float) -> NodeMeasurements:
+    """Measurements of a node from those of its processes: the worst of each value."""
+    first = reports[0] if reports else None
+    names = sorted({name for report in reports for name in report.gpu_names})
+    all_reduced = all(report.network_gbs is not None for report in reports) and bool(reports)
+    return NodeMeasurements(
+        gpus=min((report.gpus for report in reports), default=0),
         gpu_names=tuple(names),
         driver=first.driver if first else None,
         cuda=first.cuda if first else None,
         nccl=first.nccl if first else None,
         torch=first.torch if first else None,
-        network=network.name or ("gloo" if together and first and first.backend == "gloo" else None),
+        network=network.name or ("gloo" if all_reduced and first and first.backend == "gloo" else None),
         provider=network.provider,
         efa_devices=network.devices if network.provider == "efa" else None,
-        matmul_tflops=_least(one.matmul_tflops for one in notes),
-        nvlink_gbs=_least(one.nvlink_gbs for one in notes),
-        network_gbs=_least(one.network_gbs for one in notes),
+        matmul_tflops=_minimum(report.matmul_tflops for report in reports),
+        nvlink_gbs=_minimum(report.nvlink_gbs for report in reports),
+        network_gbs=_minimum(report.network_gbs for report in reports),
         seconds=round(seconds, 1),
     )
 
 
-def _least(values: Iterable[float | None]) -> float | None:
-    """To three digits; none where nobody came to it."""
-    least = min((value for value in values if value is not None), default=None)
-    return None if least is None else float(f"{least:.3g}")
+def _minimum(values: Iterable[float | None]) -> float | None:
+    """Minimum, rounded to three digits; None if there is no value."""
+    minimum = min((value for value in values if value is not None), default=None)
+    return None if minimum is None else float(f"{minimum:.3g}")
 
 
-def conclude(
-    notes: Sequence[Notes], each: int, failures: Iterable[RankFailure], torchrun: str, share: float, node: str
+def are_complete(reports: Sequence[ProcessReport], processes: int) -> bool:
+    """Whether all processes of this node have completed all stages."""
+    return len(reports) >= processes and all(report.stage == stages.DONE for report in reports)
+
+
+def find_faults(
+    reports: Sequence[ProcessReport],
+    processes: int,
+    failures: Iterable[RankFailure],
+    torchrun_output: str,
+    elapsed_share: float,
+    node: str,
 ) -> Findings:
-    """Why a node did not come through. `torchrun`: what torchrun wrote; `share`: of the check's time that is over."""
-    if len(notes) >= each and all(one.stage == stages.DONE for one in notes):
+    """Why a node did not pass. `elapsed_share`: share of the health check's timeout that has passed."""
+    if are_complete(reports, processes):
         return Findings()
-    by_rank = {int(one.file.stem.rpartition("-")[2]): one for one in notes}
-    absent = {name for one in notes for name in one.absent}
-    faults: dict[int, Fault] = {}
+    by_rank = {int(report.file.stem.rpartition("-")[2]): report for report in reports}
+    missing = {name for report in reports for name in report.missing_peers}
+    faults: dict[int, NodeFault] = {}
     for failure in failures:
-        local = failure.rank % each
-        one = by_rank.get(local)
-        if failure.exitcode == -15 or (one is not None and one.absent):
-            continue  # torchrun ended it for the sake of another; or it waited for somebody
-        stage = one.stage if one else stages.START
-        if stage in stages.OF_THE_NODE or not is_echo(failure.message):
-            faults[local] = Fault(kind="crashed", text=f"process {local} failed ({stage}): {failure.message}")
-    if share >= NEIGHBOURS_SHARE and not faults:
-        for local, one in by_rank.items():
-            if one.stage in stages.OF_THE_NODE and not one.absent:
-                faults[local] = Fault(kind="hung", text=f"process {local} did not end: {one.stage}")
-    if not notes and not faults:
-        faults.update(_before(torchrun))
+        local_rank = failure.rank % processes
+        process = by_rank.get(local_rank)
+        if failure.exitcode == -15 or (process is not None and process.missing_peers):
+            continue  # torchrun stopped it because another process failed, or it waited for a peer
+        stage = process.stage if process else stages.START
+        if stage in stages.NODE_STAGES or not is_caused_by_peer(failure.message):
+            text = f"process {local_rank} failed ({stage}): {failure.message}"
+            faults[local_rank] = NodeFault(kind="crashed", text=text)
+    if elapsed_share >= stages.NEIGHBOR_TIMEOUT_SHARE and not faults:
+        for local_rank, report in by_rank.items():
+            if report.stage in stages.NODE_STAGES and not report.missing_peers:
+                text = f"process {local_rank} did not complete: {report.stage}"
+                faults[local_rank] = NodeFault(kind="hung", text=text)
+    if not reports and not faults:
+        faults.update(_find_start_faults(torchrun_output))
+    missing_peers = tuple(sorted(missing - {node}))
     if faults:
-        return Findings(tuple(faults[local] for local in sorted(faults)), tuple(sorted(absent - {node})))
-    if absent - {node}:
-        return Findings(absent=tuple(sorted(absent - {node})))
-    unfinished = next((one.stage for one in notes if one.stage != stages.DONE), _RENDEZVOUS)
-    return Findings(stuck=unfinished)
+        return Findings(tuple(faults[local_rank] for local_rank in sorted(faults)), missing_peers)
+    if missing_peers:
+        return Findings(missing_peers=missing_peers)
+    incomplete = next((report.stage for report in reports if report.stage != stages.DONE), _RENDEZVOUS)
+    return Findings(incomplete_stage=incomplete)
 
 
-def _before(torchrun: str) -> dict[int, Fault]:
-    """What torchrun came to, where no process of this node has begun; nothing where it waited for others."""
-    if _MET in torchrun:
-        return {0: Fault(kind="hung", text="no process began, though all nodes had met")}
-    if _JOINED in torchrun:
+def _find_start_faults(torchrun_output: str) -> dict[int, NodeFault]:
+    """Faults of a node on which no process has started; none if torchrun waited for other nodes."""
+    if _RENDEZVOUS_COMPLETE in torchrun_output:
+        return {0: NodeFault(kind="hung", text="no process started after the rendezvous of all nodes")}
+    if _RENDEZVOUS_STARTED in torchrun_output:
         return {}
-    last = next((line for line in reversed(torchrun.splitlines()) if line.strip()), "it wrote nothing")
-    return {0: Fault(kind="crashed", text=f"torchrun did not come as far as its rendezvous: {last[:400]}")}
+    last = next((line for line in reversed(torchrun_output.splitlines()) if line.strip()), "no output")
+    return {0: NodeFault(kind="crashed", text=f"torchrun did not reach its rendezvous: {last[:400]}")}

@@ -1,4 +1,4 @@
-"""One torchrun on this node: its start, its logs on their way to S3, how its ranks failed, its end."""
+"""One torchrun on this node: start, transfer of its logs to S3, failures of its ranks, stop."""
 
 import os
 import signal
@@ -13,28 +13,30 @@ from trainyard.models.events import RankFailure
 from trainyard.models.layout import RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
-from trainyard.node.agent.rank_failures import failures_in, rank_logs
+from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
 from trainyard.node.environments.node import JOB_VENV
-from trainyard.node.identity import BASE, Node
-from trainyard.node.streams import ChunkWriter, Tail
+from trainyard.node.identity import BASE, CONTAINER_NAME, CONTAINER_WRAPPER, Node
+from trainyard.node.streams import ChunkWriter, FileTail
 
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
 STOP_SECONDS = 40.0
-# As playbooks/roles/container's in-container names it: one at a time on a node.
-CONTAINER = "trainyard-job"
 
 
 def job_python(manifest: Manifest, image: str | None) -> Path:
-    """The interpreter that has torch, an image's own where the job runs in one. What it runs stays in one environment,
-    also when a newer one is made."""
+    """Python interpreter of the job: that of the container image, if the job has one.
+
+    The link to the environment is resolved: running processes keep their environment when it is replaced.
+    """
     if image is not None:
         return Path("python")
     return (Path(manifest.node.venv) if manifest.node.venv else JOB_VENV.resolve()) / "bin/python"
 
 
 class Torchrun:
-    """`source`: makes the name of a stream of it from what it is a stream of; `rank`: what one of its ranks is called
-    there."""
+    """One torchrun process and its logs.
+
+    `source`: creates the name of a log stream in S3 from the name of a log. `rank`: name of a rank in these streams.
+    """
 
     _process: "subprocess.Popen[bytes]"
     _image: str | None = None
@@ -53,50 +55,53 @@ class Torchrun:
         self._layout, self._data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
         self._stack = ExitStack()
         self._node, self._source = node, source
-        self._tails: dict[str, Tail] = {}
-        self.ship("torchrun", folder / "torchrun.log")
+        self._tails: dict[str, FileTail] = {}
+        self.follow_file("torchrun", folder / "torchrun.log")
 
-    def ship(self, name: str, file: Path, stream: str | None = None) -> None:
-        """Send what grows in `file` to S3, once it is there; to the logs where no other stream is named."""
+    def follow_file(self, name: str, file: Path, stream: str | None = None) -> None:
+        """Copy new lines of `file` to S3 from now on. `stream`: prefix of the stream, the logs by default."""
         if name not in self._tails:
-            into, node = stream or self._layout.logs, self._node
-            prefix = chunk_prefix(into, node.instance, node.boot, self._source(name))
-            self._tails[name] = Tail(file, self._stack.enter_context(ChunkWriter(self._data, prefix)))
+            node = self._node
+            prefix = chunk_prefix(stream or self._layout.logs, node.instance, node.boot, self._source(name))
+            self._tails[name] = FileTail(file, self._stack.enter_context(ChunkWriter(self._data, prefix)))
 
     def start(self, command: list[str], folder: Path, variables: Mapping[str, str], image: str | None) -> None:
-        """The variables come on top of the agent's own. With an `image` it runs in a container of that."""
+        """Start torchrun in `folder` with the agent's environment and `variables`; in a container if `image` is set."""
         self._image = image
         if image is not None:
-            command = [str(BASE / "bin/in-container"), image, *command]
+            command = [str(BASE / CONTAINER_WRAPPER), image, *command]
         with (self._folder / "torchrun.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def pump(self, last: bool = False) -> None:
-        for local, folder in rank_logs(self._logs).items():
+    def forward_logs(self, final: bool = False) -> None:
+        """Copy new lines of all logs to S3. `final`: also a last line without a line end."""
+        for local_rank, folder in rank_log_folders(self._logs).items():
             for name in ("stdout", "stderr"):
-                self.ship(f"{self._rank}{local}-{name}", folder / f"{name}.log")
+                self.follow_file(f"{self._rank}{local_rank}-{name}", folder / f"{name}.log")
         for tail in self._tails.values():
-            tail.pump(last)
+            tail.forward(final)
 
     @property
-    def process(self) -> int:
-        """torchrun's process id: its workers are below it."""
+    def process_id(self) -> int:
+        """Process id of torchrun; its workers are descendants."""
         return self._process.pid
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
+        """Exit code of torchrun; None while it runs."""
         return self._process.poll()
 
-    def said(self) -> str:
-        """What torchrun itself wrote."""
+    def output(self) -> str:
+        """Output of torchrun itself."""
         return (self._folder / "torchrun.log").read_text(errors="replace")
 
     def failures(self) -> tuple[RankFailure, ...]:
-        return failures_in(self.said(), self._logs, time.time())
+        """Failures of this node's ranks, from torchrun's report."""
+        return parse_failures(self.output(), self._logs, time.time())
 
     def stop(self) -> None:
-        """End torchrun and, through it, its workers."""
+        """Stop torchrun with SIGTERM, on which it stops its workers; with SIGKILL after STOP_SECONDS."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -104,42 +109,42 @@ class Torchrun:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-                self._end_container()
+                self._remove_container()
 
     def kill(self) -> None:
-        """End it and all below it at once: of workers that have nothing to save, and may not heed SIGTERM."""
-        self._process.send_signal(signal.SIGSTOP)  # it starts and ends nobody meanwhile
-        for child in children_of(self.process):
+        """Kill torchrun and its workers with SIGKILL: for workers without state to save, which may ignore SIGTERM."""
+        self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
+        for child in child_processes(self.process_id):
             try:
                 os.kill(child, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self._process.kill()
         self._process.wait()
-        self._end_container()
+        self._remove_container()
 
-    def _end_container(self) -> None:
-        """A docker client that is killed leaves its container, and that the node's GPUs."""
+    def _remove_container(self) -> None:
+        """Remove the container: it keeps running and uses the GPUs if its docker client is killed."""
         if self._image is not None:
-            with suppress(OSError, subprocess.TimeoutExpired):  # the next start does it again, and fails aloud
-                command = ["docker", "rm", "--force", CONTAINER]
+            with suppress(OSError, subprocess.TimeoutExpired):  # the next start repeats it and reports a failure
+                command = ["docker", "rm", "--force", CONTAINER_NAME]
                 subprocess.run(command, capture_output=True, timeout=STOP_SECONDS, check=False)
 
     def close(self) -> None:
-        """Ship what is left; after this all that was said is in S3."""
-        self.pump(last=True)
+        """Copy the remaining lines of all logs to S3."""
+        self.forward_logs(final=True)
         self._stack.close()
 
 
-def children_of(parent: int, proc: Path = Path("/proc")) -> list[int]:
-    """Processes right below one. Field 4 of /proc/PID/stat is the parent, proc_pid_stat(5)."""
-    found = []
+def child_processes(parent: int, proc: Path = Path("/proc")) -> list[int]:
+    """Process ids of the direct children. Field 4 of /proc/PID/stat is the parent, proc_pid_stat(5)."""
+    children = []
     for entry in proc.iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has exited
                 continue
             if int(fields[1]) == parent:
-                found.append(int(entry.name))
-    return found
+                children.append(int(entry.name))
+    return children

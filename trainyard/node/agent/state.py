@@ -1,31 +1,34 @@
-"""What an agent knows that an agent started again on the same node must know."""
+"""State of an agent that must survive a restart of the agent."""
 
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from trainyard.base import Contract
+from trainyard.base import StrictModel
 
 
-class Remembered(Contract):
+class AgentState(StrictModel):
     """`agent.json` of a run on the node's disk."""
 
-    attempt: int = Field(0, ge=0, description="The last attempt that was begun here.")
-    attempt_told: bool = Field(True, description="Whether its end was told.")
-    check: int = Field(0, ge=0, description="The last check that was begun here.")
-    check_told: bool = Field(True, description="Whether its end was told.")
-    network: str | None = Field(None, description="What NCCL calls the network of the OFI plugin, as a check saw it.")
+    attempt: int = Field(0, ge=0, description="The last attempt that was started on this node.")
+    attempt_reported: bool = Field(True, description="Whether the end of that attempt was reported.")
+    health_check: int = Field(0, ge=0, description="The last health check that was started on this node.")
+    health_check_reported: bool = Field(True, description="Whether the end of that health check was reported.")
+    network: str | None = Field(
+        None, description="NCCL's name for the network of the OFI plugin, from the last health check."
+    )
 
 
-class Memory:
-    """The file, and what it says."""
+class AgentStateFile:
+    """The file with the state, and the state itself."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.now = Remembered.model_validate_json(file.read_bytes()) if file.exists() else Remembered()
+        self.state = AgentState.model_validate_json(file.read_bytes()) if file.exists() else AgentState()
 
-    def put(self, **changes: Any) -> None:
-        self.now = Remembered.model_validate(self.now.model_dump() | changes)
+    def update(self, **changes: Any) -> None:
+        """Change fields of the state and write the file."""
+        self.state = AgentState.model_validate(self.state.model_dump() | changes)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(self.now.model_dump_json())
+        self._file.write_text(self.state.model_dump_json())

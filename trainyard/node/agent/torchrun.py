@@ -1,4 +1,4 @@
-"""The torchrun command of an attempt or a check, and the variables of what it runs."""
+"""The torchrun command of an attempt or a health check, and the environment variables of its processes."""
 
 import fcntl
 import socket
@@ -10,11 +10,11 @@ from trainyard.models.manifest import Head, Manifest, WorkerGroup
 from trainyard.models.run import RunRecord
 
 JOIN_SECONDS = 300.0
-# aws-ofi-nccl up to 1.11 calls itself so, and newer ones do where NCCL_NET says so (nvidia_plugin_name_fixup in its
+# Name of aws-ofi-nccl up to 1.11. Newer versions accept it in NCCL_NET (nvidia_plugin_name_fixup in its
 # src/nccl_ofi_interface_nvidia.cpp).
-ANY_OFI_PLUGIN = "AWS Libfabric"
+OFI_PLUGIN_NAME = "AWS Libfabric"
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
-# Keep-alive slack of 5 s x 3: tighter values expire on loaded cores and set off endless rounds of rendezvous.
+# Keep-alive of 5 s x 3: shorter values expire on loaded cores and cause endless rounds of rendezvous.
 _RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout={join}"
 
 
@@ -32,7 +32,8 @@ def torchrun_command(
 ) -> list[str]:
     """The command line of torchrun on one of `nodes` nodes, `processes` on each.
 
-    Restarts are the controller's: every attempt and every check has a rendezvous id of its own.
+    torchrun does not restart workers: the controller starts a new attempt. Every attempt and every health check has a
+    different rendezvous id.
     """
     return [
         str(python),
@@ -53,51 +54,51 @@ def torchrun_command(
     ]
 
 
-def interface_of(address: str) -> str:
-    """Name of the network interface whose network holds `address`. Raises OSError where there is none."""
-    wanted = struct.unpack("!I", socket.inet_aton(address))[0]
+def find_interface(address: str) -> str:
+    """Name of the network interface whose network contains `address`. Raises OSError if there is none."""
+    target = struct.unpack("!I", socket.inet_aton(address))[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
 
-        def ask(request: int, name: str) -> int:
-            answer = fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
-            number: int = struct.unpack("!I", answer[20:24])[0]
+        def query(request: int, name: str) -> int:
+            result = fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
+            number: int = struct.unpack("!I", result[20:24])[0]
             return number
 
         networks: list[tuple[bool, str]] = []
         for _, name in socket.if_nameindex():
             try:
-                own, mask = ask(_SIOCGIFADDR, name), ask(_SIOCGIFNETMASK, name)
+                local, mask = query(_SIOCGIFADDR, name), query(_SIOCGIFNETMASK, name)
             except OSError:  # an interface without an IPv4 address
                 continue
-            if own & mask == wanted & mask:
-                networks.append((own != wanted, name))
+            if local & mask == target & mask:
+                networks.append((local != target, name))
         if networks:
-            return min(networks)[1]  # the one that has the very address, where there is one
-    raise OSError(f"no network interface holds {address}")
+            return min(networks)[1]  # preferably the interface that has this address
+    raise OSError(f"no network interface is in the network of {address}")
 
 
 def network_variables(manifest: Manifest, group: WorkerGroup, address: str, image: str | None) -> dict[str, str]:
-    """What gloo and NCCL need to meet, on the node or in a container of an image."""
-    found = {
+    """Variables with which gloo and NCCL find their network. `image`: container image of the job, if any."""
+    variables = {
         "AWS_REGION": manifest.region,
         "AWS_DEFAULT_REGION": manifest.region,
-        "GLOO_SOCKET_IFNAME": interface_of(address),
-        # A fresh agent and a survivor deadlock on a shared store (torch 2.15).
+        "GLOO_SOCKET_IFNAME": find_interface(address),
+        # With a shared store, a new agent and a surviving agent deadlock (torch 2.15).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    accelerated = manifest.node.accelerators
-    if group.gpus and accelerated:
-        found["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
-    # An image has its own plugin, by a name that it knows: before 1.15 it is libnccl-net.so and no other.
-    if on_efa(manifest, group) and image is None:
-        # Where that plugin does not load, NCCL still falls back to TCP in silence: the check before the job sees it.
-        found["NCCL_NET_PLUGIN"] = "ofi"
-    return found
+    if group.gpus and manifest.node.use_gpus:
+        variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
+    # A container image has its own plugin: before 1.15 its name is always libnccl-net.so.
+    if uses_efa(manifest, group) and image is None:
+        # If this plugin does not load, NCCL falls back to TCP without an error: the health check detects it.
+        variables["NCCL_NET_PLUGIN"] = "ofi"
+    return variables
 
 
-def on_efa(manifest: Manifest, group: WorkerGroup) -> bool:
-    return bool(group.efa_interfaces and manifest.node.accelerators)
+def uses_efa(manifest: Manifest, group: WorkerGroup) -> bool:
+    """Whether the job uses EFA on nodes of this group."""
+    return bool(group.efa_interfaces and manifest.node.use_gpus)
 
 
 def job_variables(
@@ -112,11 +113,14 @@ def job_variables(
     cache: Path,
     network: str | None = None,
 ) -> dict[str, str]:
-    """Variables of the job beside the node's own. `network`: what NCCL calls the one that the nodes were verified
-    on; none where no check has told. On EFA any other one is an error, and so is none."""
+    """Environment variables of the job.
+
+    `network`: NCCL's name for the network of the health check; None without a health check. With EFA, NCCL fails if it
+    does not find that network.
+    """
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
-    found = {
+    variables = {
         "DATA_URI": run.job.data_uri,
         "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
         "RESULTS_URI": f"{bucket}/{layout.results}",
@@ -127,10 +131,10 @@ def job_variables(
         "TRAINYARD_CACHE": str(cache),
         **network_variables(manifest, group, address, run.job.container),
     }
-    if on_efa(manifest, group):
-        found["NCCL_NET"] = network or ANY_OFI_PLUGIN
+    if uses_efa(manifest, group):
+        variables["NCCL_NET"] = network or OFI_PLUGIN_NAME
     if manifest.fsx:
-        found["FSX_PATH"] = manifest.fsx.mount_point
+        variables["FSX_PATH"] = manifest.fsx.mount_point
     if run.job.resume:
-        found["RESUME_URI"] = f"{bucket}/{RunLayout(run.job.resume).checkpoints}"
-    return found | dict(run.job.environment)
+        variables["RESUME_URI"] = f"{bucket}/{RunLayout(run.job.resume).checkpoints}"
+    return variables | dict(run.job.environment)

@@ -1,1 +1,1 @@
-"""The controller on the head node: starts attempts, replaces nodes and renews the lease."""
+"""The controller on the head node: it starts attempts, replaces nodes and renews the lease."""

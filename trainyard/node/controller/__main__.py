@@ -1,5 +1,6 @@
 """`python -m trainyard.node.controller`: the controller on the head node, run by systemd."""
 
+import logging
 import signal
 import sys
 import threading
@@ -7,28 +8,32 @@ import time
 
 from trainyard.models.events import ServiceEvent
 from trainyard.node.controller.controller import POLL_SECONDS, Controller
-from trainyard.node.events import events_writer
-from trainyard.node.identity import NEWER_CODE, manifest_at_boot, outdated, this_node
+from trainyard.node.events import open_event_writer
+from trainyard.node.identity import EXIT_NEWER_BUNDLE, is_outdated, read_manifest, read_node
+from trainyard.node.log import configure_logging
+
+LOG = logging.getLogger("controller")
 
 
 def main() -> int:
-    node, manifest = this_node(), manifest_at_boot()
-    ending = threading.Event()
+    """Control runs until SIGTERM or SIGINT, or until a newer bundle exists; the exit code."""
+    node, manifest = read_node(), read_manifest()
+    configure_logging("controller", node.instance)
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, lambda *_: stop.set())
     controller = Controller(node, manifest)
-    with events_writer(node, manifest, "controller") as writer:
-        writer.tell(
-            ServiceEvent.model_validate({**node.stamp(time.time()), "service": "controller", "address": node.address})
-        )
-    while not ending.wait(POLL_SECONDS):
+    with open_event_writer(node, manifest, "controller") as writer:
+        fields = {"service": "controller", "address": node.address}
+        writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
+    while not stop.wait(POLL_SECONDS):
         try:
             controller.step()
-        except Exception as error:  # AWS may be away for a while; the lease bounds how long that may last
-            print(f"controller: {type(error).__name__}: {error}", flush=True)
-        if outdated(node):
-            print("controller: there is newer code", flush=True)
-            return NEWER_CODE
+        except Exception as error:  # AWS may be unavailable; the lease limits for how long
+            LOG.error("%s: %s", type(error).__name__, error)
+        if is_outdated(node):
+            LOG.info("restart: a newer bundle exists")
+            return EXIT_NEWER_BUNDLE
     return 0
 
 

@@ -1,269 +1,302 @@
-"""The controller on the head: `python -m trainyard.node.controller`, supervised by systemd.
+"""The controller on the head: `python -m trainyard.node.controller`, run by systemd.
 
-It owns a run's checks and attempts: has nodes checked before an attempt takes them in, opens one when all are ready and
-healthy, opens the next when one is lost, ends the cluster when the job is done (its results verified in S3) or has
-failed for good. It renews the lease while the job lives. All that it
-knows is in S3, so that it may be killed and started again at any time.
+It decides on the health checks and attempts of a run. It orders a health check before an attempt uses new nodes, starts
+an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It ends the
+run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again. While
+the run lasts, it renews the lease. All its state is in S3, so that it may be killed and restarted at any time.
 """
 
+import logging
 import time
 
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
-from trainyard.models.events import ActivityEvent, AgentEvent, VerificationEvent
+from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import Results
-from trainyard.models.run import Check, Control, LostAttempt, Outcome, RunRecord
+from trainyard.models.run import Control, FailedAttempt, HealthCheckOrder, Outcome, RunRecord
 from trainyard.models.streams import Cursor, node_events
-from trainyard.node.controller.failure_analysis import Fleet, account_for, failed_for_good, root_cause
-from trainyard.node.controller.health_checks import Checks
-from trainyard.node.controller.idle import Idleness
-from trainyard.node.controller.worker_groups import Groups
+from trainyard.node.controller.failure_analysis import (
+    NodeStates,
+    create_failed_attempt,
+    find_first_failure,
+    find_permanent_failure,
+)
+from trainyard.node.controller.health_checks import HealthChecks
+from trainyard.node.controller.idle import IdleDetector
+from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
+from trainyard.node.log import set_run
 
 POLL_SECONDS = 1.0
-MEMBERS_SECONDS = 5.0
-# The lease moves forward four times in its length, so that one missed call ends nothing.
+MEMBERS_POLL_SECONDS = 5.0
+# The lease is renewed four times in its duration, so that it survives a failed call.
 RENEWALS_PER_LEASE = 4
-# torchrun ends its workers in at most 30 s once one has failed.
-REPORTS_SECONDS = 45.0
+# torchrun stops its workers within 30 s after one has failed.
+FAILURE_REPORTS_SECONDS = 45.0
+LOG = logging.getLogger("controller")
 
 
-class Supervision:
-    """One run from its record to its outcome."""
+class RunController:
+    """Controls one run from its record to its outcome."""
 
     def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
         self.run, self.layout = run, RunLayout(run.run)
         self.data = Bucket(manifest.data_bucket, node.region)
-        self.groups = Groups(manifest.groups, node.region)
-        self.fleet, self.idleness = Fleet(), Idleness()
-        self.checks = Checks(node, manifest, run.run, self.data)
+        self.groups = WorkerGroups(manifest.groups, node.region)
+        self.node_states, self.idle_detector = NodeStates(), IdleDetector()
+        self.health_checks = HealthChecks(node, manifest, run.run, self.data)
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
-        self._spare_since: dict[str, float] = {}
-        self._sent_away: set[str] = set()
+        self._surplus_since: dict[str, float] = {}
+        self._removed: set[str] = set()
         self._members_at = self._renewed_at = self._failed_at = 0.0
-        found = self.data.find(self.layout.control)
-        self.control = Control() if found is None else Control.model_validate_json(found)
+        content = self.data.find(self.layout.control)
+        self.control = Control() if content is None else Control.model_validate_json(content)
 
     def step(self) -> Outcome | None:
-        """One look at everything; the outcome when the run is over."""
-        for event in node_events(self._events):
-            if isinstance(event, AgentEvent):
-                self.fleet.hear(event)
-            elif isinstance(event, ActivityEvent):
-                self.idleness.hear(event)
-            elif isinstance(event, VerificationEvent):
-                self.checks.hear(event)
+        """Read new events, check all deadlines and give the next orders; the outcome if the run is over."""
+        self._read_events()
         now, limits = time.time(), self.run.limits
-        if now - self._members_at >= MEMBERS_SECONDS:
+        if now - self._members_at >= MEMBERS_POLL_SECONDS:
             self._members, self._members_at = self.groups.members(), now
-        if not self.control.started and (self._in_all("workers_up") or self._in_all("workers_done")):
+        if not self.control.started and (self._all_have_state("workers_up") or self._all_have_state("workers_done")):
             self._order(started=True)
         if now > self.run.deadline:
-            what = (
-                "its capacity's time"
-                if self.run.cut_short
-                else f"the time limit of {limits.time_limit_minutes:g} minutes"
-            )
-            return self.outcome("failed", f"{what} is over")
-        if not self.control.started and now > self.run.created + limits.bring_up_minutes * 60:
-            return self.outcome(
-                "failed", f"the job had not started within {limits.bring_up_minutes:g} minutes{self._why()}"
-            )
+            if self.run.limited_by_capacity:
+                return self.create_outcome("failed", "the capacity of the run has ended")
+            return self.create_outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
+        if not self.control.started and now > self.run.created + limits.startup_timeout_minutes * 60:
+            text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
+            return self.create_outcome("failed", text + self._failed_health_check_reason())
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
             self.groups.renew_lease(self.run.lease_end(now))
             self._renewed_at = now
-        return self._judge(now)
+        return self._advance(now)
+
+    def _read_events(self) -> None:
+        for event in node_events(self._events):
+            if isinstance(event, AgentEvent):
+                self.node_states.update(event)
+            elif isinstance(event, ActivityEvent):
+                self.idle_detector.update(event)
+            elif isinstance(event, HealthCheckEvent):
+                self.health_checks.update(event)
 
     def _order(self, **changes: object) -> None:
-        """Change what is ordered: agents see it at their next look, and a controller started again goes on from it."""
+        """Change the orders in S3: agents read them at their next poll, a restarted controller at its start."""
         self.control = self.control.model_copy(update=changes)
         self.data.write(self.layout.control, self.control.model_dump_json().encode())
 
-    def _in_all(self, state: str) -> bool:
+    def _all_have_state(self, state: str) -> bool:
         nodes = self.control.nodes
-        return bool(nodes) and self.fleet.all_in(state, self.control.attempt, nodes)
+        return bool(nodes) and self.node_states.all_have_state(state, self.control.attempt, nodes)
 
-    def _judge(self, now: float) -> Outcome | None:
+    def _advance(self, now: float) -> Outcome | None:
+        """Decide on the current attempt, or start the next one; the outcome if the run is over."""
         attempt, nodes = self.control.attempt, self.control.nodes
         if attempt == 0 or self.control.waiting_since is not None:
-            return self._open_next(now) or self._waited_in_vain(now)
-        if self._in_all("workers_done"):
-            return self._verified()
-        gone, failed = self.fleet.gone(nodes, self._members), self.fleet.failed(attempt, nodes)
-        if not gone and not failed:
-            if self.run.nodes > len(nodes):
-                if outcome := self._open_next(now, save=True):
-                    return outcome
-            elif self.control.check is not None:
-                self._order(check=None)  # of nodes that a growth had brought, and that went again
-            self._end_surplus(now)
-            minutes = self.run.limits.idle_minutes
-            idle = minutes and self.idleness.over(attempt, nodes, minutes, now)
-            return self.outcome("stopped", idle) if idle else None
+            return self._start_next_attempt(now) or self._handle_missing_nodes(now)
+        if self._all_have_state("workers_done"):
+            return self._verify_results()
+        lost_node = self.node_states.find_lost_node(nodes, self._members)
+        failed_nodes = self.node_states.failed_nodes(attempt, nodes)
+        if lost_node is None and not failed_nodes:
+            return self._continue_attempt(attempt, nodes, now)
         self._failed_at = self._failed_at or now
-        if not gone and self.fleet.silent(attempt, nodes) and now - self._failed_at < REPORTS_SECONDS:
-            return None  # the first to speak may be the echo of one that has not spoken yet
-        return self._lose(attempt, gone)
+        unreported = self.node_states.unreported_nodes(attempt, nodes)
+        if lost_node is None and unreported and now - self._failed_at < FAILURE_REPORTS_SECONDS:
+            return None  # the first report may be caused by a node that has not reported yet
+        return self._fail_attempt(attempt, lost_node)
 
-    def _lose(self, attempt: int, gone: str | None) -> Outcome | None:
-        cause = root_cause(self.fleet.failures.get(attempt, ()))
-        earlier = self.control.lost
-        lost = account_for(earlier, attempt, self._checkpoints(), cause, blameless=gone is not None)
-        why = f"{gone} left the group" if gone else f"workers failed, {cause[1].message if cause else 'none said why'}"
-        print(f"attempt {attempt} is lost: {why}", flush=True)
+    def _continue_attempt(self, attempt: int, nodes: tuple[str, ...], now: float) -> Outcome | None:
+        """Grow a running attempt if the run has more nodes, remove surplus nodes, and check the idle limit."""
+        if self.run.nodes > len(nodes):
+            if outcome := self._start_next_attempt(now, save_checkpoint=True):
+                return outcome
+        elif self.control.health_check is not None:
+            self._order(health_check=None)  # it was for new nodes that have been removed again
+        self._remove_surplus_nodes(now)
+        minutes = self.run.limits.idle_timeout_minutes
+        reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
+        return self.create_outcome("stopped", reason) if reason else None
+
+    def _fail_attempt(self, attempt: int, lost_node: str | None) -> Outcome | None:
+        """Record that an attempt failed or lost a node; the outcome if another attempt would fail again."""
+        cause = find_first_failure(self.node_states.failures.get(attempt, ()))
+        previous = self.control.failed_attempt
+        failed = create_failed_attempt(
+            previous, attempt, self._checkpoints(), cause, is_node_loss=lost_node is not None
+        )
+        if lost_node:
+            LOG.warning("attempt %d failed: %s left its group", attempt, lost_node)
+        else:
+            LOG.warning("attempt %d failed: %s", attempt, cause[1].message if cause else "no rank reported a cause")
         self._failed_at = 0.0
-        reason = failed_for_good(earlier, lost)
-        self._order(waiting_since=time.time(), lost=lost)
-        return None if reason is None else self.outcome("failed", reason, lost)
+        reason = find_permanent_failure(previous, failed)
+        self._order(waiting_since=time.time(), failed_attempt=failed)
+        return None if reason is None else self.create_outcome("failed", reason, failed)
 
-    def _open_next(self, now: float, save: bool = False) -> Outcome | None:
-        if self.control.check is not None:
-            return self._conclude(self.control.check, now, save)
-        nodes = self.fleet.candidates(set(self._members) - set(self.control.unhealthy), self.run.nodes)
+    def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
+        """Start the next attempt, or the next step towards it, if enough nodes are ready."""
+        if self.control.health_check is not None:
+            return self._conclude_health_check(self.control.health_check, now, save_checkpoint)
+        healthy = set(self._members) - set(self.control.unhealthy_nodes)
+        nodes = self.node_states.select_nodes(healthy, self.run.nodes)
         if nodes is not None:
-            self._take_in(nodes, now, save)
+            self._use_nodes(nodes, now, save_checkpoint)
         return None
 
-    def _take_in(self, nodes: tuple[str, ...], now: float, save: bool = False) -> None:
-        """Open an attempt on these nodes, or have them checked first where one of them never was."""
-        new = tuple(node for node in nodes if node not in self.control.verified)
-        if not new or not self.run.limits.verify_minutes:
-            self._open(nodes, save)
+    def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
+        """Start an attempt on these nodes, or order a health check if some of them have not passed one."""
+        new = tuple(node for node in nodes if node not in self.control.healthy_nodes)
+        if not new or not self.run.limits.health_check_timeout_minutes:
+            self._start_attempt(nodes, save_checkpoint)
             return
-        # A job that runs is not interrupted for a check: its new nodes are checked among themselves.
-        works = self.control.attempt > 0 and self.control.waiting_since is None
-        number = self.control.checks + 1
-        check = Check(number=number, nodes=new if works else nodes, ordered=now)
-        self._order(check=check, checks=number, save=False)  # what still runs on them has lost its peers
-        print(f"check {number} of {', '.join(check.nodes)}", flush=True)
+        # A running job is not interrupted for a health check: only its new nodes are checked.
+        is_running = self.control.attempt > 0 and self.control.waiting_since is None
+        number = self.control.health_check_count + 1
+        order = HealthCheckOrder(number=number, nodes=new if is_running else nodes, requested_at=now)
+        # Ranks of a lost attempt have no peers to save checkpoints with.
+        self._order(health_check=order, health_check_count=number, save_checkpoint=False)
+        LOG.info("health check %d of %s", number, ", ".join(order.nodes))
 
-    def _conclude(self, check: Check, now: float, save: bool) -> Outcome | None:
-        """What a check has come to: an attempt is opened, or another check ordered, or nodes are waited for."""
-        if gone := self.fleet.gone(check.nodes, self._members):
-            print(f"check {check.number} is void: {gone} left the group", flush=True)
-            self._order(check=None)
+    def _conclude_health_check(self, order: HealthCheckOrder, now: float, save_checkpoint: bool) -> Outcome | None:
+        """Decide on a health check that is over, and start what follows; the outcome if the run is over."""
+        if lost_node := self.node_states.find_lost_node(order.nodes, self._members):
+            LOG.warning("health check %d is cancelled: %s left its group", order.number, lost_node)
+            self._order(health_check=None)
             return None
-        unhealthy, verified = self.control.unhealthy, self.control.verified
-        found = self.checks.concluded(check, self.run, self._members, len(unhealthy), now)
-        if found is None:
+        unhealthy, healthy = self.control.unhealthy_nodes, self.control.healthy_nodes
+        result = self.health_checks.conclude(order, self.run, self._members, len(unhealthy), now)
+        if result is None:
             return None
-        print(f"check {check.number} {found.verdict}: {found.reason}", flush=True)
-        for node in found.unhealthy:
+        LOG.info("health check %d %s: %s", order.number, result.decision, result.reason)
+        for node in result.unhealthy_nodes:
             self.groups.mark_unhealthy(node)
-        healthy = check.nodes if found.verdict == "passed" else ()
-        self._order(check=None, verified=(*verified, *healthy), unhealthy=(*unhealthy, *found.unhealthy))
-        if found.verdict == "failed":
-            return self.outcome("failed", f"verification of the nodes: {found.reason}")
-        return self._open_next(now, save)
+        passed = order.nodes if result.decision == "passed" else ()
+        self._order(
+            health_check=None,
+            healthy_nodes=(*healthy, *passed),
+            unhealthy_nodes=(*unhealthy, *result.unhealthy_nodes),
+        )
+        if result.decision == "failed":
+            return self.create_outcome("failed", f"health check of the nodes: {result.reason}")
+        return self._start_next_attempt(now, save_checkpoint)
 
-    def _why(self) -> str:
-        """What the nodes' last check came to, where that kept the job from its start."""
-        last = self.checks.last
-        return "" if last is None or last.verdict == "passed" else f"; verification of the nodes: {last.reason}"
+    def _failed_health_check_reason(self) -> str:
+        """Suffix for a message: the reason of the latest health check, unless it passed."""
+        latest = self.health_checks.latest
+        passed = latest is None or latest.decision == "passed"
+        return "" if latest is None or passed else f"; health check of the nodes: {latest.reason}"
 
-    def _open(self, nodes: tuple[str, ...], save: bool = False) -> None:
-        self._order(attempt=self.control.attempt + 1, nodes=nodes, waiting_since=None, save=save)
-        print(f"attempt {self.control.attempt} on {', '.join(nodes)}", flush=True)
+    def _start_attempt(self, nodes: tuple[str, ...], save_checkpoint: bool = False) -> None:
+        attempt = self.control.attempt + 1
+        self._order(attempt=attempt, nodes=nodes, waiting_since=None, save_checkpoint=save_checkpoint)
+        LOG.info("attempt %d on %s", attempt, ", ".join(nodes))
 
-    def _waited_in_vain(self, now: float) -> Outcome | None:
-        """Nodes that were lost and don't come back end the run: those that wait for them are billed."""
-        since, minutes = self.control.waiting_since, self.run.limits.bring_up_minutes
-        if since is None or now <= since + minutes * 60 or self.control.check is not None:
+    def _handle_missing_nodes(self, now: float) -> Outcome | None:
+        """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""
+        since, minutes = self.control.waiting_since, self.run.limits.startup_timeout_minutes
+        if since is None or now <= since + minutes * 60 or self.control.health_check is not None:
             return None
-        ready = set(self._members) - set(self.control.unhealthy)
-        if fewer := self.fleet.candidates(ready, len(self.control.nodes)):
-            self._take_in(fewer, now)  # a growth came to nothing: what there was before goes on
+        healthy = set(self._members) - set(self.control.unhealthy_nodes)
+        if nodes := self.node_states.select_nodes(healthy, len(self.control.nodes)):
+            self._use_nodes(nodes, now)  # the run could not grow: continue with its previous size
             return None
-        there = len(self.fleet.ready(self._members))
-        lost = f"{minutes:g} minutes after attempt {self.control.attempt} was lost"
-        text = f"{there} of {self.run.nodes} nodes were ready {lost}{self._why()}"
-        return self.outcome("failed", text, self.control.lost)
+        ready = len(self.node_states.ready_nodes(self._members))
+        time_text = f"{minutes:g} minutes after attempt {self.control.attempt} failed"
+        text = f"{ready} of {self.run.nodes} nodes are ready {time_text}"
+        return self.create_outcome("failed", text + self._failed_health_check_reason(), self.control.failed_attempt)
 
-    def _end_surplus(self, now: float) -> None:
-        """Nodes that no attempt has taken in when a bring-up's time is over: who launched them may be dead."""
-        spare = set(self._members) - set(self.control.nodes)
-        self._spare_since = {node: self._spare_since.get(node, now) for node in spare}
-        for node, since in self._spare_since.items():
-            if now > since + self.run.limits.bring_up_minutes * 60 and node not in self._sent_away:
-                print(f"{node} is in no attempt: it goes", flush=True)
+    def _remove_surplus_nodes(self, now: float) -> None:
+        """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
+        surplus = set(self._members) - set(self.control.nodes)
+        self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
+        for node, since in self._surplus_since.items():
+            if now > since + self.run.limits.startup_timeout_minutes * 60 and node not in self._removed:
+                LOG.warning("no attempt uses %s: it is terminated", node)
                 try:
                     self.groups.remove(node)
-                    self._sent_away.add(node)
-                except ClientError as error:  # it stays, but no look at the job is missed for it
-                    print(f"{node} could not be ended: {error}", flush=True)
+                    self._removed.add(node)
+                except ClientError as error:  # the job continues, and the next step repeats it
+                    LOG.error("%s was not terminated: %s", node, error)
 
     def _checkpoints(self) -> list[str]:
         keys = list(self.data.keys(self.layout.checkpoints))
-        # A user's job has marks of its own: any new object is progress.
+        # The format of a custom job's checkpoints is not known: any new object is progress.
         return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)
 
-    def _verified(self) -> Outcome:
-        """Every agent is done: look at what the job left before the nodes go."""
+    def _verify_results(self) -> Outcome:
+        """Outcome of a run whose workers have all completed, from its results in S3."""
         if self.run.job.train is None:
-            return self.outcome("succeeded", "every rank ended with exit code 0")
-        found = self.data.find(f"{self.layout.results}results.json")
-        if found is None:
-            return self.outcome("failed", "every rank ended with exit code 0, but results.json is not in S3")
+            return self.create_outcome("succeeded", "all ranks ended with exit code 0")
+        content = self.data.find(f"{self.layout.results}results.json")
+        if content is None:
+            return self.create_outcome("failed", "all ranks ended with exit code 0, but results.json is not in S3")
         try:
-            results = Results.model_validate_json(found)
+            results = Results.model_validate_json(content)
         except ValidationError as error:
-            return self.outcome("failed", f"results.json is not what it should be: {error}")
+            return self.create_outcome("failed", f"results.json is not valid: {error}")
         if not self._checkpoints():
-            return self.outcome("failed", "every rank ended with exit code 0, but no complete checkpoint is in S3")
-        return self.outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
+            return self.create_outcome(
+                "failed", "all ranks ended with exit code 0, but no complete checkpoint is in S3"
+            )
+        return self.create_outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
 
-    def outcome(self, state: str, reason: str, lost: LostAttempt | None = None) -> Outcome:
+    def create_outcome(self, state: str, reason: str, failed: FailedAttempt | None = None) -> Outcome:
+        """Outcome of the run now. `failed`: the attempt whose failure ends the run, if any."""
         return Outcome.model_validate(
             {
                 "state": state,
                 "reason": reason,
                 "attempts": self.control.attempt,
-                "ended": time.time(),
-                "culprit": lost.culprit if lost else None,
-                "failure": lost.failure if lost else None,
+                "ended_at": time.time(),
+                "failed_node": failed.failed_node if failed else None,
+                "failure": failed.failure if failed else None,
             }
         )
 
-    def end(self, outcome: Outcome | None) -> None:
-        """Say how it ended, if nobody has, then stop the agents and the bill. Safe to repeat."""
+    def end_run(self, outcome: Outcome | None) -> None:
+        """Write the outcome, unless the run already has one, then stop the agents and the instances. Idempotent."""
         if outcome is not None:
             self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
-            print(f"run {self.run.run} {outcome.state}: {outcome.reason}", flush=True)
-        # What has been made since the last checkpoint is worth one more, unless the job itself is over.
-        over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
-        self._order(stop=True, save=not over)
-        self.groups.end()
+            LOG.info("run %s: %s", outcome.state, outcome.reason)
+        # A last checkpoint saves the progress since the previous one, unless the job itself is over.
+        job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
+        self._order(stop=True, save_checkpoint=not job_over)
+        self.groups.scale_to_zero()
 
 
 class Controller:
-    """Looks for the current run and supervises it; between runs it waits."""
+    """Reads the record of the current run and controls that run; between runs it waits."""
 
     def __init__(self, node: Node, manifest: Manifest) -> None:
         self._node, self._manifest = node, manifest
         self._staging = Bucket(manifest.staging_bucket, node.region)
         self._data = Bucket(manifest.data_bucket, node.region)
-        self._current: Supervision | None = None
-        self._ended: str | None = None
+        self._current: RunController | None = None
+        self._ended_run: str | None = None
 
     def step(self) -> None:
-        found = self._staging.find(CURRENT_RUN)
-        if found is None:
+        """Advance the current run, if any."""
+        content = self._staging.find(CURRENT_RUN)
+        if content is None:
             return
-        run = RunRecord.model_validate_json(found)
-        if run.run == self._ended:
+        run = RunRecord.model_validate_json(content)
+        if run.run == self._ended_run:
             return
         if self._current is None or self._current.run.run != run.run:
-            self._current = Supervision(self._node, self._manifest, run)
-            print(f"supervising run {run.run}: {run.nodes} nodes x {run.processes_per_node}", flush=True)
-        self._current.run = run  # the launch may have grown it, or taken that back
-        # The launch or `trainyard stop` may have ended it; or an earlier controller, cut before the group was at 0.
-        over = self._data.find(RunLayout(run.run).outcome) is not None
-        outcome = None if over else self._current.step()
-        if over or outcome is not None:
-            self._current.end(outcome)
-            self._ended, self._current = run.run, None
+            self._current = RunController(self._node, self._manifest, run)
+            set_run(run.run)
+            LOG.info("controls a run of %d nodes x %d processes", run.nodes, run.processes_per_node)
+        self._current.run = run  # the launch may have grown it, or undone that
+        # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
+        is_over = self._data.find(RunLayout(run.run).outcome) is not None
+        outcome = None if is_over else self._current.step()
+        if is_over or outcome is not None:
+            self._current.end_run(outcome)
+            self._ended_run, self._current = run.run, None

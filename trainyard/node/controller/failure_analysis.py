@@ -1,126 +1,138 @@
-"""What the controller concludes from what agents said: pure, so that each conclusion has a test."""
+"""Failure analysis: the states of nodes, the cause of a failed attempt, and whether another attempt makes sense.
+
+Without side effects, so that every rule has a test.
+"""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainyard.models.events import AgentEvent, RankFailure
-from trainyard.models.run import LostAttempt
+from trainyard.models.failure_messages import HUNG_WITH_PEERS, PEER_LOST
+from trainyard.models.run import FailedAttempt
 
-VAIN_ATTEMPTS = 4
+MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
 
-# What a rank says that failed only because a peer went away.
-_PEER = re.compile(
+# Error messages of a rank that failed only because another rank failed or became unreachable.
+_PEER_FAILURE = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|broken pipe|remote process (exited|has failed)"
     r"|socket timeout|NCCL.*(remote|unhandled system)|DistBackendError|DistNetworkError|DistStoreError"
-    r"|gloo.*timed? ?out|hung with the others",  # the last is the built-in trainer's (trainer/failures/watch.py)
+    r"|gloo.*timed? ?out"
+    rf"|{re.escape(HUNG_WITH_PEERS)}|{re.escape(PEER_LOST)}",
     re.IGNORECASE,
 )
 
 
 @dataclass
-class Fleet:
-    """The agents' latest states of one run."""
+class NodeStates:
+    """Latest state of each agent of one run, and the failures of ranks by attempt."""
 
     latest: dict[str, AgentEvent] = field(default_factory=dict)
     failures: dict[int, list[tuple[str, RankFailure]]] = field(default_factory=dict)
 
-    def hear(self, event: AgentEvent) -> None:
+    def update(self, event: AgentEvent) -> None:
+        """Add an event of an agent."""
         known = self.latest.get(event.instance)
         if known is None or (event.attempt, event.time) >= (known.attempt, known.time):
             self.latest[event.instance] = event
-        self.failures.setdefault(event.attempt, []).extend((event.instance, one) for one in event.failures)
+        self.failures.setdefault(event.attempt, []).extend((event.instance, failure) for failure in event.failures)
 
-    def candidates(self, members: Iterable[str], wanted: int) -> tuple[str, ...] | None:
-        """The nodes of a next attempt: `wanted` members of the group whose agents have spoken; None while too few."""
-        ready = self.ready(members)
-        return tuple(ready[:wanted]) if len(ready) >= wanted else None
+    def select_nodes(self, members: Iterable[str], count: int) -> tuple[str, ...] | None:
+        """Nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""
+        ready = self.ready_nodes(members)
+        return tuple(ready[:count]) if len(ready) >= count else None
 
-    def ready(self, members: Iterable[str]) -> list[str]:
-        """Members of the group whose agents have spoken, and not their last word."""
-        return sorted(node for node in set(members) & self.latest.keys() if not self._has_left(node))
+    def ready_nodes(self, members: Iterable[str]) -> list[str]:
+        """Members of the groups whose agents have reported and are not drained, sorted."""
+        return sorted(node for node in set(members) & self.latest.keys() if not self._is_drained(node))
 
-    def all_in(self, state: str, attempt: int, nodes: Iterable[str]) -> bool:
-        """Whether every node of the attempt is in that state of that attempt."""
-        return all(
-            (event := self.latest.get(node)) is not None and event.attempt == attempt and event.state == state
-            for node in nodes
-        )
+    def all_have_state(self, state: str, attempt: int, nodes: Iterable[str]) -> bool:
+        """Whether every node is in that state of that attempt."""
+        return all(self._state(node, attempt) == state for node in nodes)
 
-    def gone(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
-        """The first node of the attempt that is no member of the group any more, or has said that it goes: of a spot
-        interruption the group learns later."""
+    def find_lost_node(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
+        """The first node that is not a member of the groups any more, or is drained.
+
+        A node reports a spot interruption before its group removes it.
+        """
         present = set(members)
-        return next((node for node in nodes if node not in present or self._has_left(node)), None)
+        return next((node for node in nodes if node not in present or self._is_drained(node)), None)
 
-    def failed(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Nodes of the attempt whose workers failed in it."""
+    def failed_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
+        """Nodes whose workers failed in the attempt."""
         return [node for node in nodes if self._state(node, attempt) == "workers_failed"]
 
-    def silent(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Nodes of the attempt that have not said yet how their workers ended in it."""
+    def unreported_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
+        """Nodes that have not reported the end of their workers in the attempt."""
         return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
 
-    def _has_left(self, node: str) -> bool:
-        return node in self.latest and self.latest[node].state == "left"
+    def _is_drained(self, node: str) -> bool:
+        return node in self.latest and self.latest[node].state == "drained"
 
     def _state(self, node: str, attempt: int) -> str | None:
         event = self.latest.get(node)
         return event.state if event is not None and event.attempt == attempt else None
 
 
-def is_echo(message: str) -> bool:
-    """Whether a rank says no more than that a peer went away."""
-    return _PEER.search(message) is not None
+def is_caused_by_peer(message: str) -> bool:
+    """Whether the error message of a rank only reports the failure of another rank."""
+    return _PEER_FAILURE.search(message) is not None
 
 
-def root_cause(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
-    """The first failure that is not the echo of another one: not torchrun's own SIGTERM, not a peer gone away.
+def find_first_failure(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
+    """(node, failure) of the earliest failure that no other caused: neither torchrun's SIGTERM nor a peer failure.
 
-    None where there are echoes only: they say nothing of why, and their words (addresses, ports) differ each time.
+    None if all failures were caused by others: their messages contain no cause, and differ by address and port.
     """
-    own = [(node, one) for node, one in failures if one.exitcode != -15 and not is_echo(one.message)]
-    return min(own, key=lambda item: (item[1].time, item[1].rank), default=None)
+    causes = [
+        (node, failure)
+        for node, failure in failures
+        if failure.exitcode != -15 and not is_caused_by_peer(failure.message)
+    ]
+    return min(causes, key=lambda cause: (cause[1].time, cause[1].rank), default=None)
 
 
-def same_way(before: RankFailure, after: RankFailure) -> bool:
-    """Whether a rank failed as it did before: same rank, same kind of exception (its words may vary).
+def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
+    """Whether two failures have the same rank and the same type of exception; its text may differ.
 
-    The exit code says no more than the message does, and an exception may end in 1 or in an abort.
+    The exit code is ignored: an exception may end in exit code 1 or in an abort.
     """
     return (before.rank, before.message.split(":")[0]) == (after.rank, after.message.split(":")[0])
 
 
-def account_for(
-    earlier: LostAttempt | None,
+def create_failed_attempt(
+    previous: FailedAttempt | None,
     attempt: int,
     checkpoints: Iterable[str],
     cause: tuple[str, RankFailure] | None,
-    blameless: bool,
-) -> LostAttempt:
-    """A lost attempt beside the one before. `blameless`: a node left, which says nothing against the job."""
-    now = tuple(sorted(checkpoints))
-    if blameless:
-        vain = 0
-    elif earlier is None or not set(now) <= set(earlier.checkpoints):
-        vain = 1
+    is_node_loss: bool,
+) -> FailedAttempt:
+    """Record of an attempt that failed or lost a node.
+
+    `previous`: the failed attempt before. `is_node_loss`: a node left, which does not count against the job.
+    """
+    current = tuple(sorted(checkpoints))
+    if is_node_loss:
+        without_progress = 0
+    elif previous is None or not set(current) <= set(previous.checkpoints):
+        without_progress = 1
     else:
-        vain = earlier.in_vain + 1
-    return LostAttempt(
+        without_progress = previous.attempts_without_progress + 1
+    return FailedAttempt(
         attempt=attempt,
-        checkpoints=now,
-        culprit=cause[0] if cause else None,
+        checkpoints=current,
+        failed_node=cause[0] if cause else None,
         failure=cause[1] if cause else None,
-        in_vain=vain,
+        attempts_without_progress=without_progress,
     )
 
 
-def failed_for_good(earlier: LostAttempt | None, now: LostAttempt) -> str | None:
-    """Why the run has failed for good; None while another attempt has sense."""
-    before, after = earlier.failure if earlier else None, now.failure
-    if now.in_vain >= 2 and before is not None and after is not None and same_way(before, after):
-        return f"rank {after.rank} on {now.culprit} failed twice the same way: {after.message}"
-    if now.in_vain >= VAIN_ATTEMPTS:
-        last = f"last: rank {after.rank}: {after.message}" if after else "no rank said why"
-        return f"{now.in_vain} attempts in a row failed and left no new checkpoint; {last}"
+def find_permanent_failure(previous: FailedAttempt | None, failed: FailedAttempt) -> str | None:
+    """Why another attempt would fail again; None if another attempt makes sense."""
+    before, after, count = previous.failure if previous else None, failed.failure, failed.attempts_without_progress
+    if count >= 2 and before is not None and after is not None and is_same_failure(before, after):
+        return f"rank {after.rank} on {failed.failed_node} failed twice the same way: {after.message}"
+    if count >= MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS:
+        last = f"last failure: rank {after.rank}: {after.message}" if after else "no rank reported a cause"
+        return f"{count} consecutive attempts failed without a new checkpoint; {last}"
     return None

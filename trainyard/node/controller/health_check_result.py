@@ -1,6 +1,6 @@
-"""What the controller concludes from a check: pure, so that each conclusion has a test.
+"""Evaluation of a health check and the decision that follows. Without side effects, so that every rule has a test.
 
-No node is given up for what a single check saw, and none for what is a peer's fault or everybody's.
+A node is replaced only after two failed health checks, and never for a fault of a peer or a fault of all nodes.
 """
 
 import re
@@ -8,209 +8,232 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard.models.events import VerificationEvent
-from trainyard.models.health_check import CheckedNode, Fault, Measured, Verdict, Verification
+from trainyard.models.events import HealthCheckEvent
+from trainyard.models.health_check import (
+    HealthCheckDecision,
+    HealthCheckResult,
+    NodeFault,
+    NodeMeasurements,
+    NodeResult,
+)
 from trainyard.models.manifest import Manifest, WorkerGroup
 
 VERSIONS = ("driver", "cuda", "nccl", "torch")
-# A fault of the whole with which the job may start, when a second check has seen it too and no node is the culprit.
-BORNE = frozenset({"bandwidth"})
+# Faults between nodes with which the job may start if a second health check finds them too and no single node.
+TOLERATED_FAULTS = frozenset({"bandwidth"})
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """A check's nodes, each with the faults of its own, and the faults that are nobody's."""
+class Evaluation:
+    """Results of the nodes of a health check, and the faults between nodes, which no single node causes."""
 
-    nodes: tuple[CheckedNode, ...]
-    faults: tuple[Fault, ...] = ()
+    nodes: tuple[NodeResult, ...]
+    faults: tuple[NodeFault, ...] = ()
 
     @property
-    def blamed(self) -> dict[str, tuple[Fault, ...]]:
-        return {one.node: one.faults for one in self.nodes if one.faults}
+    def faulty_nodes(self) -> dict[str, tuple[NodeFault, ...]]:
+        """Instance id -> faults, of each node that has any."""
+        return {result.node: result.faults for result in self.nodes if result.faults}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from a check, and why."""
+    """Decision on a health check, and its reason."""
 
-    verdict: Verdict
+    decision: HealthCheckDecision
     reason: str
-    unhealthy: tuple[str, ...] = ()
+    unhealthy_nodes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def judge(
+def evaluate(
     nodes: Sequence[str],
-    told: Mapping[str, VerificationEvent],
+    events: Mapping[str, HealthCheckEvent],
     manifest: Manifest,
     processes: int,
-    known: Mapping[str, Measured],
-    overdue: float | None,
-) -> Judgement:
-    """`told`: what nodes reported. `overdue`: the minutes within which all should have; none where the check was cut
-    before. `known`: what nodes outside this check measured in an earlier one that passed."""
-    groups = {group.name: group for group in manifest.groups}
-    where = manifest.job.container or "the image"
-    found: dict[str, list[Fault]] = {}
-    for node in nodes:
-        event = told.get(node)
-        if event is None:
-            silent = Fault(kind="silent", text=f"no report within {overdue or 0:g} minutes")
-            found[node] = [silent] if overdue is not None else []
-        else:
-            group = groups[event.group]
-            own = (
-                _hardware(event.measured, group, processes, where) if group.gpus and manifest.node.accelerators else ()
-            )
-            found[node] = [*own, *event.faults]
-    faults = list(_versions(nodes, told, known, found))
-    if not any(found.values()) and set(nodes) <= told.keys():
-        faults += _together(nodes, told, groups, manifest, processes)
-    checked = (told[node].checked if node in told else CheckedNode(node=node) for node in nodes)
-    return Judgement(tuple(one.model_copy(update={"faults": tuple(found[one.node])}) for one in checked), tuple(faults))
+    others: Mapping[str, NodeMeasurements],
+    overdue_minutes: float | None,
+) -> Evaluation:
+    """Evaluate the reports of all nodes.
 
-
-def _hardware(seen: Measured, group: WorkerGroup, processes: int, where: str) -> Iterator[Fault]:
-    """A GPU node against its type. What it did not come to measure is not held against it here.
-
-    `where`: what NCCL and its plugin are in.
+    `events`: node -> its report. `processes`: processes per node. `others`: measurements of other nodes, which
+    passed an earlier health check. `overdue_minutes`: the time in which all nodes should have reported; None if the
+    health check was stopped earlier.
     """
-    hardware, kind = group.hardware, group.instance_type
-    if seen.driver is not None and seen.gpus != group.gpus:
-        yield Fault(kind="gpus", text=f"{seen.gpus} usable GPUs, {kind} has {group.gpus}")
+    groups = {group.name: group for group in manifest.groups}
+    software_location = manifest.job.container or "the image"
+    faults: dict[str, list[NodeFault]] = {}
+    for node in nodes:
+        event = events.get(node)
+        if event is None:
+            no_report = NodeFault(kind="no_report", text=f"no report within {overdue_minutes or 0:g} minutes")
+            faults[node] = [no_report] if overdue_minutes is not None else []
+        else:
+            group, uses_gpus = groups[event.group], groups[event.group].gpus and manifest.node.use_gpus
+            hardware = _evaluate_hardware(event.measurements, group, processes, software_location) if uses_gpus else ()
+            faults[node] = [*hardware, *event.faults]
+    shared_faults = list(_evaluate_versions(nodes, events, others, faults))
+    if not any(faults.values()) and set(nodes) <= events.keys():
+        shared_faults += _evaluate_fabric(nodes, events, groups, manifest, processes)
+    results = (events[node].node_result if node in events else NodeResult(node=node) for node in nodes)
+    node_results = (result.model_copy(update={"faults": tuple(faults[result.node])}) for result in results)
+    return Evaluation(tuple(node_results), tuple(shared_faults))
+
+
+def _evaluate_hardware(
+    values: NodeMeasurements, group: WorkerGroup, processes: int, software_location: str
+) -> Iterator[NodeFault]:
+    """Compare a GPU node with its instance type. A value that was not measured is no fault here.
+
+    `software_location`: container image or machine image with NCCL and its plugin.
+    """
+    hardware, instance_type = group.hardware, group.instance_type
+    if values.driver is not None and values.gpus != group.gpus:
+        yield NodeFault(kind="gpus", text=f"{values.gpus} usable GPUs, {instance_type} has {group.gpus}")
     if hardware.gpus is not None:
-        for name in seen.gpu_names:
-            if not is_model(name, hardware.gpus.model):
-                yield Fault(kind="gpus", text=f"a GPU is {name!r}, {kind} has {hardware.gpus.model}")
+        for name in values.gpu_names:
+            if not is_gpu_model(name, hardware.gpus.model):
+                yield NodeFault(kind="gpus", text=f"a GPU is {name!r}, {instance_type} has {hardware.gpus.model}")
     if group.efa_interfaces:
-        yield from _plugin(seen, group, where)
-    if hardware.matmul_tflops and seen.matmul_tflops is not None and seen.matmul_tflops < hardware.matmul_tflops:
-        text = f"the slowest GPU multiplies matrices at {seen.matmul_tflops:g} TFLOP/s, the floor is"
-        yield Fault(kind="matmul", text=f"{text} {hardware.matmul_tflops:g}")
-    floor = hardware.nvlink_gbs if processes == group.gpus else None  # it is that of all GPUs together
-    if floor is not None and seen.nvlink_gbs is not None and seen.nvlink_gbs < floor:
-        text = f"an all-reduce within the node has {seen.nvlink_gbs:g} GB/s of bus bandwidth, the floor is {floor:g}"
-        yield Fault(kind="nvlink", text=text)
+        yield from _evaluate_network(values, group, software_location)
+    if hardware.matmul_tflops and values.matmul_tflops is not None and values.matmul_tflops < hardware.matmul_tflops:
+        text = f"the slowest GPU multiplies matrices at {values.matmul_tflops:g} TFLOP/s, the minimum is"
+        yield NodeFault(kind="matmul", text=f"{text} {hardware.matmul_tflops:g}")
+    minimum = hardware.nvlink_gbs if processes == group.gpus else None  # the minimum is for all GPUs of the node
+    if minimum is not None and values.nvlink_gbs is not None and values.nvlink_gbs < minimum:
+        rate = f"{values.nvlink_gbs:g} GB/s of bus bandwidth"
+        yield NodeFault(kind="nvlink", text=f"an all-reduce within the node has {rate}, the minimum is {minimum:g}")
 
 
-def _plugin(seen: Measured, group: WorkerGroup, where: str) -> Iterator[Fault]:
-    """EFA in use, by all of its devices."""
-    if seen.nvlink_gbs is None and seen.network_gbs is None and seen.network is None:
-        return  # NCCL was not needed, or not come to
-    if seen.provider is None:
-        what = f"NCCL uses {seen.network or 'a network that it does not name'} and not the OFI plugin"
-        yield Fault(kind="network", text=f"{what}: a fall-back to TCP (is /opt/amazon/ofi-nccl in {where}?)")
-    elif seen.provider != "efa":
-        text = f"the OFI plugin chose libfabric's provider {seen.provider}, not efa: a fall-back to TCP"
-        yield Fault(kind="network", text=text)
-    elif seen.efa_devices is None:
-        yield Fault(kind="network", text="the OFI plugin did not say how many EFA devices it uses: 1.5 or newer does")
-    elif seen.efa_devices != group.efa_interfaces:
-        text = f"the OFI plugin uses {seen.efa_devices} EFA devices, {group.instance_type} has {group.efa_interfaces}"
-        yield Fault(kind="network", text=text)
+def _evaluate_network(values: NodeMeasurements, group: WorkerGroup, software_location: str) -> Iterator[NodeFault]:
+    """Check that NCCL uses EFA with all devices of the node."""
+    if values.nvlink_gbs is None and values.network_gbs is None and values.network is None:
+        return  # NCCL was not needed, or not reached
+    if values.provider is None:
+        text = f"NCCL uses {values.network or 'an unnamed network'} and not the OFI plugin: it falls back to TCP"
+        yield NodeFault(kind="network", text=f"{text} (is /opt/amazon/ofi-nccl in {software_location}?)")
+    elif values.provider != "efa":
+        text = f"the OFI plugin selected libfabric's provider {values.provider}, not efa: it falls back to TCP"
+        yield NodeFault(kind="network", text=text)
+    elif values.efa_devices is None:
+        text = "the OFI plugin does not log how many EFA devices it uses: version 1.5 or newer is needed"
+        yield NodeFault(kind="network", text=text)
+    elif values.efa_devices != group.efa_interfaces:
+        text = f"the OFI plugin uses {values.efa_devices} EFA devices, {group.instance_type} has {group.efa_interfaces}"
+        yield NodeFault(kind="network", text=text)
 
 
-def is_model(name: str, model: str) -> bool:
-    """Whether a GPU's name is of the catalog's model: by whole words, for an A10G is no A10 and an L40S no L4."""
-    words, wanted = (re.split(r"[\s_-]+", text.lower()) for text in (name, model))
-    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
+def is_gpu_model(name: str, model: str) -> bool:
+    """Whether a GPU name contains the catalog's model as whole words: an A10G is not an A10, an L40S is not an L4."""
+    parts, expected = (re.split(r"[\s_-]+", text.lower()) for text in (name, model))
+    return any(parts[start : start + len(expected)] == expected for start in range(len(parts)))
 
 
-def _versions(
+def _evaluate_versions(
     nodes: Sequence[str],
-    told: Mapping[str, VerificationEvent],
-    known: Mapping[str, Measured],
-    found: dict[str, list[Fault]],
-) -> Iterator[Fault]:
-    """Versions equal everywhere: who differs from most others has a fault, added to `found`; without a majority it is
-    nobody's."""
-    everyone = {**known, **{node: told[node].measured for node in nodes if node in told}}
-    for what in VERSIONS:
-        have = {node: value for node, seen in everyone.items() if (value := getattr(seen, what)) is not None}
-        counts = Counter(have.values()).most_common()
+    events: Mapping[str, HealthCheckEvent],
+    others: Mapping[str, NodeMeasurements],
+    faults: dict[str, list[NodeFault]],
+) -> Iterator[NodeFault]:
+    """Check that versions are equal on all nodes.
+
+    A node that differs from the majority gets a fault in `faults`. Without a majority the fault is of no single node.
+    """
+    all_values = {**others, **{node: events[node].measurements for node in nodes if node in events}}
+    for component in VERSIONS:
+        versions = {
+            node: version for node, values in all_values.items() if (version := getattr(values, component)) is not None
+        }
+        counts = Counter(versions.values()).most_common()
         if len(counts) < 2:
             continue
-        usual, often = counts[0]
-        if 2 * often > len(have):
+        usual, count = counts[0]
+        if 2 * count > len(versions):
             for node in nodes:
-                if have.get(node, usual) != usual:
-                    text = f"{what} {have[node]}, where {often} of {len(have)} nodes have {usual}"
-                    found[node].append(Fault(kind="versions", text=text))
+                if versions.get(node, usual) != usual:
+                    text = f"{component} {versions[node]}, but {count} of {len(versions)} nodes have {usual}"
+                    faults[node].append(NodeFault(kind="versions", text=text))
         else:
-            each = ", ".join(f"{node} {have[node]}" for node in sorted(have))
-            yield Fault(kind="versions", text=f"{what} differs and no version has a majority: {each}")
+            each = ", ".join(f"{node} {versions[node]}" for node in sorted(versions))
+            yield NodeFault(kind="versions", text=f"{component} differs and no version has a majority: {each}")
 
 
-def _together(
+def _evaluate_fabric(
     nodes: Sequence[str],
-    told: Mapping[str, VerificationEvent],
+    events: Mapping[str, HealthCheckEvent],
     groups: Mapping[str, WorkerGroup],
     manifest: Manifest,
     processes: int,
-) -> Iterator[Fault]:
-    """What went wrong between nodes of which each is well."""
-    events = [told[node] for node in nodes]
-    if stuck := sorted({one.stuck for one in events if one.stuck}):
-        text = (
-            f"{'; '.join(stuck)} did not end, on {sum(one.stuck is not None for one in events)} of {len(nodes)} nodes"
-        )
-        yield Fault(kind="fabric", text=f"{text}, and no node is the culprit (security group, subnet, EFA?)")
-    elif absent := {one.instance: one.absent for one in events if one.absent}:
-        waits = "; ".join(f"{node} for {', '.join(names)}" for node, names in sorted(absent.items()))
-        yield Fault(kind="fabric", text=f"nodes that report well waited for each other in vain: {waits}")
-    if not manifest.node.accelerators:
+) -> Iterator[NodeFault]:
+    """Find faults between nodes that have no faults themselves."""
+    reports = [events[node] for node in nodes]
+    if incomplete := [report.incomplete_stage for report in reports if report.incomplete_stage]:
+        text = f"{'; '.join(sorted(set(incomplete)))} did not complete on {len(incomplete)} of {len(nodes)} nodes"
+        yield NodeFault(kind="fabric", text=f"{text}, and no single node failed (security group, subnet, EFA?)")
+    elif missing := {report.instance: report.missing_peers for report in reports if report.missing_peers}:
+        waits = "; ".join(f"{node} for {', '.join(names)}" for node, names in sorted(missing.items()))
+        yield NodeFault(kind="fabric", text=f"healthy nodes waited for each other without success: {waits}")
+    if not manifest.node.use_gpus:
         return
-    floors = [
-        floor
-        for one in events
-        if (group := groups[one.group]).efa_interfaces and processes == group.gpus
-        if (floor := group.hardware.network_gbs) is not None
+    minimums = [
+        minimum
+        for report in reports
+        if (group := groups[report.group]).efa_interfaces and processes == group.gpus
+        if (minimum := group.hardware.network_gbs) is not None
     ]
-    least = min((one.measured.network_gbs for one in events if one.measured.network_gbs is not None), default=None)
-    if floors and least is not None and least < min(floors):
-        text = f"an all-reduce over all nodes has {least:g} GB/s of bus bandwidth, the floor is {min(floors):g}"
-        yield Fault(kind="bandwidth", text=f"{text}; EFA is in use on every node")
-
-
-def decide(now: Judgement, before: Verification | None, replaced: int, wanted: int) -> Decision:
-    """What follows. `before`: the check right before this one, where it did not pass. `replaced`: nodes marked
-    unhealthy so far; `wanted`: nodes of the run."""
-    blamed, earlier = now.blamed, before.blamed if before else {}
-    if not blamed and not now.faults:
-        return Decision("passed", f"{_count(len(now.nodes))} as they should be")
-    twice = {node: faults for node, faults in blamed.items() if node in earlier}
-    if same := _everywhere(now, before):
-        return Decision(
-            "failed", f"all {len(now.nodes)} nodes failed twice the same way, so it is not one node: {same}"
+    rates = [report.measurements.network_gbs for report in reports if report.measurements.network_gbs is not None]
+    if minimums and rates and min(rates) < min(minimums):
+        text = (
+            f"an all-reduce over all nodes has {min(rates):g} GB/s of bus bandwidth, the minimum is {min(minimums):g}"
         )
-    if twice:
-        told = "; ".join(f"{node} failed twice: {_texts(faults)}" for node, faults in sorted(twice.items()))
-        if replaced + len(twice) > wanted:
-            return Decision("failed", f"{told}. As many nodes as the run has were replaced: it is not the nodes")
-        return Decision("replace", f"{told}. Marked unhealthy: its group replaces it", tuple(sorted(twice)))
-    kinds = {fault.kind for fault in before.faults} if before else set()
-    again = [fault for fault in now.faults if fault.kind in kinds]
-    if again and not blamed:
-        if all(fault.kind in BORNE for fault in now.faults):
-            text = _texts(now.faults)
-            return Decision("passed", f"{_count(len(now.nodes))} well, but: {text}", notes=(text,))
-        return Decision("failed", f"twice the same, and no node is the culprit: {_texts(again)}")
-    told = "; ".join([*(f"{node}: {_texts(faults)}" for node, faults in sorted(blamed.items())), _texts(now.faults)])
-    return Decision("repeat", f"{told.rstrip('; ')}. Checked once more")
+        yield NodeFault(kind="bandwidth", text=f"{text}; EFA is in use on every node")
 
 
-def _everywhere(now: Judgement, before: Verification | None) -> str:
-    """The fault that every node has, and had in the check before, with several nodes; empty where there is none."""
-    if before is None or len(now.nodes) < 2 or any(before.node(one.node) is None for one in now.nodes):
+def decide(evaluation: Evaluation, previous: HealthCheckResult | None, replaced: int, node_count: int) -> Decision:
+    """Decide on a health check.
+
+    `previous`: the health check directly before, if it did not pass. `replaced`: number of nodes marked unhealthy so
+    far. `node_count`: nodes of the run.
+    """
+    faulty_nodes, earlier = evaluation.faulty_nodes, previous.faulty_nodes if previous else {}
+    if not faulty_nodes and not evaluation.faults:
+        return Decision("passed", _healthy_text(len(evaluation.nodes)))
+    if fault := _find_common_fault(evaluation, previous):
+        text = f"all {len(evaluation.nodes)} nodes failed twice the same way, so it is not a fault of one node: {fault}"
+        return Decision("failed", text)
+    if failed_twice := {node: faults for node, faults in faulty_nodes.items() if node in earlier}:
+        text = "; ".join(f"{node} failed twice: {_join(faults)}" for node, faults in sorted(failed_twice.items()))
+        if replaced + len(failed_twice) > node_count:
+            return Decision("failed", f"{text}. As many nodes as the run has were replaced: the cause is not the nodes")
+        return Decision("replace", f"{text}. Marked unhealthy: the group replaces it", tuple(sorted(failed_twice)))
+    kinds = {fault.kind for fault in previous.faults} if previous else set()
+    repeated = [fault for fault in evaluation.faults if fault.kind in kinds]
+    if repeated and not faulty_nodes:
+        if all(fault.kind in TOLERATED_FAULTS for fault in evaluation.faults):
+            text = _join(evaluation.faults)
+            return Decision("passed", f"{_healthy_text(len(evaluation.nodes))}, but: {text}", notes=(text,))
+        return Decision("failed", f"failed twice the same way, and no single node failed: {_join(repeated)}")
+    texts = [f"{node}: {_join(faults)}" for node, faults in sorted(faulty_nodes.items())]
+    text = "; ".join([*texts, *([_join(evaluation.faults)] if evaluation.faults else [])])
+    return Decision("repeat", f"{text}. The health check is repeated")
+
+
+def _find_common_fault(evaluation: Evaluation, previous: HealthCheckResult | None) -> str:
+    """Text of a fault that every node has now and had in the previous health check; empty if there is none.
+
+    Only for runs of several nodes.
+    """
+    nodes = evaluation.nodes
+    if previous is None or len(nodes) < 2 or any(previous.find_node(result.node) is None for result in nodes):
         return ""
-    kinds = [{fault.kind for fault in one.faults} for one in (*now.nodes, *before.nodes)]
+    kinds = [{fault.kind for fault in result.faults} for result in (*nodes, *previous.nodes)]
     common = set.intersection(*kinds)
-    return next((fault.text for fault in now.nodes[0].faults if fault.kind in common), "")
+    return next((fault.text for fault in nodes[0].faults if fault.kind in common), "")
 
 
-def _texts(faults: Sequence[Fault]) -> str:
+def _join(faults: Sequence[NodeFault]) -> str:
     return ", ".join(fault.text for fault in faults)
 
 
-def _count(nodes: int) -> str:
-    return "the node is" if nodes == 1 else f"all {nodes} nodes are"
+def _healthy_text(nodes: int) -> str:
+    return "the node is healthy" if nodes == 1 else f"all {nodes} nodes are healthy"

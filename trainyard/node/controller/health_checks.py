@@ -1,79 +1,83 @@
-"""The controller's part of the checks before a job: what was ordered, what nodes said, what was concluded, in S3."""
+"""Health checks of one run in the controller: events of the nodes, results in S3."""
 
 from collections.abc import Collection
 
 from trainyard.aws.s3 import Bucket
-from trainyard.models.events import VerdictEvent, VerificationEvent
-from trainyard.models.health_check import Measured, Verification
+from trainyard.models.events import HealthCheckEvent, HealthCheckResultEvent
+from trainyard.models.health_check import HealthCheckResult, NodeMeasurements
 from trainyard.models.layout import RunLayout, chunk_key, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import Check, RunRecord
-from trainyard.node.controller.health_check_result import decide, judge
+from trainyard.models.run import HealthCheckOrder, RunRecord
+from trainyard.node.controller.health_check_result import decide, evaluate
 from trainyard.node.identity import Node
 
-# Beyond a check's own time: agents see it, end what hangs and reach S3.
-REPORT_SECONDS = 30.0
-# After the first node's fault: the others can't come through any more, and may have faults of their own to tell.
-FAULT_SECONDS = 10.0
+# In addition to the timeout of a health check: agents poll, kill hung processes and write to S3.
+REPORT_GRACE_SECONDS = 30.0
+# After the first fault of a node: the other nodes cannot complete any more, but may report their own faults.
+FAULT_GRACE_SECONDS = 10.0
 
 
-class Checks:
-    """Those of one run."""
+class HealthChecks:
+    """Health checks of one run."""
 
     def __init__(self, node: Node, manifest: Manifest, run: str, data: Bucket) -> None:
         self._node, self._manifest, self._data, self._layout = node, manifest, data, RunLayout(run)
-        self._told: dict[int, dict[str, VerificationEvent]] = {}
-        self.last = self._find(self._layout.verification)
-        self._healthy: dict[str, Measured] = {}
-        self._learn(self.last)
+        self._events: dict[int, dict[str, HealthCheckEvent]] = {}
+        self.latest = self._read(self._layout.latest_health_check)
+        self._healthy: dict[str, NodeMeasurements] = {}
+        self._remember_healthy(self.latest)
 
-    def _find(self, key: str) -> Verification | None:
-        found = self._data.find(key)
-        return None if found is None else Verification.model_validate_json(found)
+    def _read(self, key: str) -> HealthCheckResult | None:
+        content = self._data.find(key)
+        return None if content is None else HealthCheckResult.model_validate_json(content)
 
-    def _learn(self, check: Verification | None) -> None:
-        if check is not None and check.verdict == "passed":
-            self._healthy.update({one.node: one.measured for one in check.nodes if one.measured})
+    def _remember_healthy(self, result: HealthCheckResult | None) -> None:
+        if result is not None and result.decision == "passed":
+            self._healthy.update({node.node: node.measurements for node in result.nodes if node.measurements})
 
-    def hear(self, event: VerificationEvent) -> None:
-        self._told.setdefault(event.check, {})[event.instance] = event
+    def update(self, event: HealthCheckEvent) -> None:
+        """Add the event of a node."""
+        self._events.setdefault(event.number, {})[event.instance] = event
 
-    def concluded(
-        self, check: Check, run: RunRecord, members: Collection[str], replaced: int, now: float
-    ) -> Verification | None:
-        """What follows from a check that is over: all have reported, or their time is up. Kept in S3."""
-        told, minutes = self._told.get(check.number, {}), run.limits.verify_minutes
-        overdue = now >= check.ordered + minutes * 60 + REPORT_SECONDS
-        cut = any(event.faults and now >= event.time + FAULT_SECONDS for event in told.values())
-        if not (set(check.nodes) <= told.keys() or overdue or cut):
+    def conclude(
+        self, order: HealthCheckOrder, run: RunRecord, members: Collection[str], replaced: int, now: float
+    ) -> HealthCheckResult | None:
+        """Result of a health check, also written to S3; None until all nodes have reported or their time is over.
+
+        `members`: instances of the worker groups. `replaced`: number of nodes marked unhealthy so far.
+        """
+        events, minutes = self._events.get(order.number, {}), run.limits.health_check_timeout_minutes
+        overdue = now >= order.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
+        has_fault = any(event.faults and now >= event.time + FAULT_GRACE_SECONDS for event in events.values())
+        if not (set(order.nodes) <= events.keys() or overdue or has_fault):
             return None
-        before = self._find(self._layout.check(check.number - 1))
-        known = {node: seen for node, seen in self._healthy.items() if node in members and node not in check.nodes}
-        processes, allowed = run.processes_per_node, minutes if overdue else None
-        seen = judge(check.nodes, told, self._manifest, processes, known, allowed)
-        failed_before = before if before is not None and before.verdict != "passed" else None
-        decision = decide(seen, failed_before, replaced, run.nodes)
-        self.last = Verification(
-            number=check.number,
-            ended=now,
-            seconds=max(now - check.ordered, 0.0),
-            nodes=seen.nodes,
-            faults=seen.faults,
+        previous = self._read(self._layout.health_check(order.number - 1))
+        others = {node: values for node, values in self._healthy.items() if node in members and node not in order.nodes}
+        overdue_minutes = minutes if overdue else None
+        evaluation = evaluate(order.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes)
+        failed_before = previous if previous is not None and previous.decision != "passed" else None
+        decision = decide(evaluation, failed_before, replaced, run.nodes)
+        self.latest = HealthCheckResult(
+            number=order.number,
+            ended_at=now,
+            seconds=max(now - order.requested_at, 0.0),
+            nodes=evaluation.nodes,
+            faults=evaluation.faults,
             notes=decision.notes,
-            verdict=decision.verdict,
+            decision=decision.decision,
             reason=decision.reason,
-            unhealthy=decision.unhealthy,
+            unhealthy_nodes=decision.unhealthy_nodes,
         )
-        self._learn(self.last)
-        self._keep(self.last, run)
-        return self.last
+        self._remember_healthy(self.latest)
+        self._write(self.latest, run)
+        return self.latest
 
-    def _keep(self, check: Verification, run: RunRecord) -> None:
-        """Safe to repeat: a controller started again may do so."""
-        content = check.model_dump_json(indent=1).encode()
-        for key in (self._layout.check(check.number), self._layout.verification):
+    def _write(self, result: HealthCheckResult, run: RunRecord) -> None:
+        """Write result and event to S3. Idempotent, because a restarted controller may repeat it."""
+        content = result.model_dump_json(indent=1).encode()
+        for key in (self._layout.health_check(result.number), self._layout.latest_health_check):
             self._data.write(key, content)
-        told = {"run": run.run, "check": check.number, "verdict": check.verdict, "text": check.reason}
-        event = VerdictEvent.model_validate({**self._node.stamp(check.ended), **told})
-        prefix = chunk_prefix(self._layout.events, self._node.instance, self._node.boot, "verdict")
-        self._data.write(chunk_key(prefix, check.number), event.model_dump_json().encode())
+        fields = {"run": run.run, "number": result.number, "decision": result.decision, "text": result.reason}
+        event = HealthCheckResultEvent.model_validate({**self._node.event_fields(result.ended_at), **fields})
+        prefix = chunk_prefix(self._layout.events, self._node.instance, self._node.boot, "health-check-result")
+        self._data.write(chunk_key(prefix, result.number), event.model_dump_json().encode())

@@ -1,28 +1,31 @@
-"""Whether a run is idle on all of its nodes, as their agents say: for the controller, which ends one that is."""
+"""Whether a run is idle on all of its nodes, from the events of their agents."""
 
 from collections.abc import Iterable
 
 from trainyard.models.events import ActivityEvent
-from trainyard.node.agent.activity import IDLE_PERCENT, TELL_SECONDS
+from trainyard.node.agent.activity import IDLE_PERCENT, REPORT_SECONDS
 
-# A node that has said that it is idle says so again each minute. One that fell silent may do anything.
-FRESH_SECONDS = 3 * TELL_SECONDS
+# An idle node reports every minute. Without recent reports its state is not known.
+MAXIMUM_EVENT_AGE_SECONDS = 3 * REPORT_SECONDS
 
 
-class Idleness:
-    """The agents' last words on whether their node's job works."""
+class IdleDetector:
+    """Latest activity of each node of a run."""
 
     def __init__(self) -> None:
         self._latest: dict[str, ActivityEvent] = {}
 
-    def hear(self, event: ActivityEvent) -> None:
+    def update(self, event: ActivityEvent) -> None:
+        """Add an event of an agent."""
         known = self._latest.get(event.instance)
         if known is None or event.time >= known.time:
             self._latest[event.instance] = event
 
-    def over(self, attempt: int, nodes: Iterable[str], minutes: float, now: float) -> str | None:
-        """Why the run is to end: every node of the attempt has been idle for so long. None as long as one works, or
-        is not known to be idle."""
+    def find_idle_reason(self, attempt: int, nodes: Iterable[str], minutes: float, now: float) -> str | None:
+        """Why the run must end: every node of the attempt has been idle for `minutes`.
+
+        None if a node computes, or if it is not known to be idle.
+        """
         events = [self._latest.get(node) for node in nodes]
         if not events:
             return None
@@ -31,12 +34,12 @@ class Idleness:
                 event is None
                 or event.attempt != attempt
                 or event.idle_since is None
-                or now - event.time > FRESH_SECONDS
+                or now - event.time > MAXIMUM_EVENT_AGE_SECONDS
                 or now - event.idle_since < minutes * 60
             ):
                 return None
-        what = "GPU" if any(event is not None and event.measured == "gpu" for event in events) else "CPU"
+        resource = "GPU" if any(event is not None and event.resource == "gpu" for event in events) else "CPU"
         return (
-            f"no node has worked for {minutes:g} minutes: its {what} use was under {IDLE_PERCENT:g} % all the while "
-            "(limits.idle_minutes)"
+            f"all nodes were idle for {minutes:g} minutes: {resource} utilization was below {IDLE_PERCENT:g} % "
+            "(limits.idle_timeout_minutes)"
         )

@@ -1,48 +1,43 @@
-"""The worker groups as Auto Scaling knows them: members, lease, and the way back to nothing."""
+"""The cluster's worker groups in Auto Scaling, as the controller uses them: members, lease, scaling to zero."""
 
 from collections.abc import Iterable
 
+from trainyard.aws import autoscaling
 from trainyard.aws.lease import put_lease
-from trainyard.aws.s3 import client
 from trainyard.models.manifest import WorkerGroup
 
-_GONE = ("Terminating", "Terminated", "Detaching", "Detached")
+_TERMINATING_STATES = ("Terminating", "Terminated", "Detaching", "Detached")
 
 
-class Groups:
-    """All worker groups of a cluster."""
+class WorkerGroups:
+    """Auto Scaling groups of all workers of a cluster."""
 
     def __init__(self, groups: Iterable[WorkerGroup], region: str) -> None:
         self._names = [group.autoscaling_group for group in groups]
-        self._autoscaling = client("autoscaling", region)
+        self._region = region
 
     def members(self) -> list[str]:
-        """Instances that are in a group and on their way to stay."""
-        answer = self._autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=self._names)
+        """Return the instances of all groups, without those that are terminating or detaching."""
         return [
             instance["InstanceId"]
-            for group in answer["AutoScalingGroups"]
+            for group in autoscaling.describe_groups(self._region, self._names)
             for instance in group["Instances"]
-            if not instance["LifecycleState"].startswith(_GONE)
+            if not instance["LifecycleState"].startswith(_TERMINATING_STATES)
         ]
 
     def remove(self, instance: str) -> None:
-        """End one member, and ask for no other in its place."""
-        self._autoscaling.terminate_instance_in_auto_scaling_group(
-            InstanceId=instance, ShouldDecrementDesiredCapacity=True
-        )
+        """Terminate a member without replacement."""
+        autoscaling.terminate_instance(self._region, instance)
 
     def mark_unhealthy(self, instance: str) -> None:
-        """Have the group replace one member, now: the grace period is for nodes that still configure themselves."""
-        self._autoscaling.set_instance_health(
-            InstanceId=instance, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
-        )
+        """Mark a member unhealthy, so that its group replaces it."""
+        autoscaling.set_unhealthy(self._region, instance)
 
     def renew_lease(self, until: float) -> None:
-        """Move the lease to `until`, Unix time in seconds."""
-        put_lease(self._autoscaling, self._names, until)
+        """Move the end of the lease to `until` (Unix time, seconds)."""
+        put_lease(self._region, self._names, until)
 
-    def end(self) -> None:
-        """To nothing, now. The lease stays: it ends what a crash between the calls may have left."""
+    def scale_to_zero(self) -> None:
+        """Scale every group to zero. The lease stays: it terminates workers that a crash between the calls leaves."""
         for name in self._names:
-            self._autoscaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0, HonorCooldown=False)
+            autoscaling.set_desired_capacity(self._region, name, 0)

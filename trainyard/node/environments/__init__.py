@@ -1,1 +1,1 @@
-"""Python environments of a node: its own, the job's and the job source's."""
+"""Python environments of a node: for the playbook and services, for the built-in trainer, and for a custom job."""

@@ -1,9 +1,8 @@
-"""Check that an environment matches the bundle's pins: `python -m trainyard.node.environments.installed GPUS`.
+"""Check that an environment matches the bundle's requirements: `python -m trainyard.node.environments.installed GPUS`.
 
-Run by that environment's own Python.
-
-Versions are read from what is installed. What imports is tried when the environment is new to this node, or has GPUs to
-show: an allocation on each, since without Fabric Manager they are counted and none can be used (error 802).
+Run by the Python of that environment. It compares the installed versions. It also imports torch if the environment is
+new on this node, or if the node has GPUs. It allocates memory on each GPU, because without Fabric Manager GPUs are
+listed but not usable (error 802).
 """
 
 import hashlib
@@ -18,31 +17,32 @@ from trainyard.node.environments.job import REQUIREMENTS
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", re.M)
 
 
-def differing(requirements: str) -> list[str]:
-    """A sentence for each pinned package that is absent or of another version; local parts (`+cu132`) aside."""
-    found = []
-    for name, wanted in _PIN.findall(requirements):
+def find_differences(requirements: str) -> list[str]:
+    """Messages on required packages that are missing or differ in version; local parts (`+cu132`) are ignored."""
+    differences = []
+    for name, required in _PIN.findall(requirements):
         try:
-            there = version(name).split("+")[0]
+            installed = version(name).split("+")[0]
         except PackageNotFoundError:
-            found.append(f"{name} {wanted} is not installed")
+            differences.append(f"{name} {required} is not installed")
             continue
-        if there != wanted:
-            found.append(f"{name} is {there}, not {wanted}")
-    return found
+        if installed != required:
+            differences.append(f"{name} is {installed}, not {required}")
+    return differences
 
 
-def usable_gpus() -> int:
-    """GPUs on which torch can allocate. Raises RuntimeError with CUDA's words where one can't be used."""
+def count_usable_gpus() -> int:
+    """Number of GPUs on which torch can allocate memory. Raises RuntimeError if a GPU is not usable."""
     import torch
 
     return len([torch.zeros(1, device=f"cuda:{index}") for index in range(torch.cuda.device_count())])
 
 
-def problems(gpus: int) -> list[str]:
+def find_problems(gpus: int) -> list[str]:
+    """Messages on faults of this environment. `gpus`: number of GPUs of the node."""
     requirements = REQUIREMENTS.read_text()
-    if found := differing(requirements):
-        return found
+    if differences := find_differences(requirements):
+        return differences
     identity = hashlib.sha256(f"{os.path.realpath(sys.prefix)} {requirements}".encode()).hexdigest()
     mark = BASE / "imported" / identity
     if mark.exists() and not gpus:
@@ -51,16 +51,16 @@ def problems(gpus: int) -> list[str]:
         import s3torchconnector  # noqa: F401
         import torch  # noqa: F401
 
-        seen = usable_gpus() if gpus else 0
+        usable = count_usable_gpus() if gpus else 0
     except (ImportError, OSError, RuntimeError) as error:
         return [f"{type(error).__name__}: {error}"]
-    if seen < gpus:
-        return [f"torch can use {seen} GPUs, the type has {gpus}"]
+    if usable < gpus:
+        return [f"torch can use {usable} GPUs, but the instance type has {gpus}"]
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     return []
 
 
 if __name__ == "__main__":
-    if told := problems(int(sys.argv[1])):
-        sys.exit(f"{sys.prefix}: {'; '.join(told)}")
+    if problems := find_problems(int(sys.argv[1])):
+        sys.exit(f"{sys.prefix}: {'; '.join(problems)}")

@@ -1,38 +1,45 @@
-"""Makes the job's Python environment from the bundle's pinned list: `python -m trainyard.node.environments.job INDEX`.
+"""Create the job's Python environment from the requirements: `python -m trainyard.node.environments.job INDEX`.
 
-Run by the role `pytorch`. Prints `made` when it made one, `kept` when the one there is from the same list; JOB_VENV
-leads to it from the next attempt on. uv makes it:
-it resolves nothing anew, takes what is wanted side by side, and compiles byte code, without which `import torch` takes
-more than twice as long in every worker.
+Run by the role `pytorch`. Prints `created`, or `unchanged` if an environment of the same requirements exists. The link
+JOB_VENV points to it from the next attempt on. uv installs it, because uv downloads in parallel and compiles byte code,
+without which `import torch` takes more than twice as long in every worker.
 """
 
 import sys
 from pathlib import Path
 
-from trainyard.node.bootstrap import Fatal, switch
-from trainyard.node.environments.node import BUNDLE, JOB_VENV, index_options, make, prune, run
+from trainyard.node.bootstrap import BootstrapError, replace_link
+from trainyard.node.environments.node import (
+    BUNDLE,
+    JOB_VENV,
+    create_environment,
+    index_options,
+    remove_unused,
+    run_command,
+)
 
 REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
 
 
 def install(folder: Path, index: str | None) -> None:
-    """Raises Fatal with uv's last words."""
+    """Create the environment in `folder` with uv. Raises BootstrapError with the last lines of uv's output."""
     uv = [sys.executable, "-m", "uv", "--no-progress"]
-    run([*uv, "venv", "--python", sys.executable, str(folder)])
+    run_command([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
     lists = ["-r", str(REQUIREMENTS), "-c", str(BUNDLE / "constraints.txt")]
-    run([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
+    run_command([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
 
 
 def main() -> int:
+    """Create the environment if needed and point JOB_VENV to it; the exit code."""
     try:
-        folder, made = make(REQUIREMENTS, lambda made: install(made, sys.argv[1] or None))
-    except Fatal as error:
+        folder, created = create_environment(REQUIREMENTS, lambda folder: install(folder, sys.argv[1] or None))
+    except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1
-    switch(JOB_VENV, folder)
-    prune()
-    print("made" if made else "kept")
+    replace_link(JOB_VENV, folder)
+    remove_unused()
+    print("created" if created else "unchanged")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Second program of a node: the Python environment of play and services, then the play itself.
+"""Second program of a node: create the Python environment of playbook and services, then start the playbook.
 
-Standard library only: it runs under the image's own Python, from the bundle. An environment that the stack names
-(`node.venv`, a baked image's) is used when it has what the play needs, else one is made from the bundle's pinned lists:
-a folder for each state of the lists, so that what runs keeps its own while a newer one is made.
+Standard library only: it runs with the Python of the image, from the bundle. The environment that the stack names
+(`node.venv`, that of a baked image) is used if it has all packages of the playbook. Otherwise an environment is created
+from the bundle's requirements, in a folder per version of the requirements, so that running processes keep theirs.
 """
 
 import hashlib
@@ -17,29 +17,30 @@ from contextlib import suppress
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(BUNDLE))  # it is started as a file, before any package of the bundle is known
+sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is not in the path
 
-from trainyard.node.bootstrap import BASE, Fatal, report, switch  # noqa: E402
+from trainyard.node.bootstrap import BASE, BootstrapError, replace_link, report_failure  # noqa: E402
 from trainyard.node.environments import wheelhouse  # noqa: E402
+from trainyard.node.log import configure_logging  # noqa: E402
 
-OLDEST = (3, 11)
-ENVIRONMENTS, PLAY_VENV, JOB_VENV = BASE / "venvs", BASE / "venv", BASE / "job-venv"
-MARK = "made"  # written last
-NEEDED = ("ansible", "ansible_runner", "boto3", "jsonschema", "pydantic", "uv")
-INTERRUPTED = Path("/var/lib/dpkg/updates")
-TOLD_LINES = 12
+MINIMUM_PYTHON = (3, 11)
+ENVIRONMENTS, NODE_VENV, JOB_VENV = BASE / "venvs", BASE / "venv", BASE / "job-venv"
+MARK = "complete"  # written last
+REQUIRED_MODULES = ("ansible", "ansible_runner", "boto3", "jsonschema", "pydantic", "uv")
+INTERRUPTED_DPKG = Path("/var/lib/dpkg/updates")
+ERROR_LINES = 12
 
 
-def usable(python: Path) -> bool:
-    """Whether it has what the play needs. Looked for, not imported: imports take longer than the first tasks."""
-    look = "import sys, importlib.util as u; sys.exit(not all(u.find_spec(name) for name in sys.argv[1:]))"
-    return python.exists() and subprocess.run([python, "-c", look, *NEEDED], check=False).returncode == 0
+def is_usable(python: Path) -> bool:
+    """Whether the environment of `python` has all modules of the playbook. Not imported: that takes seconds."""
+    script = "import sys, importlib.util as u; sys.exit(not all(u.find_spec(name) for name in sys.argv[1:]))"
+    return python.exists() and subprocess.run([python, "-c", script, *REQUIRED_MODULES], check=False).returncode == 0
 
 
 def index_options(index: str | None) -> list[str]:
-    """pip's options for the stack's package index: a PEP 503 index ends in /simple, anything else is a wheelhouse.
+    """Options of pip for the stack's package index: a PEP 503 index ends in /simple, any other value is a wheelhouse.
 
-    One in S3 is brought to the node's disk first. Raises Fatal where it is empty.
+    A wheelhouse in S3 is downloaded first. Raises BootstrapError if it is empty.
     """
     if not index:
         return []
@@ -49,13 +50,13 @@ def index_options(index: str | None) -> list[str]:
     return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
 
 
-def make(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:
-    """The environment of this very list, and whether `install` had to make it, in the folder that it is given.
+def create_environment(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:
+    """Folder of the environment of these requirements, and whether it was created now by `install`.
 
-    One that was cut is made again. Raises Fatal with the last words of what failed.
+    An incomplete environment is created again. Raises BootstrapError with the last lines of the failed command.
     """
-    pinned = requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()
-    folder = ENVIRONMENTS / hashlib.sha256(pinned).hexdigest()[:16]
+    content = requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()
+    folder = ENVIRONMENTS / hashlib.sha256(content).hexdigest()[:16]
     if (folder / MARK).exists():
         return folder, False
     if folder.exists():
@@ -65,68 +66,74 @@ def make(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, boo
     return folder, True
 
 
-def prune() -> None:
-    """Remove environments to which no link leads and of which nothing runs any more: torch's takes gigabytes."""
-    idle = set(ENVIRONMENTS.iterdir()) - {link.resolve() for link in (PLAY_VENV, JOB_VENV)}
-    if not idle:
+def remove_unused() -> None:
+    """Remove environments that no link and no running process uses: one with torch takes gigabytes."""
+    unlinked = set(ENVIRONMENTS.iterdir()) - {link.resolve() for link in (NODE_VENV, JOB_VENV)}
+    if not unlinked:
         return
     loaded = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has exited
             loaded += maps.read_text()
-    for folder in idle:
+    for folder in unlinked:
         if f"{folder}/" not in loaded:
             shutil.rmtree(folder)
 
 
-def install_for_play(folder: Path, requirements: Path, index: str | None) -> None:
-    """By what the image has: pip."""
+def install_node_environment(folder: Path, requirements: Path, index: str | None) -> None:
+    """Create the environment in `folder` with the image's own tools: venv and pip."""
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
-        # Debian's and Ubuntu's cloud images come without it.
+        # Cloud images of Debian and Ubuntu do not have it.
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3", "-qy"]
-        if any(INTERRUPTED.iterdir()):  # by a power cut: apt does nothing before it is mended
-            run(["dpkg", "--configure", "-a"])
-        run([*apt, "update"])
-        run([*apt, "install", "--no-install-recommends", "python3-venv"])
-    run([sys.executable, "-m", "venv", str(folder)])
+        if any(INTERRUPTED_DPKG.iterdir()):  # apt refuses to work after a power loss until dpkg is repaired
+            run_command(["dpkg", "--configure", "-a"])
+        run_command([*apt, "update"])
+        run_command([*apt, "install", "--no-install-recommends", "python3-venv"])
+    run_command([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
-    run([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
+    run_command([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
 
 
-def run(command: list[str]) -> None:
-    """Run it, its words in the journal as they come. Raises Fatal with the last of them when it fails."""
-    last: deque[str] = deque(maxlen=TOLD_LINES)
+def run_command(command: list[str]) -> None:
+    """Run a command and pass its output on. Raises BootstrapError with the last lines of the output if it fails."""
+    last: deque[str] = deque(maxlen=ERROR_LINES)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            sys.stdout.write(line)
+            sys.stdout.flush()
             last.append(line.rstrip())
     if process.returncode:
-        said = "\n".join(last)
-        raise Fatal(f"`{' '.join(command[:4])} ...` ended with {process.returncode}: {said}")
+        output = "\n".join(last)
+        raise BootstrapError(f"`{' '.join(command[:4])} ...` ended with {process.returncode}: {output}")
 
 
-def python_for_play() -> Path:
-    """Raises Fatal where the image's Python is too old, or the environment can't be made."""
-    if sys.version_info < OLDEST:
-        found = ".".join(str(part) for part in sys.version_info[:2])
-        raise Fatal(
-            f"the image has Python {found}, nodes need 3.11 or newer: use Ubuntu 24.04 or Debian 12 (22.04 has 3.10)"
+def prepare_python() -> Path:
+    """Python interpreter of the playbook, in an environment that is created if needed.
+
+    Raises BootstrapError if the image's Python is too old, or if the environment cannot be created.
+    """
+    if sys.version_info < MINIMUM_PYTHON:
+        version = ".".join(str(part) for part in sys.version_info[:2])
+        raise BootstrapError(
+            f"the image has Python {version}, nodes need 3.11 or newer: use Ubuntu 24.04 or Debian 12 (22.04 has 3.10)"
         )
     node = json.loads((BASE / "manifest.json").read_text())["node"]
-    named = Path(node["venv"] or "/nonexistent") / "bin/python"
-    if usable(named):
-        return named
+    configured = Path(node["venv"] or "/nonexistent") / "bin/python"
+    if is_usable(configured):
+        return configured
     requirements = BUNDLE / "trainyard/node/requirements.txt"
-    folder, _ = make(requirements, lambda made: install_for_play(made, requirements, node["package_index"]))
-    switch(PLAY_VENV, folder)
+    index = node["package_index"]
+    folder, _ = create_environment(requirements, lambda folder: install_node_environment(folder, requirements, index))
+    replace_link(NODE_VENV, folder)
     return folder / "bin/python"
 
 
 if __name__ == "__main__":
+    configure_logging("bootstrap", json.loads((BASE / "node.json").read_text())["instance"])
     try:
-        chosen = python_for_play()
-    except (Fatal, OSError) as error:
-        report(f"the environment of the play: {error}")
+        python = prepare_python()
+    except (BootstrapError, OSError) as error:
+        report_failure(f"the Python environment of the playbook: {error}")
         sys.exit(1)
-    os.execv(chosen, [str(chosen), "-m", "trainyard.node.playbook"])  # noqa: S606
+    os.execv(python, [str(python), "-m", "trainyard.node.playbook"])  # noqa: S606

@@ -1,8 +1,9 @@
-"""The requirements of the user's own job: `source_environment.py LIST INDEX PYTHON ARGUMENT...`, in torchrun's place.
+"""Install the requirements of a custom job, then run it: `source.py REQUIREMENTS INDEX PYTHON ARGUMENT...`.
 
-Becomes `PYTHON ARGUMENT...` where PYTHON's environment has what LIST asks for, else the same by the Python of one made
-for that list. What is in PYTHON's environment and fits stays as it is, linked and not copied: torch takes gigabytes. uv
-installs the rest beside it, from the stack's index. Being a process of its own, it holds up no agent.
+It replaces itself by `PYTHON ARGUMENT...` if the environment of PYTHON satisfies REQUIREMENTS. Otherwise it creates an
+environment for these requirements and uses its Python. Packages of PYTHON's environment that satisfy them are linked
+and not copied, because torch takes gigabytes; uv installs the others from the stack's index. It runs in a process
+separate from the agent, so that the agent is not blocked.
 """
 
 import hashlib
@@ -13,42 +14,42 @@ import sys
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(BUNDLE))  # it is started as a file, in the folder of the user's sources
+sys.path.insert(0, str(BUNDLE))  # this file runs as a script, in the folder of the user's sources
 
-from trainyard.node.bootstrap import BASE, Fatal  # noqa: E402
-from trainyard.node.environments.node import index_options, run  # noqa: E402
+from trainyard.node.bootstrap import BASE, BootstrapError  # noqa: E402
+from trainyard.node.environments.node import index_options, run_command  # noqa: E402
 
-LIST = "requirements.txt"
-FAILED = 78  # EX_CONFIG of sysexits.h: told apart from what torchrun ends with
-_COMPLAINT = f"{LIST} of the job"
-_TOLD_CHARACTERS = 800
+REQUIREMENTS = "requirements.txt"
+EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
+_ERROR_PREFIX = f"{REQUIREMENTS} of the job"
+_ERROR_CHARACTERS = 800
 UV = (sys.executable, "-m", "uv", "--no-progress")
 
 
-def has_all(python: Path, wanted: Path) -> bool:
-    """Whether that environment has what the list asks for: uv finds nothing to do, and asks nobody."""
-    look = [*UV, "pip", "install", "--offline", "--no-index", "--dry-run", "--python", str(python), "-r", str(wanted)]
-    said = subprocess.run(look, capture_output=True, text=True, check=False)
-    return said.returncode == 0 and "Would make no changes" in said.stderr
+def satisfies(python: Path, requirements: Path) -> bool:
+    """Whether the environment of `python` satisfies the requirements: uv would install nothing. Works offline."""
+    command = [*UV, "pip", "install", "--offline", "--no-index", "--dry-run", "--python", str(python), "-r"]
+    result = subprocess.run([*command, str(requirements)], capture_output=True, text=True, check=False)
+    return result.returncode == 0 and "Would make no changes" in result.stderr
 
 
-def environment(python: Path, wanted: Path, index: str | None) -> Path:
-    """The Python of an environment like `python`'s that has all of the list. Made once, and there when it is whole.
+def create_environment(python: Path, requirements: Path, index: str | None) -> Path:
+    """Python of an environment that extends that of `python` by the requirements. It is created once, atomically.
 
-    Raises Fatal with uv's last words.
+    Raises BootstrapError with the last lines of uv's output.
     """
     packages = _packages(python)
-    identity = hashlib.sha256(f"{packages.resolve()}\n{wanted.read_text()}".encode()).hexdigest()[:16]
+    identity = hashlib.sha256(f"{packages.resolve()}\n{requirements.read_text()}".encode()).hexdigest()[:16]
     folder = BASE / "job" / f"environment-{identity}"
     if not folder.exists():
         work = folder.with_name(f"{folder.name}.{os.getpid()}")
         try:
-            run([*UV, "venv", "--relocatable", "--python", str(python), str(work)])
-            made = work / "bin/python"
-            shutil.copytree(packages, _packages(made), symlinks=True, copy_function=_link, dirs_exist_ok=True)
-            # It may replace what is there: the files are its own then, no others' are written to.
+            run_command([*UV, "venv", "--relocatable", "--python", str(python), str(work)])
+            created = work / "bin/python"
+            shutil.copytree(packages, _packages(created), symlinks=True, copy_function=_link, dirs_exist_ok=True)
+            # uv replaces a package as new files, so it does not write to the linked files of another environment.
             options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
-            run([*UV, "pip", "install", "--python", str(made), *options, "-r", str(wanted)])
+            run_command([*UV, "pip", "install", "--python", str(created), *options, "-r", str(requirements)])
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -56,31 +57,33 @@ def environment(python: Path, wanted: Path, index: str | None) -> Path:
 
 
 def _packages(python: Path) -> Path:
-    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    return Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def _link(source: str, target: str) -> None:
-    """The file once more; a copy where the two lie on different disks, and of what `uv venv` has put there itself."""
+    """Link a file; copy it if the two are on different disks, or if `uv venv` has created the target."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
-def complaint(said: str) -> str:
-    """Of all that this program has said, why it has failed."""
-    return " ".join(said[said.rfind(_COMPLAINT) :].split())[:_TOLD_CHARACTERS]
+def find_error(output: str) -> str:
+    """Error message of this program in its output."""
+    return " ".join(output[output.rfind(_ERROR_PREFIX) :].split())[:_ERROR_CHARACTERS]
 
 
 def main() -> int:
-    wanted, index, python, *arguments = sys.argv[1:]
+    """Replace this process by the job's command; EXIT_FAILED if its environment cannot be created."""
+    requirements, python, index, arguments = Path(sys.argv[1]), Path(sys.argv[3]), sys.argv[2], sys.argv[4:]
     try:
-        chosen = Path(python) if has_all(Path(python), Path(wanted)) else environment(Path(python), Path(wanted), index)
-    except (Fatal, OSError, subprocess.CalledProcessError) as error:
-        print(f"{_COMPLAINT}: {error}", file=sys.stderr)
-        return FAILED
-    return os.execv(chosen, [str(chosen), *arguments])  # noqa: S606 (it does not return)
+        if not satisfies(python, requirements):
+            python = create_environment(python, requirements, index)
+    except (BootstrapError, OSError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"{_ERROR_PREFIX}: {error}\n")
+        return EXIT_FAILED
+    return os.execv(python, [str(python), *arguments])  # noqa: S606 (it does not return)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Wheels mirrored to S3: what `node.package_index: s3://bucket/prefix/` names comes to the node's own disk.
+"""Download wheels from S3: `node.package_index: s3://bucket/prefix/`.
 
-Standard library only: the play's own environment may be made from it. It is filled by `pip download` for the bundle's
-lists (docs/deploy.md); a wheel that is there already, of the same size, is not fetched again.
+Standard library only, because the environment of the playbook may be created from them. `pip download` fills the prefix
+for the bundle's requirements (docs/deploy.md). A local wheel of the same size is not downloaded again.
 """
 
 import urllib.parse
@@ -11,52 +11,52 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from trainyard.node.bootstrap import BASE, REQUEST_SECONDS, Fatal, patiently, s3, signed
+from trainyard.node.bootstrap import BASE, REQUEST_SECONDS, BootstrapError, retry, s3, sign_request
 
 PACKAGES = (".whl", ".tar.gz", ".zip")
-_SPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _BLOCK = 1 << 20
 
 
-def listed(uri: str, region: str) -> Iterator[tuple[str, int]]:
+def list_packages(uri: str, region: str) -> Iterator[tuple[str, int]]:
     """(key, size) of every package under the prefix."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     token = ""
     while True:
-        asked = {"list-type": "2", "prefix": prefix, **({"continuation-token": token} if token else {})}
-        query = urllib.parse.urlencode(sorted(asked.items()), quote_via=urllib.parse.quote, safe="")
-        answer = patiently("the wheels' list", partial(s3, "GET", f"s3://{bucket}/", region, query=query))
-        page = ElementTree.fromstring(answer)  # noqa: S314 (S3's own answer)
-        for item in page.iter(f"{_SPACE}Contents"):
-            key = item.findtext(f"{_SPACE}Key") or ""
+        parameters = {"list-type": "2", "prefix": prefix, **({"continuation-token": token} if token else {})}
+        query = urllib.parse.urlencode(sorted(parameters.items()), quote_via=urllib.parse.quote, safe="")
+        response = retry(f"the list of {uri}", partial(s3, "GET", f"s3://{bucket}/", region, query=query))
+        page = ElementTree.fromstring(response)  # noqa: S314 (the response of S3)
+        for item in page.iter(f"{_NAMESPACE}Contents"):
+            key = item.findtext(f"{_NAMESPACE}Key") or ""
             if key.endswith(PACKAGES):
-                yield key, int(item.findtext(f"{_SPACE}Size") or 0)
-        token = page.findtext(f"{_SPACE}NextContinuationToken") or ""
+                yield key, int(item.findtext(f"{_NAMESPACE}Size") or 0)
+        token = page.findtext(f"{_NAMESPACE}NextContinuationToken") or ""
         if not token:
             return
 
 
 def download(uri: str, region: str, file: Path) -> None:
-    """One object, a block at a time: torch's wheels have gigabytes."""
-    url, headers = signed("GET", uri, region)
+    """Download one object in blocks: wheels of torch have gigabytes."""
+    url, headers = sign_request("GET", uri, region)
     call = urllib.request.Request(url, headers=headers)  # noqa: S310
     work = file.with_name(f"{file.name}.partial")
-    with urllib.request.urlopen(call, timeout=REQUEST_SECONDS) as answer, work.open("wb") as out:  # noqa: S310
-        while block := answer.read(_BLOCK):
+    with urllib.request.urlopen(call, timeout=REQUEST_SECONDS) as response, work.open("wb") as out:  # noqa: S310
+        while block := response.read(_BLOCK):
             out.write(block)
     work.replace(file)
 
 
 def fetch(uri: str, region: str) -> Path:
-    """The folder with all packages of a wheelhouse in S3. Raises Fatal where there are none."""
+    """Folder with all packages of a wheelhouse in S3. Raises BootstrapError if it has none."""
     folder, bucket = BASE / "wheels", uri.removeprefix("s3://").partition("/")[0]
     folder.mkdir(parents=True, exist_ok=True)
-    found = list(listed(uri, region))
-    if not found:
-        raise Fatal(f"{uri} holds no packages: fill it, or name another node.package_index")
-    for key, size in found:
+    packages = list(list_packages(uri, region))
+    if not packages:
+        raise BootstrapError(f"{uri} contains no packages: upload them, or change node.package_index")
+    for key, size in packages:
         file = folder / key.rsplit("/", 1)[-1]
         if not file.exists() or file.stat().st_size != size:
-            where = f"s3://{bucket}/{key}"
-            patiently(where, partial(download, where, region, file))
+            source = f"s3://{bucket}/{key}"
+            retry(source, partial(download, source, region, file))
     return folder

@@ -1,4 +1,4 @@
-"""The health check of nodes before a job: `torchrun -m trainyard.node.health_check`, under the job's own Python.
+"""The health check of nodes before a job: `torchrun -m trainyard.node.health_check`, in the job's environment.
 
-Its processes write what they find to their node's disk as they go; the node's agent reads it there and tells it.
+Its processes write their results to the disk of their node, where the agent reads and reports them.
 """

@@ -1,7 +1,7 @@
 """One process of a health check, run by torchrun: `-m trainyard.node.health_check`.
 
-What needs nobody comes first; then the node's own processes together, then all. It ends with status 0 when it came
-through, however fast: what is too slow is the controller's to say.
+It first runs the stages that need no other process, then those with the processes of its node, then those with all
+nodes. It ends with exit code 0 if it completes all stages. The controller decides whether the values are sufficient.
 """
 
 import argparse
@@ -12,144 +12,160 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.node.health_check import notes as stages
-from trainyard.node.health_check.notes import NEIGHBOURS_SHARE, PEERS_SHARE, Notes, notes_file
+from trainyard.node.health_check import stages
+from trainyard.node.health_check.process_report import ProcessReport, report_file
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from trainyard.node.health_check.meeting import Meeting
+    from trainyard.node.health_check.barrier import Barrier
 
 
-class Process:
-    """This process, and where it stands among the others as torchrun says it."""
+class HealthCheckProcess:
+    """This process of a health check. torchrun sets its ranks.
 
-    def __init__(self, notes: Notes, node: str, store: str, name: str, seconds: float, on_gpu: bool) -> None:
-        self.notes, self._node, self._store, self._name, self._on_gpu = notes, node, store, name, on_gpu
-        self._began, self._seconds = time.time(), seconds
-        self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._local, self._each = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    `store`: host:port of the rendezvous store. `rendezvous`: id of the health check, a prefix in that store.
+    """
 
-    def enter(self, stage: str) -> None:
-        """From here on it is at this; said on the disk, should it not come back."""
-        now = time.time()
-        self.notes.seconds[self.notes.stage] = round(now - self._began - sum(self.notes.seconds.values()), 3)
-        self.notes.stage = stage
-        self.notes.write()
+    def __init__(
+        self, report: ProcessReport, node: str, store: str, rendezvous: str, timeout_seconds: float, on_gpu: bool
+    ) -> None:
+        self.report, self._node, self._store, self._rendezvous = report, node, store, rendezvous
+        self._on_gpu, self._started_at, self._timeout_seconds = on_gpu, time.time(), timeout_seconds
+        self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._local_rank, self._processes = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 
-    def go(self) -> None:
-        """Raises PeersAbsent where others did not come; whatever else it raises is this node's own or an echo."""
-        self.notes.write()
-        import torch  # takes seconds, and longer on a sick disk: it is a stage
+    def enter_stage(self, stage: str) -> None:
+        """Write the next stage and the duration of the previous one to the report, in case this process hangs."""
+        elapsed = time.time() - self._started_at
+        self.report.seconds[self.report.stage] = round(elapsed - sum(self.report.seconds.values()), 3)
+        self.report.stage = stage
+        self.report.write()
 
-        self.notes.torch = torch.__version__
-        self.enter(stages.LOOK)
-        device = self._look()
-        self.enter(stages.MATMUL)
+    def run(self) -> None:
+        """Run all stages.
+
+        Raises MissingPeersError if other nodes do not arrive. Any other error is a fault of this node or follows from
+        the failure of another.
+        """
+        self.report.write()
+        import torch  # takes seconds, and longer on a faulty disk: it is a stage
+
+        self.report.torch = torch.__version__
+        self.enter_stage(stages.INSPECT)
+        device = self._inspect()
+        self.enter_stage(stages.MATMUL)
         self._multiply()
-        self.enter(stages.STORE)
-        store, meeting = self._meet()
-        if self._each > 1:
-            first = self._rank - self._local
-            self.enter(stages.NEIGHBOURS)
-            meeting.come(stages.NEIGHBOURS, range(first, first + self._each), self._until(NEIGHBOURS_SHARE))
-            self.enter(stages.WITHIN)
-            self.notes.nvlink_gbs = self._all_reduce(store, f"node-{first}", self._local, self._each, device)
-        if self._world > self._each:
-            self.enter(stages.PEERS)
-            meeting.come(stages.PEERS, range(self._world), self._until(PEERS_SHARE))
-            self.enter(stages.OVER_ALL)
-            self.notes.network_gbs = self._all_reduce(store, "all", self._rank, self._world, device)
-        self.enter(stages.DONE)
+        self.enter_stage(stages.STORE)
+        store, barrier = self._connect()
+        if self._processes > 1:
+            first = self._rank - self._local_rank
+            self.enter_stage(stages.NEIGHBORS)
+            neighbors = range(first, first + self._processes)
+            barrier.wait(stages.NEIGHBORS, neighbors, self._deadline(stages.NEIGHBOR_TIMEOUT_SHARE))
+            self.enter_stage(stages.NODE_ALL_REDUCE)
+            self.report.nvlink_gbs = self._all_reduce(store, f"node-{first}", self._local_rank, self._processes, device)
+        if self._world_size > self._processes:
+            self.enter_stage(stages.PEERS)
+            barrier.wait(stages.PEERS, range(self._world_size), self._deadline(stages.PEER_TIMEOUT_SHARE))
+            self.enter_stage(stages.CLUSTER_ALL_REDUCE)
+            self.report.network_gbs = self._all_reduce(store, "all", self._rank, self._world_size, device)
+        self.enter_stage(stages.DONE)
 
-    def _until(self, share: float) -> float:
-        return self._began + share * self._seconds
+    def _deadline(self, share: float) -> float:
+        """Unix time at which this share of the timeout has passed."""
+        return self._started_at + share * self._timeout_seconds
 
-    def _look(self) -> "torch.device":
+    def _inspect(self) -> "torch.device":
+        """Report GPUs and versions of this node; the device of this process."""
         import torch
 
-        notes = self.notes
-        notes.backend = "nccl" if self._on_gpu else "gloo"
+        report = self.report
+        report.backend = "nccl" if self._on_gpu else "gloo"
         if not self._on_gpu:
             return torch.device("cpu")
         from trainyard.node.health_check import hardware
 
-        driver = hardware.driver()
-        seen = torch.cuda.device_count()
-        # Without Fabric Manager GPUs are counted, and none can be used: the first use is here.
-        notes.gpu_names = sorted({*driver.names, *(torch.cuda.get_device_name(index) for index in range(seen))})
-        notes.gpus, notes.driver = min(len(driver.names), seen), driver.version
-        notes.cuda, notes.nccl = torch.version.cuda, hardware.nccl_version()
-        notes.write()  # a process without a GPU of its own ends at the next line
-        torch.cuda.set_device(self._local)
-        return torch.device("cuda", self._local)
+        driver = hardware.read_driver()
+        count = torch.cuda.device_count()
+        # Without Fabric Manager GPUs are listed but not usable: the first use is here.
+        report.gpu_names = sorted({*driver.names, *(torch.cuda.get_device_name(index) for index in range(count))})
+        report.gpus, report.driver = min(len(driver.names), count), driver.version
+        report.cuda, report.nccl = torch.version.cuda, hardware.nccl_version()
+        report.write()  # a process without a GPU fails at the next line
+        torch.cuda.set_device(self._local_rank)
+        return torch.device("cuda", self._local_rank)
 
     def _multiply(self) -> None:
-        """On this process's GPUs: all of the node's between its processes, also where the job uses fewer."""
+        """Measure matrix multiplication on this process's share of all GPUs, also if the job uses fewer GPUs."""
         import torch
 
-        from trainyard.node.health_check.matmul import tflops
+        from trainyard.node.health_check.matmul import measure_tflops
 
         if self._on_gpu:
-            own = [torch.device("cuda", index) for index in range(self._local, self.notes.gpus, self._each)]
+            indices = range(self._local_rank, self.report.gpus, self._processes)
+            devices = [torch.device("cuda", index) for index in indices]
         else:
-            own = [torch.device("cpu")]
-        self.notes.matmul_tflops = min((tflops(device) for device in own), default=None)
-        self.notes.write()
+            devices = [torch.device("cpu")]
+        self.report.matmul_tflops = min((measure_tflops(device) for device in devices), default=None)
+        self.report.write()
 
-    def _meet(self) -> "tuple[Store, Meeting]":
-        """On the head's store, which no node takes with it when it hangs or goes."""
+    def _connect(self) -> "tuple[Store, Barrier]":
+        """Connect to the store on the head, which survives the failure of any worker."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-        from trainyard.node.health_check.meeting import Meeting
+        from trainyard.node.health_check.barrier import Barrier
 
         host, _, port = self._store.rpartition(":")
-        left = timedelta(seconds=max(self._until(PEERS_SHARE) - time.time(), 1.0))
-        head = TCPStore(host, int(port), is_master=False, timeout=left, wait_for_workers=False)
-        store = PrefixStore(self._name, head)
-        return store, Meeting(store, self._rank, self._each, self._node)
+        remaining = timedelta(seconds=max(self._deadline(stages.PEER_TIMEOUT_SHARE) - time.time(), 1.0))
+        head = TCPStore(host, int(port), is_master=False, timeout=remaining, wait_for_workers=False)
+        store = PrefixStore(self._rendezvous, head)
+        return store, Barrier(store, self._rank, self._processes, self._node)
 
     def _all_reduce(self, store: "Store", name: str, rank: int, processes: int, device: "torch.device") -> float:
-        """GB/s of a group of its own."""
+        """Bus bandwidth of an all-reduce in a new process group, GB/s."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
         from trainyard.node.health_check import allreduce
 
-        assert self.notes.backend is not None
+        assert self.report.backend is not None
         dist.init_process_group(
-            self.notes.backend,
+            self.report.backend,
             store=PrefixStore(name, store),
             rank=rank,
             world_size=processes,
-            # What hangs is cut by the agent, whose word it is then: a time-out of the group's own ends in an abort.
-            timeout=timedelta(seconds=2 * self._seconds),
+            # Longer than the timeout of the health check: the agent must stop a hang, because this timeout aborts.
+            timeout=timedelta(seconds=2 * self._timeout_seconds),
             device_id=device if self._on_gpu else None,
         )
         try:
-            return allreduce.measure(device)
+            return allreduce.measure_bandwidth(device)
         finally:
             dist.destroy_process_group()
 
 
 def main() -> int:
-    given = argparse.ArgumentParser(prog="trainyard.node.health_check")
-    given.add_argument("--folder", type=Path, required=True)
-    given.add_argument("--instance", required=True)
-    given.add_argument("--store", required=True)
-    given.add_argument("--check", required=True)
-    given.add_argument("--seconds", type=float, required=True)
-    given.add_argument("--gpus", action="store_true")
-    asked = given.parse_args()
-    notes = Notes(notes_file(asked.folder, int(os.environ["LOCAL_RANK"])))
-    process = Process(notes, asked.instance, asked.store, asked.check, asked.seconds, asked.gpus)
+    """Run this process of a health check; the exit code."""
+    parser = argparse.ArgumentParser(prog="trainyard.node.health_check")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--rendezvous", required=True)
+    parser.add_argument("--timeout-seconds", type=float, required=True)
+    parser.add_argument("--gpus", action="store_true")
+    options = parser.parse_args()
+    report = ProcessReport(report_file(options.folder, int(os.environ["LOCAL_RANK"])))
+    process = HealthCheckProcess(
+        report, options.instance, options.store, options.rendezvous, options.timeout_seconds, options.gpus
+    )
     try:
-        process.go()
+        process.run()
     except Exception as error:
-        if absent := getattr(error, "absent", None):
-            notes.absent = absent
-            notes.write()
+        if missing_peers := getattr(error, "missing_peers", None):
+            report.missing_peers = missing_peers
+            report.write()
         raise
     return 0
 

@@ -1,4 +1,4 @@
-"""What a node is, as its driver and torch see it."""
+"""Hardware of a node, as its driver and torch report it."""
 
 import subprocess
 from dataclasses import dataclass
@@ -10,25 +10,27 @@ _SMI_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Driver:
-    """What nvidia-smi tells: the driver's version, and a name for each GPU."""
+    """Driver version and GPU names from nvidia-smi."""
 
     version: str
     names: tuple[str, ...]
 
 
-def driver_in(answer: str) -> Driver:
-    """nvidia-smi's `driver_version,name`, a line a GPU. Raises ValueError where it tells of none."""
-    lines = [line.partition(",") for line in answer.splitlines() if line.strip()]
+def parse_driver(output: str) -> Driver:
+    """Parse nvidia-smi's `driver_version,name`, one line per GPU. Raises ValueError if there is no GPU."""
+    lines = [line.partition(",") for line in output.splitlines() if line.strip()]
     if not lines:
-        raise ValueError("nvidia-smi tells of no GPU")
+        raise ValueError("nvidia-smi lists no GPU")
     return Driver(lines[0][0].strip(), tuple(name.strip() for _, _, name in lines))
 
 
-def driver() -> Driver:
-    """Raises OSError or SubprocessError where nvidia-smi is missing, hangs or fails."""
+def read_driver() -> Driver:
+    """Driver and GPUs of this node. Raises OSError or SubprocessError if nvidia-smi is missing, hangs or fails."""
     command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
-    return driver_in(subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True).stdout)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
+    return parse_driver(result.stdout)
 
 
 def nccl_version() -> str:
+    """Version of the NCCL that torch uses."""
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

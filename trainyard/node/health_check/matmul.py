@@ -1,4 +1,4 @@
-"""How fast this node multiplies matrices: one large product, as it fills a GPU's tensor cores."""
+"""Matrix multiplication throughput of this node: one large product that fills the tensor cores of a GPU."""
 
 import time
 from collections.abc import Callable
@@ -6,37 +6,42 @@ from statistics import median
 
 import torch
 
-# 2 x 3 x 128 MiB in bf16, and 1.1 TFLOP: the clocks rise within the warm-up.
-GPU_SIZE, GPU_WARM_SECONDS, GPU_TIMES = 8192, 1.0, 15
-CPU_SIZE, CPU_WARM_SECONDS, CPU_TIMES = 256, 0.0, 3
+# 2 x 3 x 128 MiB in bf16, and 1.1 TFLOP: the clocks rise during the warm-up.
+GPU_SIZE, GPU_WARMUP_SECONDS, GPU_ROUNDS = 8192, 1.0, 15
+CPU_SIZE, CPU_WARMUP_SECONDS, CPU_ROUNDS = 256, 0.0, 3
 
 
-def tflops(device: torch.device) -> float:
-    """TFLOP/s: bf16 on a GPU (fp16 where its tensor cores lack that), fp32 and small on a CPU."""
+def measure_tflops(device: torch.device) -> float:
+    """TFLOP/s of bf16 on a GPU (fp16 if its tensor cores do not support bf16), of small fp32 matrices on a CPU."""
     if device.type != "cuda":
-        return _measure(CPU_SIZE, torch.float32, device, CPU_WARM_SECONDS, CPU_TIMES, lambda: None)
-    own = torch.cuda.get_device_capability(device) >= (8, 0)
-    kind = torch.bfloat16 if own else torch.float16
-    return _measure(GPU_SIZE, kind, device, GPU_WARM_SECONDS, GPU_TIMES, lambda: torch.cuda.synchronize(device))
+        return _measure(CPU_SIZE, torch.float32, device, CPU_WARMUP_SECONDS, CPU_ROUNDS, lambda: None)
+    supports_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    dtype = torch.bfloat16 if supports_bf16 else torch.float16
+    return _measure(GPU_SIZE, dtype, device, GPU_WARMUP_SECONDS, GPU_ROUNDS, lambda: torch.cuda.synchronize(device))
 
 
 def _measure(
-    size: int, kind: torch.dtype, device: torch.device, warm: float, times: int, finish: Callable[[], None]
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    warmup_seconds: float,
+    rounds: int,
+    synchronize: Callable[[], None],
 ) -> float:
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    product = torch.empty(size, size, device=device, dtype=kind)
-    until = time.perf_counter() + warm
+    first, second = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product = torch.empty(size, size, device=device, dtype=dtype)
+    warmup_end = time.perf_counter() + warmup_seconds
     while True:
-        torch.mm(left, right, out=product)
-        finish()
-        if time.perf_counter() >= until:
+        torch.mm(first, second, out=product)
+        synchronize()
+        if time.perf_counter() >= warmup_end:
             break
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        torch.mm(left, right, out=product)
-        finish()
-        taken.append(time.perf_counter() - began)
+    durations = []
+    for _ in range(rounds):
+        started_at = time.perf_counter()
+        torch.mm(first, second, out=product)
+        synchronize()
+        durations.append(time.perf_counter() - started_at)
     if not bool(torch.isfinite(product).all()):
-        raise ArithmeticError(f"a product of two finite matrices on {device} is not finite")
-    return 2 * size**3 / median(taken) / 1e12
+        raise ArithmeticError(f"the product of two finite matrices on {device} is not finite")
+    return 2 * size**3 / median(durations) / 1e12

@@ -1,7 +1,6 @@
-"""What NCCL and its OFI plugin say in their own log of the network that they use: with NCCL_DEBUG=INFO, one file a
-process (NCCL_DEBUG_FILE).
+"""Network that NCCL and its OFI plugin use, from their log: NCCL_DEBUG=INFO, one file per process (NCCL_DEBUG_FILE).
 
-Lines as aws-ofi-nccl 1.5 and newer write them; up to 1.13 it is "Selected Provider", and names no fabric:
+Format of aws-ofi-nccl 1.5 and newer; up to 1.13 it is "Selected Provider", without a fabric:
 `NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 16 nics)`, `NCCL INFO Using network Libfabric`.
 """
 
@@ -12,25 +11,29 @@ from pathlib import Path
 
 _SELECTED = re.compile(r"NET/OFI Selected provider is ([\w-]+)[^\n(]*(?:\(found (\d+) nics?\))?", re.IGNORECASE)
 _USING = re.compile(r"NCCL INFO Using network (\S[^\n]*?)\s*$", re.MULTILINE)
-PLUGIN = "Libfabric"  # in the plugin's name for itself: "AWS Libfabric" before 1.14
+PLUGIN = "Libfabric"  # part of the plugin's name: "AWS Libfabric" before 1.14
 
 
 @dataclass(frozen=True)
 class Network:
-    """`name`: as NCCL calls what it uses, e.g. Libfabric or Socket; none where it came to no network. `provider` and
-    `devices`: of libfabric, as the OFI plugin tells them."""
+    """Network of one process.
+
+    `name`: NCCL's name, e.g. Libfabric or Socket; None if NCCL selected no network. `provider` and `devices`: provider
+    and number of devices of libfabric, as the OFI plugin logs them.
+    """
 
     name: str | None = None
     provider: str | None = None
     devices: int | None = None
 
     @property
-    def by_plugin(self) -> bool:
+    def uses_plugin(self) -> bool:
+        """Whether it is the network of the OFI plugin."""
         return self.name is not None and PLUGIN in self.name
 
 
-def network_in(log: str) -> Network:
-    """What one process used. Of several communicators the last counts: each may choose anew."""
+def parse_network(log: str) -> Network:
+    """Network of one process. The last communicator counts: each communicator selects a network."""
     names, selected = _USING.findall(log), _SELECTED.findall(log)
     name = names[-1] if names else None
     if not selected or (name is not None and PLUGIN not in name):
@@ -39,12 +42,16 @@ def network_in(log: str) -> Network:
     return Network(name, provider, int(count) if count else None)
 
 
-def network_of(logs: Iterable[str]) -> Network:
-    """What a node used: where its processes differ, the worst of them, for the slowest holds up all."""
-    found = [network for log in logs if (network := network_in(log)) != Network()]
-    return min(found, key=lambda one: (one.by_plugin, one.provider == "efa", one.devices or 0), default=Network())
+def slowest_network(logs: Iterable[str]) -> Network:
+    """Network of a node: if its processes differ, the slowest, because all processes wait for it."""
+    networks = [network for log in logs if (network := parse_network(log)) != Network()]
+    return min(
+        networks,
+        key=lambda network: (network.uses_plugin, network.provider == "efa", network.devices or 0),
+        default=Network(),
+    )
 
 
-def logs_in(folder: Path) -> list[str]:
-    """The logs of this node's processes."""
+def read_logs(folder: Path) -> list[str]:
+    """NCCL logs of this node's processes."""
     return [file.read_text(errors="replace") for file in sorted(folder.glob("nccl.*"))]

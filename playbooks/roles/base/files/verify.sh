@@ -1,82 +1,85 @@
 #!/bin/sh
-# Looks at the system itself, not at what was written for it; says each thing that is not as it should be.
-#   verify.sh container|machine NOFILE SHM_PERCENT HUGE_PAGES TIME_SERVER 'UNWANTED...' 'HELD...'
+# Verify the running system, not the files that configure it. Prints one line per problem to stderr; exit status 0 or 1.
+#   verify.sh container|machine NOFILE SHM_PERCENT HUGE_PAGES TIME_SERVER 'REMOVED_PACKAGE...' 'HELD_PACKAGE...'
 set -eu
-kind=$1 nofile=$2 shm=$3 huge_pages=$4 time_server=$5 unwanted=$6 held="$7 linux-image-$(uname -r)"
-wrong=0
+kind=$1 nofile=$2 shm_percent=$3 huge_pages=$4 time_server=$5 removed=$6 held="$7 linux-image-$(uname -r)"
+status=0
 
-complain() { echo "$*" >&2; wrong=1; }
+report_problem() { echo "$*" >&2; status=1; }
 
-while IFS=' =' read -r name value; do
+while IFS=' =' read -r name expected; do
   case "$kind $name" in
     machine*|container\ net.core.somaxconn|container\ net.ipv4.*) ;;
-    *) continue ;;  # the host's
+    *) continue ;;  # a setting of the container's host
   esac
-  seen=$(sysctl -e -n "$name" | xargs)  # several values have tabs between them
-  [ "$seen" = "$(echo "$value" | xargs)" ] || complain "$name is ${seen:-not there}, not $value"
+  value=$(sysctl -e -n "$name" | xargs)  # several values have tabs between them
+  [ "$value" = "$(echo "$expected" | xargs)" ] || report_problem "$name is ${value:-not set}, not $expected"
 done < /etc/sysctl.d/60-trainyard.conf
 
-# limit WHO NAME SEEN WANTED ROW: ROW is its line in /proc/1/limits. A container's host may refuse more than process 1 has.
-limit() {
+# check_limit SUBJECT NAME VALUE EXPECTED ROW
+# ROW names the line in /proc/1/limits: a container's host may refuse more than process 1 has.
+check_limit() {
   if [ "$kind" = container ]; then
-    most=$(sed -n "s/^$5  *[^ ]*  *\([^ ]*\).*/\1/p" /proc/1/limits)
-    case $most in
+    maximum=$(sed -n "s/^$5  *[^ ]*  *\([^ ]*\).*/\1/p" /proc/1/limits)
+    case $maximum in
       unlimited) ;;
-      *) [ "$4" != unlimited ] && [ "$4" -le "$most" ] || return 0 ;;
+      *) [ "$4" != unlimited ] && [ "$4" -le "$maximum" ] || return 0 ;;
     esac
   fi
-  [ "$3" = "$4" ] || complain "$1 gets a limit of $3 $2, not $4"
+  [ "$3" = "$4" ] || report_problem "$1 has a limit of $3 $2, not $4"
 }
 
-limits() {
-  limit "$1" 'open files' "$2" "$nofile" 'Max open files'
-  limit "$1" 'KiB of locked memory' "$3" unlimited 'Max locked memory'
+check_limits() {
+  check_limit "$1" 'open files' "$2" "$nofile" 'Max open files'
+  check_limit "$1" 'KiB of locked memory' "$3" unlimited 'Max locked memory'
 }
 
-# shellcheck disable=SC2046 # two words
+# shellcheck disable=SC2046 # two arguments
 {
-  limits 'a service' $(systemd-run --quiet --wait --pipe /bin/sh -c 'ulimit -n; ulimit -l')
+  check_limits 'a service' $(systemd-run --quiet --wait --pipe /bin/sh -c 'ulimit -n; ulimit -l')
   for user in root nobody; do
-    limits "a session of $user" $(runuser "$user" -s /bin/sh -c 'ulimit -n; ulimit -l')
+    check_limits "a session of $user" $(runuser "$user" -s /bin/sh -c 'ulimit -n; ulimit -l')
   done
 }
 
-wanted=$(awk -v percent="$shm" '/^MemTotal/ {printf "%d", $2 * percent / 100}' /proc/meminfo)
-have=$(df --output=size /dev/shm | tail -1 | xargs)
-[ "$have" -ge $((wanted - 8)) ] && [ "$have" -le $((wanted + 8)) ] ||
-  complain "/dev/shm has $have KiB, not $wanted ($shm % of memory)"
+expected_kib=$(awk -v percent="$shm_percent" '/^MemTotal/ {printf "%d", $2 * percent / 100}' /proc/meminfo)
+size_kib=$(df --output=size /dev/shm | tail -1 | xargs)
+[ "$size_kib" -ge $((expected_kib - 8)) ] && [ "$size_kib" -le $((expected_kib + 8)) ] ||
+  report_problem "/dev/shm has $size_kib KiB, not $expected_kib ($shm_percent % of memory)"
 
 if [ "$kind" = machine ]; then
-  pages=/sys/kernel/mm/transparent_hugepage/enabled
-  if [ -e $pages ] && ! grep -qF '[madvise]' $pages; then
-    complain "transparent huge pages are $(sed 's/.*\[\(.*\)\].*/\1/' $pages), not madvise"
+  enabled=/sys/kernel/mm/transparent_hugepage/enabled
+  if [ -e $enabled ] && ! grep -qF '[madvise]' $enabled; then
+    report_problem "transparent huge pages are $(sed 's/.*\[\(.*\)\].*/\1/' $enabled), not madvise"
   fi
-  have=$(cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages 2>/dev/null || echo 0)
-  [ "$have" -ge "$huge_pages" ] ||
-    complain "$have huge pages are reserved, not $huge_pages: memory that long has been in use has no whole ones, reboot"
+  reserved=$(cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages 2>/dev/null || echo 0)
+  [ "$reserved" -ge "$huge_pages" ] ||
+    report_problem "$reserved huge pages are reserved, not $huge_pages: fragmented memory has no free 2 MiB pages," \
+      "reboot the node"
 fi
 
-# shellcheck disable=SC2086 # one word a package
-states=$(dpkg-query -W -f '${db:Status-Status} ${db:Status-Want} ${Package}\n' $unwanted $held 2>/dev/null || true)
-for package in $unwanted; do
+# shellcheck disable=SC2086 # one argument per package
+states=$(dpkg-query -W -f '${db:Status-Status} ${db:Status-Want} ${Package}\n' $removed $held 2>/dev/null || true)
+for package in $removed; do
   ! echo "$states" | grep -q "^installed [^ ]* $package\$" ||
-    complain "$package is installed: it restarts services under a running job"
+    report_problem "$package is installed: it restarts services during a job"
 done
 for package in $held; do
   ! echo "$states" | grep "^installed [^ ]* $package\$" | grep -qv ' hold ' ||
-    complain "$package is not held: an upgrade takes the kernel away that drivers are built for"
+    report_problem "$package is not held: an upgrade removes the kernel that the drivers are built for"
 done
 periodic=$(apt-config shell enabled APT::Periodic::Enable)
-[ "$periodic" = "enabled='0'" ] || complain "apt upgrades by itself: APT::Periodic::Enable is ${periodic#enabled=}"
+[ "$periodic" = "enabled='0'" ] ||
+  report_problem "automatic upgrades are on: APT::Periodic::Enable is ${periodic#enabled=}"
 
 if systemctl is-active --quiet chrony.service; then
   sources=$(chronyc -c -n sources | cut -d , -f 3 | xargs)
   case " $sources " in
     *" $time_server "*) ;;
-    *) complain "chrony has the sources '$sources', not $time_server: /etc/chrony/chrony.conf needs the line" \
+    *) report_problem "chrony has the sources '$sources', not $time_server: /etc/chrony/chrony.conf needs the line" \
       "'sourcedir /etc/chrony/sources.d'" ;;
   esac
 elif [ "$kind" = machine ]; then
-  complain "chrony, which keeps the clock, is $(systemctl is-active chrony.service || true)"
+  report_problem "chrony, which synchronizes the clock, is $(systemctl is-active chrony.service || true)"
 fi
-exit $wrong
+exit $status

@@ -1,9 +1,11 @@
-"""Has Docker configured, held, running with that, and the job's image there. Says `changed` where it had not been so.
+"""Configure Docker for jobs, and pull the job's image.
 
-docker.py gpus|- DATA_FOLDER|'' IMAGE|'' ECR_REGISTRY|'' [FOLDER_THAT_CONTAINERS_SEE...]
+    docker.py configure gpus|- DATA_ROOT|'' ECR_REGISTRY|'' [MOUNTED_DIRECTORY...]
+    docker.py pull IMAGE
 
-What an image's own daemon.json says of other things stays. A container of a job has the node's network: no bridge and
-no packet filter of Docker's are made, which collective libraries would take for ways to other nodes.
+Prints `changed` if anything was changed, and `restart` if the daemon must be restarted to use its settings.
+Other settings in an image's daemon.json stay. A job's container uses the network of the node: Docker creates no bridge
+and no packet filter, which collective libraries would take for routes to other nodes.
 """
 
 import json
@@ -14,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-DAEMON = Path("/etc/docker/daemon.json")
+DAEMON_SETTINGS = Path("/etc/docker/daemon.json")
 DROP_IN = Path("/etc/systemd/system/docker.service.d/trainyard.conf")
-CLIENT = Path("/root/.docker/config.json")
+CLIENT_SETTINGS = Path("/root/.docker/config.json")
 PACKAGES = (
     "docker.io",
     "docker-ce",
@@ -24,156 +26,166 @@ PACKAGES = (
     "containerd.io",
     "libnvidia-container1",
     "libnvidia-container-tools",
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
 )
-TOOLKIT = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
-PULL_DELAYS = (2, 5, 15, 30)  # seconds between tries
+PULL_RETRY_DELAYS_SECONDS = (2, 5, 15, 30)
 
 
 def run(*command: str) -> "subprocess.CompletedProcess[str]":
+    """Return the completed process, also if it has failed."""
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def must(*command: str) -> str:
-    done = run(*command)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+def run_checked(*command: str) -> str:
+    """Return the standard output of a command. Raises SystemExit with its error output if it fails."""
+    process = run(*command)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: {(process.stderr or process.stdout).strip()}")
+    return process.stdout
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing. Raises SystemExit for other content."""
     text = file.read_text() if file.exists() else ""
     try:
-        found = json.loads(text or "{}")
+        content = json.loads(text or "{}")
     except ValueError as error:
-        raise SystemExit(f"{file} is not JSON ({error}): mend or remove it") from None
-    if not isinstance(found, dict):
-        raise SystemExit(f"{file} is not a JSON object: mend or remove it")
-    return found
+        raise SystemExit(f"{file} is not valid JSON ({error}): correct or remove it") from None
+    if not isinstance(content, dict):
+        raise SystemExit(f"{file} is not a JSON object: correct or remove it")
+    return content
 
 
-def daemon_settings(before: dict[str, Any], gpus: bool, data: str) -> dict[str, Any]:
-    """The daemon's settings: what is ours over what is there."""
-    own: dict[str, Any] = {"bridge": "none", "iptables": False, "ip6tables": False, "live-restore": True}
+def daemon_settings(current: dict[str, Any], gpus: bool, data_root: str) -> dict[str, Any]:
+    """Return the current settings of the daemon, overridden by those of the role."""
+    settings: dict[str, Any] = {"bridge": "none", "iptables": False, "ip6tables": False, "live-restore": True}
     if gpus:
         nvidia = {"args": [], "path": "nvidia-container-runtime"}
-        own["runtimes"] = {**before.get("runtimes", {}), "nvidia": nvidia}
-    if data:
-        own["data-root"] = data
-        # Images would lie with containerd, which knows nothing of data-root: Docker 29 and newer, freshly installed.
-        own["features"] = {**before.get("features", {}), "containerd-snapshotter": False}
-    return {**before, **own}
+        settings["runtimes"] = {**current.get("runtimes", {}), "nvidia": nvidia}
+    if data_root:
+        settings["data-root"] = data_root
+        # A new Docker 29 or newer stores images in containerd, which ignores data-root.
+        settings["features"] = {**current.get("features", {}), "containerd-snapshotter": False}
+    return {**current, **settings}
 
 
-def written(file: Path, wanted: dict[str, Any], check: bool = False) -> bool:
-    """Whether it had to be written. A daemon's settings land only once the daemon has taken them for good."""
-    if file.exists() and read(file) == wanted:
+def write_json(file: Path, content: dict[str, Any], is_daemon: bool = False) -> bool:
+    """Write the file if its content differs, and return whether it did. Daemon settings are validated before that."""
+    if file.exists() and read_json(file) == content:
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(wanted, indent=2, sort_keys=True) + "\n")
-    # Docker older than 23, as Debian 12's, can't check a file.
-    if check and "--validate" in run("dockerd", "--help").stdout:
-        done = run("dockerd", "--validate", f"--config-file={new}")
-        if done.returncode:
-            new.unlink()
-            raise SystemExit(f"Docker refuses the settings meant for {file}: {(done.stderr or done.stdout).strip()}")
-    new.replace(file)
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    # Docker older than 23, such as Debian 12's, cannot validate a file.
+    if is_daemon and "--validate" in run("dockerd", "--help").stdout:
+        process = run("dockerd", "--validate", f"--config-file={temporary}")
+        if process.returncode:
+            temporary.unlink()
+            error = (process.stderr or process.stdout).strip()
+            raise SystemExit(f"Docker refuses the new settings for {file}: {error}")
+    temporary.replace(file)
     return True
 
 
-def mount_of(folder: Path) -> Path:
-    """The mount point that it is on."""
-    return next(each for each in (folder, *folder.parents) if each.is_mount())
+def find_mount_point(folder: Path) -> Path:
+    """Return the mount point of the file system of this folder."""
+    return next(path for path in (folder, *folder.parents) if path.is_mount())
 
 
-def bound_to(data: str) -> bool:
-    """Have Docker start only where the file system of its data is mounted; whether that had not been so.
+def write_mount_condition(data_root: str) -> bool:
+    """Make systemd start Docker only if the file system of its data is mounted; return whether the unit changed.
 
-    A boot comes before the play that mounts it, and Docker would fill the folder below. No unit of systemd's mounts it,
-    so RequiresMountsFor= would wait for nothing.
+    At boot Docker would start before the playbook mounts the file system, and fill the directory below. The mount is
+    not a systemd unit, so RequiresMountsFor= would have no effect.
     """
-    mount = mount_of(Path(data)) if data else Path("/")
-    wanted = f"[Unit]\nConditionPathIsMountPoint={mount}\n" if mount != Path("/") else ""
-    if (DROP_IN.read_text() if DROP_IN.exists() else "") == wanted:
+    mount_point = find_mount_point(Path(data_root)) if data_root else Path("/")
+    expected = f"[Unit]\nConditionPathIsMountPoint={mount_point}\n" if mount_point != Path("/") else ""
+    if (DROP_IN.read_text() if DROP_IN.exists() else "") == expected:
         return False
-    if wanted:
+    if expected:
         DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-        DROP_IN.write_text(wanted)
+        DROP_IN.write_text(expected)
     else:
         DROP_IN.unlink()
-    must("systemctl", "daemon-reload")
     return True
 
 
-def hidden(data: str) -> bool:
-    """Whether the running daemon has files open in a folder of that name which a mount has covered since."""
-    process = must("systemctl", "show", "--property=MainPID", "--value", "docker.service").strip()
-    here = Path(data).stat().st_dev
+def has_covered_files(data_root: str) -> bool:
+    """Return whether the running daemon has files open in a data root that a later mount has covered."""
+    process = run_checked("systemctl", "show", "--property=MainPID", "--value", "docker.service").strip()
+    device = Path(data_root).stat().st_dev
     for file in Path(f"/proc/{process}/fd").glob("*"):
         try:
-            if str(file.readlink()).startswith(f"{data}/") and file.stat().st_dev != here:
+            if str(file.readlink()).startswith(f"{data_root}/") and file.stat().st_dev != device:
                 return True
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     return False
 
 
-def in_force(gpus: bool, data: str) -> bool:
-    """Whether the running daemon has what the file says, also where an earlier run ended before it was started anew."""
-    done = run("docker", "info", "--format", "{{json .}}")
-    since = run("systemctl", "show", "--property=ActiveEnterTimestamp", "--value", "--timestamp=unix", "docker.service")
-    if done.returncode or DAEMON.stat().st_mtime > int(since.stdout.strip().lstrip("@") or 0) + 1:
+def uses_settings(gpus: bool, data_root: str) -> bool:
+    """Return whether the running daemon uses the settings file; an earlier run may have ended before the restart."""
+    info = run("docker", "info", "--format", "{{json .}}")
+    start = run("systemctl", "show", "--property=ActiveEnterTimestamp", "--value", "--timestamp=unix", "docker.service")
+    started_at = int(start.stdout.strip().lstrip("@") or 0)
+    if info.returncode or DAEMON_SETTINGS.stat().st_mtime > started_at + 1:
         return False
-    told = json.loads(done.stdout)
-    runs = not gpus or "nvidia" in told.get("Runtimes", {})
-    return runs and (not data or (told.get("DockerRootDir") == data and not hidden(data)))
+    values = json.loads(info.stdout)
+    has_runtime = not gpus or "nvidia" in values.get("Runtimes", {})
+    has_data_root = not data_root or (values.get("DockerRootDir") == data_root and not has_covered_files(data_root))
+    return has_runtime and has_data_root
 
 
-def held() -> bool:
-    """Hold what is installed; whether something had not been held."""
-    lines = run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES, *TOOLKIT).stdout.splitlines()
+def hold_packages() -> bool:
+    """Hold the installed packages, and return whether one was not held."""
+    lines = run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES).stdout.splitlines()
     names = [line.split()[1] for line in lines if line.startswith("installed ")]
-    told = must("apt-mark", "hold", *names) if names else ""
-    return any("already" not in line for line in told.splitlines())
+    output = run_checked("apt-mark", "hold", *names) if names else ""
+    return any("already" not in line for line in output.splitlines())
 
 
-def pulled(image: str) -> bool:
-    """Whether it had to be pulled."""
-    if run("docker", "image", "inspect", image).returncode == 0:
-        return False
-    for delay in (*PULL_DELAYS, None):
-        done = run("docker", "pull", "--quiet", image)
-        if done.returncode == 0:
-            return True
-        if delay is None:
-            raise SystemExit(f"can't pull {image}: {done.stderr.strip()} ({len(PULL_DELAYS) + 1} tries)")
-        time.sleep(delay)
-    raise AssertionError
-
-
-def main(gpus: str, data: str, image: str, registry: str, *folders: str) -> None:
-    changed = held()
-    for folder in filter(None, (data, *folders)):  # Docker refuses to show a container what is not there
-        if not os.path.lexists(folder):
-            Path(folder).mkdir(parents=True)
+def configure(gpus: str, data_root: str, registry: str, *directories: str) -> None:
+    """Hold packages, create directories, and write the settings of systemd, daemon and client."""
+    changed = hold_packages()
+    for directory in filter(None, (data_root, *directories)):  # Docker refuses to mount a missing directory
+        if not os.path.lexists(directory):
+            Path(directory).mkdir(parents=True)
             changed = True
-    settings = daemon_settings(read(DAEMON), gpus == "gpus", data)
-    changed |= bound_to(settings.get("data-root", ""))
-    fresh = written(DAEMON, settings, check=True)
+    settings = daemon_settings(read_json(DAEMON_SETTINGS), gpus == "gpus", data_root)
+    changed |= write_mount_condition(settings.get("data-root", ""))
+    settings_changed = write_json(DAEMON_SETTINGS, settings, is_daemon=True)
     if registry:
-        client = read(CLIENT)
+        client = read_json(CLIENT_SETTINGS)
         client["credHelpers"] = {**client.get("credHelpers", {}), registry: "ecr-login"}
-        changed |= written(CLIENT, client)
-    if run("systemctl", "is-enabled", "-q", "docker.service").returncode:
-        must("systemctl", "enable", "-q", "docker.service")
-        changed = True
-    if fresh or not in_force(gpus == "gpus", data):
-        must("systemctl", "restart", "docker.service")
-        changed = True
-    if image:
-        changed |= pulled(image)
-    if changed:
+        changed |= write_json(CLIENT_SETTINGS, client)
+    if settings_changed or not uses_settings(gpus == "gpus", data_root):
+        print("restart")
+    if changed or settings_changed:
         print("changed")
+
+
+def pull(image: str) -> None:
+    """Pull the image if it is missing. Raises SystemExit after the last attempt."""
+    if run("docker", "image", "inspect", image).returncode == 0:
+        return
+    for delay in (*PULL_RETRY_DELAYS_SECONDS, None):
+        process = run("docker", "pull", "--quiet", image)
+        if process.returncode == 0:
+            print("changed")
+            return
+        if delay is None:
+            attempts = len(PULL_RETRY_DELAYS_SECONDS) + 1
+            raise SystemExit(f"cannot pull {image}: {process.stderr.strip()} ({attempts} attempts)")
+        time.sleep(delay)
+
+
+def main(command: str, *arguments: str) -> None:
+    """Run one of the two commands."""
+    if command == "configure":
+        configure(*arguments)
+    else:
+        pull(*arguments)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,31 @@
 #!/bin/sh
-# Looks at the system itself; says each thing that is not as it should be.
-#   verify.sh RELEASE ENVIRONMENT_FILE CUDNN|''
+# Verify the CUDA toolkit. Prints one line per problem to stderr; exit status 0 or 1.
+#   verify.sh RELEASE ENVIRONMENT_FILE CUDNN_VERSION|''
 set -u
 release=$1 file=$2 cudnn=$3
-wrong=0
+status=0
 
-complain() { echo "$*" >&2; wrong=1; }
+report_problem() { echo "$*" >&2; status=1; }
 
 home=$(sed -n 's/^CUDA_HOME=//p' "$file")
-[ "$(readlink -f /usr/local/cuda)" = "$home" ] || complain "/usr/local/cuda is not $home"
-if told=$("$home/bin/nvcc" --version 2>&1); then
-  seen=$(echo "$told" | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-  [ "$seen" = "$release" ] || complain "$home/bin/nvcc is of CUDA ${seen:-none}, not $release"
+[ "$(readlink -f /usr/local/cuda)" = "$home" ] || report_problem "/usr/local/cuda is not $home"
+if output=$("$home/bin/nvcc" --version 2>&1); then
+  version=$(echo "$output" | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  [ "$version" = "$release" ] || report_problem "$home/bin/nvcc is of CUDA ${version:-unknown}, not $release"
 else
-  complain "$home/bin/nvcc does not run: $told"
+  report_problem "$home/bin/nvcc does not run: $output"
 fi
-[ -e "$home/include/cuda_runtime.h" ] || complain "$home has no headers of CUDA's runtime"
-command -v g++ >/dev/null || complain "there is no g++, which nvcc compiles the host's code with"
+[ -e "$home/include/cuda_runtime.h" ] || report_problem "$home has no headers of the CUDA runtime"
+command -v g++ >/dev/null || report_problem "g++, which nvcc needs for host code, is not installed"
 
 if [ -n "$cudnn" ]; then
   header=$(ls /usr/include/*-linux-gnu/cudnn_version.h /usr/include/cudnn_version.h "$home/include/cudnn_version.h" \
     2>/dev/null | head -1)
-  seen=$(sed -n 's/^#define CUDNN_\(MAJOR\|MINOR\|PATCHLEVEL\)  *\([0-9]*\).*/\2/p' "${header:-/dev/null}" | paste -sd.)
+  version=$(sed -n 's/^#define CUDNN_\(MAJOR\|MINOR\|PATCHLEVEL\)  *\([0-9]*\).*/\2/p' "${header:-/dev/null}" |
+    paste -sd.)
   case $cudnn in
-    "$seen"|"${seen:-none}".*) ;;
-    *) complain "cuDNN's header is of ${seen:-none}, not $cudnn" ;;
+    "$version"|"${version:-none}".*) ;;
+    *) report_problem "the cuDNN header is of version ${version:-unknown}, not $cudnn" ;;
   esac
 fi
-exit $wrong
+exit $status

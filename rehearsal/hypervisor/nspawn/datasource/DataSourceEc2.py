@@ -1,5 +1,11 @@
-"""cloud-init's EC2 datasource on a machine without DMI, which is how it knows AWS: told here that it is AWS, it asks
-for session tokens as it does there. Only once the network is up: the earlier stage would run a DHCP client."""
+"""cloud-init's EC2 datasource for a container.
+
+cloud-init identifies AWS by DMI data, which a container does not have. Here the platform is always AWS, so that
+cloud-init requests IMDSv2 session tokens as on AWS. The datasource depends on the network, because the stage before it
+would start a DHCP client.
+"""
+
+# ruff: noqa: N813, N999 (cloud-init requires the name of the module)
 
 from typing import Any
 
@@ -10,6 +16,6 @@ ec2.identify_platform = lambda: ec2.CloudNames.AWS
 
 
 def get_datasource_list(depends: list[str]) -> Any:
-    """Called by cloud-init with what a stage offers."""
-    needs = (sources.DEP_FILESYSTEM, sources.DEP_NETWORK)
-    return sources.list_from_depends(depends, [(ec2.DataSourceEc2, needs)])
+    """Return the datasources for a stage of cloud-init, which calls this with the dependencies of the stage."""
+    dependencies = (sources.DEP_FILESYSTEM, sources.DEP_NETWORK)
+    return sources.list_from_depends(depends, [(ec2.DataSourceEc2, dependencies)])

@@ -1,1 +1,1 @@
-"""Installed in a node's root: what its cloud-init loads before its own EC2 datasource."""
+"""Installed in the image of booted nodes: cloud-init loads it before its own EC2 datasource."""

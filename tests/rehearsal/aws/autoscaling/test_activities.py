@@ -1,4 +1,4 @@
-"""What a group tells of its launches, and that it tries again what EC2 refused."""
+"""Scaling activities of a group, and its retries of launches that EC2 rejected."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,27 +22,29 @@ def activities(client: Client, name: str) -> list[dict[str, Any]]:
 
 
 def members(client: Client, name: str) -> list[str]:
-    found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
-    return [each["InstanceId"] for each in found["Instances"]]
+    activities = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][
+        0
+    ]
+    return [each["InstanceId"] for each in activities["Instances"]]
 
 
 def grow(client: Client, name: str, count: int) -> None:
     client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=count)
 
 
-def test_each_launch_and_termination_is_told_the_newest_first(client: Client, group: Callable[..., str]) -> None:
+def test_activities_are_listed_newest_first(client: Client, group: Callable[..., str]) -> None:
     name = group()
     grow(client, name, 1)
-    (made,) = members(client, name)
+    (created,) = members(client, name)
     grow(client, name, 0)
-    told = [(each["Description"], each["StatusCode"]) for each in activities(client, name)]
-    assert told == [
-        (f"Terminating EC2 instance: {made}", "Successful"),
-        (f"Launching a new EC2 instance: {made}", "Successful"),
+    listed = [(each["Description"], each["StatusCode"]) for each in activities(client, name)]
+    assert listed == [
+        (f"Terminating EC2 instance: {created}", "Successful"),
+        (f"Launching a new EC2 instance: {created}", "Successful"),
     ]
 
 
-def test_a_raised_capacity_is_not_atomic_and_what_failed_is_told(
+def test_partial_capacity_increase_records_the_failure(
     client: Client, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
     kind = "m7i.large"  # no other test launches it
@@ -56,26 +58,28 @@ def test_a_raised_capacity_is_not_atomic_and_what_failed_is_told(
     assert newest["StatusMessage"].endswith("Launching EC2 instance failed.")
 
 
-def test_what_failed_is_tried_again_until_there_is_capacity(
+def test_failed_launch_is_retried_until_capacity_is_available(
     client: Client, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
     name = group()
     aws.inject(Quota(code="L-1216C47A", vcpus=0))
     grow(client, name, 1)
-    aws.advance(100)
+    aws.advance_clock(100)
     failed = [each for each in activities(client, name) if each["StatusCode"] == "Failed"]
     assert len(failed) > 2
     assert "vCPU limit of 0" in failed[0]["StatusMessage"]
     aws.clear_faults()
-    aws.advance(31)
+    aws.advance_clock(31)
     assert len(members(client, name)) == 1
 
 
-def test_a_group_that_wants_no_more_tries_no_more(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> None:
+def test_failed_launch_is_not_retried_after_scale_in(
+    client: Client, aws: EmulatedAws, group: Callable[..., str]
+) -> None:
     name = group()
     aws.inject(Capacity(limit=0))
     grow(client, name, 2)
     grow(client, name, 0)
     count = len(activities(client, name))
-    aws.advance(600)
+    aws.advance_clock(600)
     assert len(activities(client, name)) == count

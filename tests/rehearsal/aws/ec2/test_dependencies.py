@@ -1,4 +1,4 @@
-"""A whole network, made and deleted as AWS allows: in the right order nothing stays, in a wrong one it refuses."""
+"""A complete network: deletion succeeds in the right order and fails with DependencyViolation in a wrong order."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -12,8 +12,8 @@ from tests.rehearsal.aws.conftest import Client, Network
 
 
 @dataclass
-class Made:
-    """A VPC as the program makes one."""
+class Resources:
+    """The resources of a network, as the Pulumi program creates them."""
 
     vpc: str
     gateway: str
@@ -27,7 +27,7 @@ class Made:
     endpoint: str
 
 
-def make(client: Client) -> Made:
+def make(client: Client) -> Resources:
     ec2 = client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
     ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
@@ -44,53 +44,55 @@ def make(client: Client) -> Made:
     endpoint = ec2.create_vpc_endpoint(
         VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3", VpcEndpointType="Gateway", RouteTableIds=[table]
     )["VpcEndpoint"]["VpcEndpointId"]
-    return Made(vpc, gateway, public, private, group, address, nat, table, association, endpoint)
+    return Resources(vpc, gateway, public, private, group, address, nat, table, association, endpoint)
 
 
-def deletions(client: Client, made: Made) -> dict[str, Callable[[], Any]]:
-    """Every deletion, in an order that AWS takes."""
+def deletions(client: Client, resources: Resources) -> dict[str, Callable[[], Any]]:
+    """Return every deletion, in an order that AWS accepts."""
     ec2 = client("ec2")
     return {
-        "endpoint": lambda: ec2.delete_vpc_endpoints(VpcEndpointIds=[made.endpoint]),
-        "association": lambda: ec2.disassociate_route_table(AssociationId=made.association),
-        "table": lambda: ec2.delete_route_table(RouteTableId=made.table),
-        "nat": lambda: ec2.delete_nat_gateway(NatGatewayId=made.nat),
-        "address": lambda: ec2.release_address(AllocationId=made.address),
-        "group": lambda: ec2.delete_security_group(GroupId=made.group),
-        "private": lambda: ec2.delete_subnet(SubnetId=made.private),
-        "public": lambda: ec2.delete_subnet(SubnetId=made.public),
-        "detach": lambda: ec2.detach_internet_gateway(InternetGatewayId=made.gateway, VpcId=made.vpc),
-        "gateway": lambda: ec2.delete_internet_gateway(InternetGatewayId=made.gateway),
-        "vpc": lambda: ec2.delete_vpc(VpcId=made.vpc),
+        "endpoint": lambda: ec2.delete_vpc_endpoints(VpcEndpointIds=[resources.endpoint]),
+        "association": lambda: ec2.disassociate_route_table(AssociationId=resources.association),
+        "table": lambda: ec2.delete_route_table(RouteTableId=resources.table),
+        "nat": lambda: ec2.delete_nat_gateway(NatGatewayId=resources.nat),
+        "address": lambda: ec2.release_address(AllocationId=resources.address),
+        "group": lambda: ec2.delete_security_group(GroupId=resources.group),
+        "private": lambda: ec2.delete_subnet(SubnetId=resources.private),
+        "public": lambda: ec2.delete_subnet(SubnetId=resources.public),
+        "detach": lambda: ec2.detach_internet_gateway(InternetGatewayId=resources.gateway, VpcId=resources.vpc),
+        "gateway": lambda: ec2.delete_internet_gateway(InternetGatewayId=resources.gateway),
+        "vpc": lambda: ec2.delete_vpc(VpcId=resources.vpc),
     }
 
 
 @pytest.fixture(scope="module")
-def whole(client: Client) -> Iterator[Made]:
-    made = make(client)
-    yield made
-    for delete in deletions(client, made).values():
+def network_resources(client: Client) -> Iterator[Resources]:
+    resources = make(client)
+    yield resources
+    for delete in deletions(client, resources).values():
         delete()
 
 
-def test_deleted_in_order_nothing_stays(client: Client, aws: EmulatedAws) -> None:
-    before = aws.dump()
-    made = make(client)
-    assert len(aws.dump()) - len(before) >= len(fields(Made)) - 1
-    for delete in deletions(client, made).values():
+def test_deletion_in_order_removes_everything(client: Client, aws: EmulatedAws) -> None:
+    before = aws.list_resources()
+    resources = make(client)
+    assert len(aws.list_resources()) - len(before) >= len(fields(Resources)) - 1
+    for delete in deletions(client, resources).values():
         delete()
-    assert aws.dump() == before
+    assert aws.list_resources() == before
 
 
 @pytest.mark.parametrize("early", ["table", "address", "public", "detach", "gateway", "vpc"])
-def test_deleted_too_early_it_is_refused(client: Client, aws: EmulatedAws, whole: Made, early: str) -> None:
-    before = aws.dump()
+def test_deletion_with_dependencies_is_refused(
+    client: Client, aws: EmulatedAws, network_resources: Resources, early: str
+) -> None:
+    before = aws.list_resources()
     with pytest.raises(ClientError, match=r"DependencyViolation|InvalidIPAddress\.InUse"):
-        deletions(client, whole)[early]()
-    assert aws.dump() == before
+        deletions(client, network_resources)[early]()
+    assert aws.list_resources() == before
 
 
-def test_a_vpc_with_nothing_but_a_group_is_kept(client: Client, name: str) -> None:
+def test_vpc_with_a_security_group_cannot_be_deleted(client: Client, name: str) -> None:
     ec2 = client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.2.0.0/16")["Vpc"]["VpcId"]
     group = ec2.create_security_group(GroupName=name, Description="x", VpcId=vpc)["GroupId"]
@@ -100,7 +102,7 @@ def test_a_vpc_with_nothing_but_a_group_is_kept(client: Client, name: str) -> No
     ec2.delete_vpc(VpcId=vpc)
 
 
-def test_a_subnet_with_an_instance_is_kept(client: Client, network: Network) -> None:
+def test_subnet_with_an_instance_cannot_be_deleted(client: Client, network: Network) -> None:
     ec2 = client("ec2")
     ids = {"ImageId": network.image, "InstanceType": "t3.medium", "MinCount": 1, "MaxCount": 1}
     ec2.run_instances(**ids, SubnetId=network.subnet, SecurityGroupIds=[network.group])
@@ -110,7 +112,7 @@ def test_a_subnet_with_an_instance_is_kept(client: Client, network: Network) -> 
         ec2.delete_security_group(GroupId=network.group)
 
 
-def test_a_group_that_another_s_rule_names_is_kept(client: Client, network: Network, name: str) -> None:
+def test_security_group_referenced_by_a_rule_cannot_be_deleted(client: Client, network: Network, name: str) -> None:
     ec2 = client("ec2")
     first, second = (
         ec2.create_security_group(GroupName=f"{name}-{side}", Description="x", VpcId=network.vpc)["GroupId"]
@@ -118,14 +120,14 @@ def test_a_group_that_another_s_rule_names_is_kept(client: Client, network: Netw
     )
     rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": first}]}]
     ec2.authorize_security_group_ingress(GroupId=second, IpPermissions=rule)
-    ec2.authorize_security_group_ingress(GroupId=first, IpPermissions=rule)  # naming itself is no hindrance
+    ec2.authorize_security_group_ingress(GroupId=first, IpPermissions=rule)  # a reference to itself is no dependency
     with pytest.raises(ClientError, match="DependencyViolation"):
         ec2.delete_security_group(GroupId=first)
     ec2.delete_security_group(GroupId=second)
     ec2.delete_security_group(GroupId=first)
 
 
-def test_rules_have_ids_by_which_they_are_found_and_revoked(client: Client, network: Network, name: str) -> None:
+def test_rules_can_be_described_and_revoked_by_id(client: Client, network: Network, name: str) -> None:
     ec2 = client("ec2")
     group = ec2.create_security_group(GroupName=name, Description="x", VpcId=network.vpc)["GroupId"]
     rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
@@ -133,18 +135,18 @@ def test_rules_have_ids_by_which_they_are_found_and_revoked(client: Client, netw
         (ec2.authorize_security_group_ingress, False),
         (ec2.authorize_security_group_egress, True),
     ):
-        (made,) = authorize(GroupId=group, IpPermissions=rule)["SecurityGroupRules"]
-        wanted = [made["SecurityGroupRuleId"]]
-        (found,) = ec2.describe_security_group_rules(SecurityGroupRuleIds=wanted)["SecurityGroupRules"]
-        assert (found["IsEgress"], found["ReferencedGroupInfo"]["GroupId"]) == (egress, group)
+        (resources,) = authorize(GroupId=group, IpPermissions=rule)["SecurityGroupRules"]
+        rule_ids = [resources["SecurityGroupRuleId"]]
+        (described,) = ec2.describe_security_group_rules(SecurityGroupRuleIds=rule_ids)["SecurityGroupRules"]
+        assert (described["IsEgress"], described["ReferencedGroupInfo"]["GroupId"]) == (egress, group)
         revoke = ec2.revoke_security_group_egress if egress else ec2.revoke_security_group_ingress
-        revoke(GroupId=group, SecurityGroupRuleIds=wanted)
+        revoke(GroupId=group, SecurityGroupRuleIds=rule_ids)
         filters = [{"Name": "group-id", "Values": [group]}]
-        left = ec2.describe_security_group_rules(Filters=filters)["SecurityGroupRules"]
-        assert wanted[0] not in [each["SecurityGroupRuleId"] for each in left]
+        remaining = ec2.describe_security_group_rules(Filters=filters)["SecurityGroupRules"]
+        assert rule_ids[0] not in [rule_entry["SecurityGroupRuleId"] for rule_entry in remaining]
 
 
-def test_a_rule_that_is_there_is_refused_whatever_its_description(client: Client, network: Network, name: str) -> None:
+def test_duplicate_rule_is_refused_despite_another_description(client: Client, network: Network, name: str) -> None:
     ec2 = client("ec2")
     group = ec2.create_security_group(GroupName=name, Description="x", VpcId=network.vpc)["GroupId"]
 
@@ -153,29 +155,29 @@ def test_a_rule_that_is_there_is_refused_whatever_its_description(client: Client
         rule = {"IpProtocol": "tcp", "FromPort": 988, "ToPort": 988, "UserIdGroupPairs": [pair]}
         return ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])["SecurityGroupRules"]
 
-    (made,) = authorize("Lustre")
-    assert made["Description"] == "Lustre"
+    (resources,) = authorize("Lustre")
+    assert resources["Description"] == "Lustre"
     with pytest.raises(ClientError, match=r"InvalidPermission\.Duplicate"):
         authorize("again")
 
 
-def test_all_rules_of_a_call_are_in_its_answer(client: Client, network: Network, name: str) -> None:
+def test_response_contains_all_authorized_rules(client: Client, network: Network, name: str) -> None:
     ec2 = client("ec2")
     group = ec2.create_security_group(GroupName=name, Description="x", VpcId=network.vpc)["GroupId"]
     rules = [
         {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "UserIdGroupPairs": [{"GroupId": group}]}
         for port in (988, 1018)
     ]
-    made = ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)["SecurityGroupRules"]
-    assert [rule["FromPort"] for rule in made] == [988, 1018]
+    resources = ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)["SecurityGroupRules"]
+    assert [rule["FromPort"] for rule in resources] == [988, 1018]
 
 
-def test_a_nat_gateway_has_an_address_of_its_subnet(client: Client, whole: Made) -> None:
-    (gateway,) = client("ec2").describe_nat_gateways(NatGatewayIds=[whole.nat])["NatGateways"]
+def test_nat_gateway_has_an_address_of_the_subnet(client: Client, network_resources: Resources) -> None:
+    (gateway,) = client("ec2").describe_nat_gateways(NatGatewayIds=[network_resources.nat])["NatGateways"]
     assert gateway["NatGatewayAddresses"][0]["PrivateIp"].startswith("10.1.0.")
 
 
-def test_an_interface_in_use_is_kept(client: Client, network: Network) -> None:
+def test_interface_in_use_cannot_be_deleted(client: Client, network: Network) -> None:
     ec2 = client("ec2")
     ids = {"ImageId": network.image, "InstanceType": "t3.medium", "MinCount": 1, "MaxCount": 1}
     (instance,) = ec2.run_instances(**ids, SubnetId=network.subnet)["Instances"]
@@ -183,15 +185,15 @@ def test_an_interface_in_use_is_kept(client: Client, network: Network) -> None:
         ec2.delete_network_interface(NetworkInterfaceId=instance["NetworkInterfaces"][0]["NetworkInterfaceId"])
 
 
-def test_a_vpc_takes_one_internet_gateway(client: Client, whole: Made) -> None:
+def test_vpc_accepts_one_internet_gateway(client: Client, network_resources: Resources) -> None:
     ec2 = client("ec2")
     second = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    told = rf"\(InvalidParameterValue\).* Network {whole.vpc} already has an internet gateway attached"
-    with pytest.raises(ClientError, match=told):
-        ec2.attach_internet_gateway(InternetGatewayId=second, VpcId=whole.vpc)
+    message = rf"\(InvalidParameterValue\).* Network {network_resources.vpc} already has an internet gateway attached"
+    with pytest.raises(ClientError, match=message):
+        ec2.attach_internet_gateway(InternetGatewayId=second, VpcId=network_resources.vpc)
     ec2.delete_internet_gateway(InternetGatewayId=second)
 
 
-def test_a_gateway_that_is_attached_is_not_attached_again(client: Client, whole: Made) -> None:
+def test_attached_gateway_cannot_be_attached_again(client: Client, network_resources: Resources) -> None:
     with pytest.raises(ClientError, match=r"\(Resource\.AlreadyAssociated\)"):
-        client("ec2").attach_internet_gateway(InternetGatewayId=whole.gateway, VpcId=whole.vpc)
+        client("ec2").attach_internet_gateway(InternetGatewayId=network_resources.gateway, VpcId=network_resources.vpc)

@@ -1,4 +1,4 @@
-"""VPC endpoints: what an interface endpoint holds, and until when."""
+"""VPC endpoints: network interfaces of interface endpoints, and their dependencies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +13,8 @@ SSM = "com.amazonaws.us-east-1.ssm"
 
 
 @pytest.fixture
-def made(client: Client, name: str) -> dict[str, str]:
-    """A VPC with DNS names, a subnet, a group."""
+def vpc_network(client: Client, name: str) -> dict[str, str]:
+    """A VPC with DNS host names, a subnet and a security group."""
     ec2 = client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
     ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
@@ -23,50 +23,53 @@ def made(client: Client, name: str) -> dict[str, str]:
     return {"vpc": vpc, "subnet": subnet, "group": group}
 
 
-def endpoint(client: Client, made: dict[str, str], **given: Any) -> dict[str, Any]:
-    asked = {
-        "VpcId": made["vpc"],
+def create_endpoint(client: Client, vpc_network: dict[str, str], **overrides: Any) -> dict[str, Any]:
+    parameters = {
+        "VpcId": vpc_network["vpc"],
         "VpcEndpointType": "Interface",
         "ServiceName": SSM,
-        "SubnetIds": [made["subnet"]],
-        "SecurityGroupIds": [made["group"]],
+        "SubnetIds": [vpc_network["subnet"]],
+        "SecurityGroupIds": [vpc_network["group"]],
         "PrivateDnsEnabled": True,
-        **given,
+        **overrides,
     }
-    return dict(client("ec2").create_vpc_endpoint(**asked)["VpcEndpoint"])
+    return dict(client("ec2").create_vpc_endpoint(**parameters)["VpcEndpoint"])
 
 
-def found(client: Client, name: str) -> list[dict[str, Any]]:
+def describe(client: Client, name: str) -> list[dict[str, Any]]:
     by_id = [{"Name": "vpc-endpoint-id", "Values": [name]}]
     return list(client("ec2").describe_vpc_endpoints(Filters=by_id)["VpcEndpoints"])
 
 
 def available(client: Client, name: str) -> dict[str, Any]:
-    eventually(lambda: found(client, name)[0]["State"] == "available", f"the endpoint {name}")
-    return found(client, name)[0]
+    eventually(lambda: describe(client, name)[0]["State"] == "available", f"the endpoint {name}")
+    return describe(client, name)[0]
 
 
-def test_an_interface_endpoint_has_an_interface_in_its_subnet(client: Client, made: dict[str, str]) -> None:
-    one = available(client, endpoint(client, made)["VpcEndpointId"])
-    assert (one["SubnetIds"], [group["GroupId"] for group in one["Groups"]]) == ([made["subnet"]], [made["group"]])
-    (interface,) = client("ec2").describe_network_interfaces(NetworkInterfaceIds=one["NetworkInterfaceIds"])[
+def test_interface_endpoint_has_an_interface_in_the_subnet(client: Client, vpc_network: dict[str, str]) -> None:
+    described = available(client, create_endpoint(client, vpc_network)["VpcEndpointId"])
+    assert (described["SubnetIds"], [group["GroupId"] for group in described["Groups"]]) == (
+        [vpc_network["subnet"]],
+        [vpc_network["group"]],
+    )
+    (interface,) = client("ec2").describe_network_interfaces(NetworkInterfaceIds=described["NetworkInterfaceIds"])[
         "NetworkInterfaces"
     ]
-    assert (interface["SubnetId"], interface["PrivateIpAddress"][:7]) == (made["subnet"], "10.8.0.")
+    assert (interface["SubnetId"], interface["PrivateIpAddress"][:7]) == (vpc_network["subnet"], "10.8.0.")
 
 
-def test_subnet_and_group_are_held_until_the_endpoint_is_gone(client: Client, made: dict[str, str]) -> None:
-    ec2, name = client("ec2"), endpoint(client, made)["VpcEndpointId"]
+def test_subnet_and_group_cannot_be_deleted_before_the_endpoint(client: Client, vpc_network: dict[str, str]) -> None:
+    ec2, name = client("ec2"), create_endpoint(client, vpc_network)["VpcEndpointId"]
     drops: list[Callable[[], Any]] = [
-        lambda: ec2.delete_subnet(SubnetId=made["subnet"]),
-        lambda: ec2.delete_security_group(GroupId=made["group"]),
+        lambda: ec2.delete_subnet(SubnetId=vpc_network["subnet"]),
+        lambda: ec2.delete_security_group(GroupId=vpc_network["group"]),
     ]
     ec2.delete_vpc_endpoints(VpcEndpointIds=[name])
-    assert found(client, name)[0]["State"] == "deleting"
+    assert describe(client, name)[0]["State"] == "deleting"
     for drop in drops:
         with pytest.raises(ClientError, match="DependencyViolation"):
             drop()
-    eventually(lambda: not found(client, name), "the endpoint's end")
+    eventually(lambda: not describe(client, name), "the endpoint's end")
     for drop in drops:
         drop()
 
@@ -79,32 +82,39 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_ec2_refuses(client: Client, made: dict[str, str], case: str) -> None:
+def test_ec2_refuses(client: Client, vpc_network: dict[str, str], case: str) -> None:
     with pytest.raises(ClientError, match=r"InvalidParameter|InvalidSecurityGroupId\.NotFound"):
-        endpoint(client, made, **WRONG[case])
+        create_endpoint(client, vpc_network, **WRONG[case])
 
 
-def test_private_names_need_the_vpcs_host_names(client: Client, made: dict[str, str]) -> None:
-    client("ec2").modify_vpc_attribute(VpcId=made["vpc"], EnableDnsHostnames={"Value": False})
+def test_private_dns_requires_dns_host_names_of_the_vpc(client: Client, vpc_network: dict[str, str]) -> None:
+    client("ec2").modify_vpc_attribute(VpcId=vpc_network["vpc"], EnableDnsHostnames={"Value": False})
     with pytest.raises(ClientError, match="enableDnsHostnames"):
-        endpoint(client, made)
-    assert endpoint(client, made, PrivateDnsEnabled=False)
+        create_endpoint(client, vpc_network)
+    assert create_endpoint(client, vpc_network, PrivateDnsEnabled=False)
 
 
-def test_its_interfaces_follow_a_change_of_subnets_and_groups(client: Client, made: dict[str, str], name: str) -> None:
-    ec2, endpoint_id = client("ec2"), endpoint(client, made)["VpcEndpointId"]
-    other = ec2.create_subnet(VpcId=made["vpc"], CidrBlock="10.8.1.0/24", AvailabilityZone="us-east-1b")["Subnet"]
-    group = ec2.create_security_group(GroupName=f"{name}-2", Description="x", VpcId=made["vpc"])["GroupId"]
+def test_endpoint_interfaces_follow_changes_of_subnets_and_groups(
+    client: Client, vpc_network: dict[str, str], name: str
+) -> None:
+    ec2, endpoint_id = client("ec2"), create_endpoint(client, vpc_network)["VpcEndpointId"]
+    other = ec2.create_subnet(VpcId=vpc_network["vpc"], CidrBlock="10.8.1.0/24", AvailabilityZone="us-east-1b")[
+        "Subnet"
+    ]
+    group = ec2.create_security_group(GroupName=f"{name}-2", Description="x", VpcId=vpc_network["vpc"])["GroupId"]
     ec2.modify_vpc_endpoint(
         VpcEndpointId=endpoint_id,
         AddSubnetIds=[other["SubnetId"]],
-        RemoveSubnetIds=[made["subnet"]],
+        RemoveSubnetIds=[vpc_network["subnet"]],
         AddSecurityGroupIds=[group],
-        RemoveSecurityGroupIds=[made["group"]],
+        RemoveSecurityGroupIds=[vpc_network["group"]],
     )
-    (one,) = found(client, endpoint_id)
-    assert (one["SubnetIds"], [each["GroupId"] for each in one["Groups"]]) == ([other["SubnetId"]], [group])
-    ec2.delete_subnet(SubnetId=made["subnet"])
-    ec2.delete_security_group(GroupId=made["group"])
+    (described,) = describe(client, endpoint_id)
+    assert (described["SubnetIds"], [entry["GroupId"] for entry in described["Groups"]]) == (
+        [other["SubnetId"]],
+        [group],
+    )
+    ec2.delete_subnet(SubnetId=vpc_network["subnet"])
+    ec2.delete_security_group(GroupId=vpc_network["group"])
     with pytest.raises(ClientError, match="DependencyViolation"):
         ec2.delete_subnet(SubnetId=other["SubnetId"])

@@ -1,4 +1,4 @@
-"""Quotas of vCPUs: what counts for them, and what is refused above them."""
+"""vCPU quotas: the instances that count against them, and launches above them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ P, STANDARD, SPOT_STANDARD = "L-417A185B", "L-1216C47A", "L-34B43A08"
 
 @pytest.fixture(autouse=True)
 def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
-    """Nothing that other tests left counts."""
+    """Remove instances and reservations of other tests, which count against quotas."""
     terminate_all(aws, client)
     cancel_all(client)
     yield
@@ -34,36 +34,36 @@ def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
 
 def cancel_all(client: Client) -> None:
     active = [{"Name": "state", "Values": ["active"]}]
-    for each in client("ec2").describe_capacity_reservations(Filters=active)["CapacityReservations"]:
-        if each["ReservationType"] == "default":  # the others are Capacity Blocks, which count for no quota
-            client("ec2").cancel_capacity_reservation(CapacityReservationId=each["CapacityReservationId"])
+    for reservation in client("ec2").describe_capacity_reservations(Filters=active)["CapacityReservations"]:
+        if reservation["ReservationType"] == "default":  # Capacity Blocks count against no quota
+            client("ec2").cancel_capacity_reservation(CapacityReservationId=reservation["CapacityReservationId"])
 
 
 def applied(client: Client, code: str) -> float:
     return float(client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
-def test_a_quota_is_large_unless_one_is_given(client: Client, aws: EmulatedAws) -> None:
+def test_quota_is_large_without_a_fault(client: Client, aws: EmulatedAws) -> None:
     assert applied(client, P) == 1_000_000
     aws.inject(Quota(code=P, vcpus=96))
     assert applied(client, P) == 96
     assert applied(client, STANDARD) == 1_000_000
 
 
-def test_an_unknown_quota_is_not_there(client: Client) -> None:
+def test_unknown_quota_does_not_exist(client: Client) -> None:
     with pytest.raises(ClientError, match="NoSuchResourceException"):
         applied(client, "L-00000000")
 
 
-def test_a_launch_above_the_quota_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
-    aws.inject(Quota(code=STANDARD, vcpus=4))  # a t3.medium has two
+def test_launch_above_the_quota_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Quota(code=STANDARD, vcpus=4))  # a t3.medium has 2 vCPUs
     (first, _) = launch(client, network, 2)
     assert refused(lambda: launch(client, network)) == "VcpuLimitExceeded"
     client("ec2").terminate_instances(InstanceIds=[first])
     assert launch(client, network)
 
 
-def test_spot_has_a_quota_of_its_own(client: Client, network: Network, aws: EmulatedAws) -> None:
+def test_spot_has_a_separate_quota(client: Client, network: Network, aws: EmulatedAws) -> None:
     aws.inject(Quota(code=SPOT_STANDARD, vcpus=2))
     spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}}
     launch(client, network, **spot)
@@ -71,9 +71,7 @@ def test_spot_has_a_quota_of_its_own(client: Client, network: Network, aws: Emul
     assert launch(client, network)
 
 
-def test_a_reservation_counts_and_a_launch_into_it_does_not_count_twice(
-    client: Client, network: Network, aws: EmulatedAws
-) -> None:
+def test_reservation_and_the_instances_count_once(client: Client, network: Network, aws: EmulatedAws) -> None:
     aws.inject(Quota(code=STANDARD, vcpus=4))
     name = reserve(client, 2, InstanceMatchCriteria="targeted")
     assert refused(lambda: launch(client, network)) == "VcpuLimitExceeded"
@@ -82,13 +80,13 @@ def test_a_reservation_counts_and_a_launch_into_it_does_not_count_twice(
     client("ec2").cancel_capacity_reservation(CapacityReservationId=name)
 
 
-def test_a_capacity_block_counts_for_no_quota(client: Client, network: Network, aws: EmulatedAws) -> None:
-    aws.inject(Quota(code=P, vcpus=96))  # a p4d.24xlarge has as many
+def test_capacity_block_counts_against_no_quota(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Quota(code=P, vcpus=96))  # vCPUs of one p4d.24xlarge
     assert launch(client, network, 2, **in_block(block(aws)))
     assert launch(client, network, InstanceType="p4d.24xlarge")
     assert refused(lambda: launch(client, network, InstanceType="p4d.24xlarge")) == "VcpuLimitExceeded"
 
 
-def test_a_code_that_is_no_quota_is_refused(aws: EmulatedAws) -> None:
-    with pytest.raises(ValueError, match="no quota of vCPUs; they are L-"):
+def test_fault_with_unknown_quota_code_is_refused(aws: EmulatedAws) -> None:
+    with pytest.raises(ValueError, match="not an EC2 vCPU quota; use one of L-"):
         aws.inject({"kind": "quota", "code": "L-00000000", "vcpus": 1})

@@ -1,4 +1,4 @@
-"""Capacity reservations and Capacity Blocks: what they hold, who may launch into them, and how they end."""
+"""Capacity reservations and Capacity Blocks: capacity, launches into them, and their end."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.aws.seed_models import Given, GivenReservation
+from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests.rehearsal.aws.conftest import Client, Network
 
 _numbers = itertools.count(1)
@@ -20,49 +20,49 @@ HOUR = 3600.0
 
 @pytest.fixture(autouse=True)
 def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
-    """Open reservations take the launches of others."""
+    """Cancel open reservations, which would supply the launches of other tests."""
     yield
     aws.clear_faults()
-    for held in client("ec2").describe_capacity_reservations()["CapacityReservations"]:
-        if held["State"] == "active" and held["ReservationType"] == "default":
-            client("ec2").cancel_capacity_reservation(CapacityReservationId=held["CapacityReservationId"])
+    for reservation in client("ec2").describe_capacity_reservations()["CapacityReservations"]:
+        if reservation["State"] == "active" and reservation["ReservationType"] == "default":
+            client("ec2").cancel_capacity_reservation(CapacityReservationId=reservation["CapacityReservationId"])
 
 
-def reserve(client: Client, count: int, **given: Any) -> str:
-    asked = {
+def reserve(client: Client, count: int, **overrides: Any) -> str:
+    parameters = {
         "InstanceType": "t3.medium",
         "InstancePlatform": "Linux/UNIX",
         "AvailabilityZone": "us-east-1a",
         "InstanceCount": count,
-        **given,
+        **overrides,
     }
-    return str(client("ec2").create_capacity_reservation(**asked)["CapacityReservation"]["CapacityReservationId"])
+    return str(client("ec2").create_capacity_reservation(**parameters)["CapacityReservation"]["CapacityReservationId"])
 
 
-def block(aws: EmulatedAws, count: int = 2, begins: float = -HOUR, ends: float = 24 * HOUR) -> str:
-    """A Capacity Block that begins and ends so many seconds from now."""
+def block(aws: EmulatedAws, count: int = 2, starts_in: float = -HOUR, ends_in: float = 24 * HOUR) -> str:
+    """Create a Capacity Block that starts and ends the specified number of seconds from now."""
     name, now = f"cr-{next(_numbers):017x}", aws.now()
-    held = GivenReservation(
+    reservation = SeedReservation(
         id=name,
         instance_type="p4d.24xlarge",
         zone="us-east-1a",
         count=count,
         block=True,
-        start=now + begins,
-        end=now + ends,
+        start=now + starts_in,
+        end=now + ends_in,
     )
-    aws.give(Given(region="us-east-1", reservations=(held,)))
+    aws.seed(AccountSeed(region="us-east-1", reservations=(reservation,)))
     return name
 
 
-def described(client: Client, name: str) -> dict[str, Any]:
+def describe(client: Client, name: str) -> dict[str, Any]:
     return dict(client("ec2").describe_capacity_reservations(CapacityReservationIds=[name])["CapacityReservations"][0])
 
 
-def launch(client: Client, network: Network, count: int = 1, least: int | None = None, **given: Any) -> list[str]:
-    asked = {"ImageId": network.image, "InstanceType": "t3.medium", "SubnetId": network.subnet, **given}
-    made = client("ec2").run_instances(MinCount=least or count, MaxCount=count, **asked)["Instances"]
-    return [each["InstanceId"] for each in made]
+def launch(client: Client, network: Network, count: int = 1, minimum: int | None = None, **overrides: Any) -> list[str]:
+    parameters = {"ImageId": network.image, "InstanceType": "t3.medium", "SubnetId": network.subnet, **overrides}
+    instances = client("ec2").run_instances(MinCount=minimum or count, MaxCount=count, **parameters)["Instances"]
+    return [instance["InstanceId"] for instance in instances]
 
 
 def targeting(name: str) -> dict[str, Any]:
@@ -74,13 +74,13 @@ def in_block(name: str) -> dict[str, Any]:
     return {**targeting(name), **market}
 
 
-def held_by(client: Client, ids: list[str]) -> list[str | None]:
-    found = client("ec2").describe_instances(InstanceIds=ids)["Reservations"]
-    return [each.get("CapacityReservationId") for one in found for each in one["Instances"]]
+def reservations_of(client: Client, ids: list[str]) -> list[str | None]:
+    described = client("ec2").describe_instances(InstanceIds=ids)["Reservations"]
+    return [instance.get("CapacityReservationId") for record in described for instance in record["Instances"]]
 
 
 def terminate_all(aws: EmulatedAws, client: Client) -> None:
-    running = [one.id for one in aws.instances() if one.state == "running"]
+    running = [record.id for record in aws.instances() if record.state == "running"]
     if running:
         client("ec2").terminate_instances(InstanceIds=running)
 
@@ -91,116 +91,120 @@ def refused(call: Callable[[], Any]) -> str:
     return str(caught.value.response["Error"]["Code"])
 
 
-def test_a_reservation_is_told_as_it_was_made(client: Client, aws: EmulatedAws) -> None:
+def test_reservation_is_described_as_created(client: Client, aws: EmulatedAws) -> None:
     end = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(hours=5)
-    found = described(client, reserve(client, 3, InstanceMatchCriteria="targeted", EndDate=end, EndDateType="limited"))
-    assert (found["InstanceType"], found["AvailabilityZone"], found["State"]) == ("t3.medium", "us-east-1a", "active")
-    assert (found["TotalInstanceCount"], found["AvailableInstanceCount"]) == (3, 3)
-    assert (found["InstanceMatchCriteria"], found["EndDate"], found["ReservationType"]) == ("targeted", end, "default")
+    described = describe(
+        client, reserve(client, 3, InstanceMatchCriteria="targeted", EndDate=end, EndDateType="limited")
+    )
+    assert (described["InstanceType"], described["AvailabilityZone"], described["State"]) == (
+        "t3.medium",
+        "us-east-1a",
+        "active",
+    )
+    assert (described["TotalInstanceCount"], described["AvailableInstanceCount"]) == (3, 3)
+    assert (described["InstanceMatchCriteria"], described["EndDate"], described["ReservationType"]) == (
+        "targeted",
+        end,
+        "default",
+    )
 
 
-def test_the_free_count_goes_down_with_launches_and_up_with_terminations(client: Client, network: Network) -> None:
+def test_available_count_follows_launches_and_terminations(client: Client, network: Network) -> None:
     name = reserve(client, 2, InstanceMatchCriteria="targeted")
     ids = launch(client, network, 2, **targeting(name))
-    assert held_by(client, ids) == [name, name]
-    assert described(client, name)["AvailableInstanceCount"] == 0
+    assert reservations_of(client, ids) == [name, name]
+    assert describe(client, name)["AvailableInstanceCount"] == 0
     client("ec2").terminate_instances(InstanceIds=ids[:1])
-    assert described(client, name)["AvailableInstanceCount"] == 1
+    assert describe(client, name)["AvailableInstanceCount"] == 1
 
 
-def test_more_than_a_reservation_holds_is_refused_and_nothing_launched(
-    client: Client, network: Network, aws: EmulatedAws
-) -> None:
+def test_launch_larger_than_the_reservation_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
     name, before = reserve(client, 1, InstanceMatchCriteria="targeted"), len(aws.instances())
     assert refused(lambda: launch(client, network, 2, **targeting(name))) == "ReservationCapacityExceeded"
     assert len(aws.instances()) == before
-    assert len(launch(client, network, 2, least=1, **targeting(name))) == 1
+    assert len(launch(client, network, 2, minimum=1, **targeting(name))) == 1
 
 
-@pytest.mark.parametrize("given", [{"InstanceType": "t3.large"}, {"AvailabilityZone": "us-east-1b"}])
-def test_a_reservation_of_another_type_or_zone_is_refused(
-    client: Client, network: Network, given: dict[str, Any]
+@pytest.mark.parametrize("overrides", [{"InstanceType": "t3.large"}, {"AvailabilityZone": "us-east-1b"}])
+def test_reservation_of_another_type_or_zone_is_refused(
+    client: Client, network: Network, overrides: dict[str, Any]
 ) -> None:
-    name = reserve(client, 1, InstanceMatchCriteria="targeted", **given)
+    name = reserve(client, 1, InstanceMatchCriteria="targeted", **overrides)
     assert refused(lambda: launch(client, network, **targeting(name))) == "ReservationCapacityExceeded"
 
 
-def test_a_reservation_that_is_not_there_is_refused(client: Client, network: Network) -> None:
+def test_unknown_reservation_is_refused(client: Client, network: Network) -> None:
     missing = "cr-0aaaaaaaaaaaaaaaa"
     code = "InvalidCapacityReservationId.NotFound"
     assert refused(lambda: launch(client, network, **targeting(missing))) == code
-    assert refused(lambda: described(client, missing)) == code
+    assert refused(lambda: describe(client, missing)) == code
 
 
-def test_a_cancelled_reservation_takes_no_launch_and_is_held_no_more(
-    client: Client, network: Network, aws: EmulatedAws
-) -> None:
+def test_cancelled_reservation_accepts_no_launch(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = reserve(client, 1, InstanceMatchCriteria="targeted")
-    assert [one.kind for one in aws.dump() if one.id == name] == ["capacity-reservation"]
+    assert [record.kind for record in aws.list_resources() if record.id == name] == ["capacity-reservation"]
     (running,) = launch(client, network, **targeting(name))
     client("ec2").cancel_capacity_reservation(CapacityReservationId=name)
-    assert described(client, name)["State"] == "cancelled"
-    assert held_by(client, [running]) == [None]
+    assert describe(client, name)["State"] == "cancelled"
+    assert reservations_of(client, [running]) == [None]
     assert refused(lambda: launch(client, network, **targeting(name))) == "ReservationCapacityExceeded"
-    assert name not in [one.id for one in aws.dump()]
+    assert name not in [record.id for record in aws.list_resources()]
 
 
-def test_a_reservation_expires_at_its_end(client: Client, network: Network, aws: EmulatedAws) -> None:
+def test_reservation_expires_at_the_end_date(client: Client, network: Network, aws: EmulatedAws) -> None:
     end = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(hours=1)
     name = reserve(client, 1, InstanceMatchCriteria="targeted", EndDate=end, EndDateType="limited")
     (running,) = launch(client, network, **targeting(name))
-    aws.advance(HOUR + 1)
-    assert described(client, name)["State"] == "expired"
+    aws.advance_clock(HOUR + 1)
+    assert describe(client, name)["State"] == "expired"
     states = client("ec2").describe_instances(InstanceIds=[running])["Reservations"][0]["Instances"][0]["State"]
-    assert states["Name"] == "running"  # what ran in it runs on, On-Demand
+    assert states["Name"] == "running"  # its instances continue as On-Demand Instances
 
 
-def test_an_open_reservation_takes_matching_launches_and_no_others(client: Client, network: Network) -> None:
+def test_open_reservation_accepts_only_matching_launches(client: Client, network: Network) -> None:
     name = reserve(client, 1)
-    assert sorted(held_by(client, launch(client, network, 2)), key=str) == [None, name]
+    assert sorted(reservations_of(client, launch(client, network, 2)), key=str) == [None, name]
     other = reserve(client, 1)
     none: dict[str, Any] = {"CapacityReservationSpecification": {"CapacityReservationPreference": "none"}}
-    assert held_by(client, launch(client, network, **none)) == [None]
-    assert held_by(client, launch(client, network, InstanceType="t3.large")) == [None]
-    assert described(client, other)["AvailableInstanceCount"] == 1
+    assert reservations_of(client, launch(client, network, **none)) == [None]
+    assert reservations_of(client, launch(client, network, InstanceType="t3.large")) == [None]
+    assert describe(client, other)["AvailableInstanceCount"] == 1
 
 
-def test_what_is_reserved_is_there_though_capacity_runs_out(client: Client, network: Network, aws: EmulatedAws) -> None:
+def test_reserved_capacity_is_available_during_a_shortage(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = reserve(client, 1, InstanceMatchCriteria="targeted")
     aws.inject(Capacity(limit=0))
     assert refused(lambda: launch(client, network)) == "InsufficientInstanceCapacity"
-    assert held_by(client, launch(client, network, **targeting(name))) == [name]
+    assert reservations_of(client, launch(client, network, **targeting(name))) == [name]
 
 
-def test_what_is_reserved_takes_none_of_the_capacity_that_is_left(
-    client: Client, network: Network, aws: EmulatedAws
-) -> None:
+def test_reserved_instances_do_not_use_unreserved_capacity(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = reserve(client, 1, InstanceMatchCriteria="targeted")
     terminate_all(aws, client)
     aws.inject(Capacity(limit=1))
     launch(client, network, **targeting(name))
-    assert held_by(client, launch(client, network)) == [None]
+    assert reservations_of(client, launch(client, network)) == [None]
     assert refused(lambda: launch(client, network)) == "InsufficientInstanceCapacity"
 
 
-def test_only_reserved_capacity_is_taken_where_that_is_asked(client: Client, network: Network) -> None:
+def test_capacity_reservations_only_uses_reserved_capacity(client: Client, network: Network) -> None:
     only: dict[str, Any] = {
         "CapacityReservationSpecification": {"CapacityReservationPreference": "capacity-reservations-only"}
     }
     assert refused(lambda: launch(client, network, **only)) == "ReservationCapacityExceeded"
     name = reserve(client, 1)
-    assert held_by(client, launch(client, network, **only)) == [name]
+    assert reservations_of(client, launch(client, network, **only)) == [name]
 
 
-def test_instances_in_a_block_say_so(client: Client, network: Network, aws: EmulatedAws) -> None:
+def test_instances_in_a_capacity_block_are_described_so(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = block(aws)
-    (made,) = launch(client, network, **in_block(name))
-    found = client("ec2").describe_instances(InstanceIds=[made])["Reservations"][0]["Instances"][0]
-    assert (found["InstanceLifecycle"], found["CapacityReservationId"]) == ("capacity-block", name)
-    assert described(client, name)["AvailableInstanceCount"] == 1
+    (instance_id,) = launch(client, network, **in_block(name))
+    described = client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
+    assert (described["InstanceLifecycle"], described["CapacityReservationId"]) == ("capacity-block", name)
+    assert describe(client, name)["AvailableInstanceCount"] == 1
 
 
-def test_a_placement_group_beside_a_block_is_not_refused(
+def test_placement_group_with_a_capacity_block_is_accepted(
     client: Client, network: Network, aws: EmulatedAws, name: str
 ) -> None:
     client("ec2").create_placement_group(GroupName=name, Strategy="cluster")
@@ -211,7 +215,7 @@ COMBINATIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "a block without a target": lambda block: {"InstanceMarketOptions": {"MarketType": "capacity-block"}},
     "a block as an On-Demand reservation": lambda block: {**targeting(block), "InstanceType": "p4d.24xlarge"},
     "spot in a reservation": lambda block: {**targeting(block), "InstanceMarketOptions": {"MarketType": "spot"}},
-    "a preference beside a target": lambda block: {
+    "a preference together with a target": lambda block: {
         "CapacityReservationSpecification": {
             "CapacityReservationPreference": "open",
             "CapacityReservationTarget": {"CapacityReservationId": block},
@@ -225,80 +229,84 @@ COMBINATIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", COMBINATIONS)
-def test_a_combination_that_no_account_launches_is_refused(
+def test_invalid_combination_of_market_and_reservation_is_refused(
     client: Client, network: Network, aws: EmulatedAws, case: str
 ) -> None:
-    asked = COMBINATIONS[case](block(aws))
-    assert refused(lambda: launch(client, network, **asked)) == "InvalidParameterCombination"
+    parameters = COMBINATIONS[case](block(aws))
+    assert refused(lambda: launch(client, network, **parameters)) == "InvalidParameterCombination"
 
 
-def test_a_block_that_has_not_begun_takes_no_launch(client: Client, network: Network, aws: EmulatedAws) -> None:
-    name = block(aws, begins=HOUR)
-    assert described(client, name)["State"] == "scheduled"
+def test_scheduled_block_accepts_no_launch(client: Client, network: Network, aws: EmulatedAws) -> None:
+    name = block(aws, starts_in=HOUR)
+    assert describe(client, name)["State"] == "scheduled"
     assert refused(lambda: launch(client, network, **in_block(name))) == "ReservationCapacityExceeded"
-    aws.advance(HOUR + 1)
-    assert described(client, name)["State"] == "active"
+    aws.advance_clock(HOUR + 1)
+    assert describe(client, name)["State"] == "active"
     assert launch(client, network, **in_block(name))
 
 
-def test_ec2_ends_the_instances_of_a_block_30_minutes_before_its_end(
+def test_block_instances_terminate_30_minutes_before_the_end(
     client: Client, network: Network, aws: EmulatedAws
 ) -> None:
-    name = block(aws, ends=2 * HOUR)
-    (made,) = launch(client, network, **in_block(name))
+    name = block(aws, ends_in=2 * HOUR)
+    (instance_id,) = launch(client, network, **in_block(name))
 
     def state() -> str:
-        return next(one.state for one in aws.instances() if one.id == made)
+        return next(record.state for record in aws.instances() if record.id == instance_id)
 
-    aws.advance(1.5 * HOUR - 60)
+    aws.advance_clock(1.5 * HOUR - 60)
     assert state() == "running"
-    aws.advance(120)
+    aws.advance_clock(120)
     assert state() == "terminated"
-    assert described(client, name)["State"] == "active"
+    assert describe(client, name)["State"] == "active"
     assert refused(lambda: launch(client, network, **in_block(name))) == "ReservationCapacityExceeded"
-    aws.advance(HOUR)
-    assert described(client, name)["State"] == "expired"
+    aws.advance_clock(HOUR)
+    assert describe(client, name)["State"] == "expired"
 
 
-def test_a_block_can_not_be_cancelled(client: Client, aws: EmulatedAws) -> None:
+def test_block_cannot_be_cancelled(client: Client, aws: EmulatedAws) -> None:
     name = block(aws)
     assert refused(lambda: client("ec2").cancel_capacity_reservation(CapacityReservationId=name)) == (
         "OperationNotPermitted"
     )
-    assert described(client, name)["State"] == "active"
+    assert describe(client, name)["State"] == "active"
 
 
-def test_a_block_that_is_offered_can_be_bought(client: Client, aws: EmulatedAws) -> None:
+def test_offered_block_can_be_purchased(client: Client, aws: EmulatedAws) -> None:
     ec2 = client("ec2")
-    asked = {"InstanceType": "p5.48xlarge", "InstanceCount": 4, "CapacityDurationHours": 48}
-    offer = ec2.describe_capacity_block_offerings(**asked)["CapacityBlockOfferings"][0]
-    bought = ec2.purchase_capacity_block(
-        CapacityBlockOfferingId=offer["CapacityBlockOfferingId"], InstancePlatform="Linux/UNIX"
+    parameters = {"InstanceType": "p5.48xlarge", "InstanceCount": 4, "CapacityDurationHours": 48}
+    offering = ec2.describe_capacity_block_offerings(**parameters)["CapacityBlockOfferings"][0]
+    purchased = ec2.purchase_capacity_block(
+        CapacityBlockOfferingId=offering["CapacityBlockOfferingId"], InstancePlatform="Linux/UNIX"
     )["CapacityReservation"]
-    found = described(client, bought["CapacityReservationId"])
-    assert (found["ReservationType"], found["State"], found["TotalInstanceCount"]) == ("capacity-block", "scheduled", 4)
-    assert (found["StartDate"].hour, found["StartDate"].minute) == (11, 30)
-    assert found["EndDate"] - found["StartDate"] == timedelta(hours=48)
+    described = describe(client, purchased["CapacityReservationId"])
+    assert (described["ReservationType"], described["State"], described["TotalInstanceCount"]) == (
+        "capacity-block",
+        "scheduled",
+        4,
+    )
+    assert (described["StartDate"].hour, described["StartDate"].minute) == (11, 30)
+    assert described["EndDate"] - described["StartDate"] == timedelta(hours=48)
 
 
-def test_a_group_launches_into_a_block_by_its_desired_capacity(
+def test_group_launches_into_a_block_by_desired_capacity(
     client: Client, network: Network, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:
     name = block(aws)
     group_name = group(in_block(name))
     client("autoscaling").set_desired_capacity(AutoScalingGroupName=group_name, DesiredCapacity=2)
-    assert described(client, name)["AvailableInstanceCount"] == 0
+    assert describe(client, name)["AvailableInstanceCount"] == 0
     with pytest.raises(ClientError, match="NotImplemented"):
         client("autoscaling").launch_instances(AutoScalingGroupName=group_name, RequestedCapacity=1, ClientToken="t")
 
 
-def test_cloud_control_tells_of_a_reservation(client: Client, aws: EmulatedAws) -> None:
+def test_cloud_control_describes_a_reservation(client: Client, aws: EmulatedAws) -> None:
     name, kind = block(aws), "AWS::EC2::CapacityReservation"
-    found = client("cloudcontrol").get_resource(TypeName=kind, Identifier=name)
-    assert (found["TypeName"], found["ResourceDescription"]["Identifier"]) == (kind, name)
-    told, seen = json.loads(found["ResourceDescription"]["Properties"]), described(client, name)
+    described = client("cloudcontrol").get_resource(TypeName=kind, Identifier=name)
+    assert (described["TypeName"], described["ResourceDescription"]["Identifier"]) == (kind, name)
+    properties, expected = json.loads(described["ResourceDescription"]["Properties"]), describe(client, name)
     for key in ("InstanceType", "AvailabilityZone", "State", "ReservationType", "AvailableInstanceCount"):
-        assert told[key] == seen[key]
-    assert datetime.fromisoformat(told["EndDate"]) == seen["EndDate"]
+        assert properties[key] == expected[key]
+    assert datetime.fromisoformat(properties["EndDate"]) == expected["EndDate"]
     missing = refused(lambda: client("cloudcontrol").get_resource(TypeName=kind, Identifier="cr-0bbbbbbbbbbbbbbbb"))
     assert missing == "ResourceNotFoundException"

@@ -1,4 +1,4 @@
-"""Permissions boundaries, and bucket policies that name whom they are about."""
+"""Permissions boundaries, and bucket policies with principals."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,17 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.iam.test_authorization import (
+    ALLOWED,
+    DENIED,
+    Clients,
+    Statement,
+    allow,
+    deny,
+    outcome,
+    session,
+)
 from tests.rehearsal.aws.iam.test_identity import TRUST
-from tests.rehearsal.aws.iam.test_rights import ALLOWED, DENIED, Clients, Statement, allow, answer, deny, session
 
 Bounded = Callable[..., Clients]
 
@@ -21,13 +30,13 @@ def document(*statements: Statement) -> str:
 
 @pytest.fixture
 def bounded(aws: EmulatedAws, client: Client, name: str) -> Bounded:
-    """Makes a role that may all of S3, within these statements; clients of a session of it."""
+    """Return a function that creates a role with all S3 permissions, limited by a boundary with these statements."""
 
     def make(*statements: Statement) -> Clients:
         iam = client("iam")
         boundary = iam.create_policy(PolicyName=f"bound-{name}", PolicyDocument=document(*statements))["Policy"]["Arn"]
         iam.create_role(RoleName=name, AssumeRolePolicyDocument=TRUST, PermissionsBoundary=boundary)
-        iam.put_role_policy(RoleName=name, PolicyName="own", PolicyDocument=document(allow("s3:*", "*")))
+        iam.put_role_policy(RoleName=name, PolicyName="inline", PolicyDocument=document(allow("s3:*", "*")))
         return session(aws, client, name)
 
     return make
@@ -46,40 +55,40 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value.response["Error"]["Message"])
 
 
-def test_a_right_needs_policy_and_boundary(bounded: Bounded, bucket: str) -> None:
+def test_permission_requires_policy_and_boundary(bounded: Bounded, bucket: str) -> None:
     s3 = bounded(allow(["s3:GetObject", "s3:ListBucket"], "*"), allow("ec2:*", "*"))("s3")
-    assert answer(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
-    assert answer(lambda: s3.put_object(Bucket=bucket, Key="y", Body=b"")) == DENIED
+    assert outcome(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
+    assert outcome(lambda: s3.put_object(Bucket=bucket, Key="y", Body=b"")) == DENIED
     message = refusal(lambda: s3.put_object(Bucket=bucket, Key="y", Body=b""))
     assert message.endswith("because no permissions boundary allows the s3:PutObject action")
 
 
-def test_a_boundary_gives_no_right(bounded: Bounded, bucket: str) -> None:
-    made = bounded(allow("*", "*"))
-    assert answer(lambda: made("s3").get_object(Bucket=bucket, Key="x")) == ALLOWED
-    assert answer(made("ec2").describe_vpcs) == ("UnauthorizedOperation", 403)
+def test_boundary_alone_allows_nothing(bounded: Bounded, bucket: str) -> None:
+    role = bounded(allow("*", "*"))
+    assert outcome(lambda: role("s3").get_object(Bucket=bucket, Key="x")) == ALLOWED
+    assert outcome(role("ec2").describe_vpcs) == ("UnauthorizedOperation", 403)
 
 
-def test_a_denial_of_the_boundary_wins(bounded: Bounded, bucket: str) -> None:
+def test_denial_by_the_boundary_overrides_permission(bounded: Bounded, bucket: str) -> None:
     s3 = bounded(allow("*", "*"), deny("s3:GetObject", "*"))("s3")
     message = refusal(lambda: s3.get_object(Bucket=bucket, Key="x"))
     assert message.endswith("with an explicit deny in a permissions boundary")
 
 
-def test_a_boundary_is_put_and_taken_in_place(client: Client, bounded: Bounded, bucket: str, name: str) -> None:
+def test_boundary_is_added_and_removed_in_place(client: Client, bounded: Bounded, bucket: str, name: str) -> None:
     s3 = bounded(allow("ec2:*", "*"))("s3")
-    assert answer(lambda: s3.get_object(Bucket=bucket, Key="x")) == DENIED
+    assert outcome(lambda: s3.get_object(Bucket=bucket, Key="x")) == DENIED
     client("iam").delete_role_permissions_boundary(RoleName=name)
-    assert answer(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
+    assert outcome(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
     managed = "arn:aws:iam::aws:policy/AmazonS3ReadOnlyAccess"
     client("iam").put_role_permissions_boundary(RoleName=name, PermissionsBoundary=managed)
-    assert answer(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
-    assert answer(lambda: s3.put_object(Bucket=bucket, Key="x", Body=b"")) == DENIED
+    assert outcome(lambda: s3.get_object(Bucket=bucket, Key="x")) == ALLOWED
+    assert outcome(lambda: s3.put_object(Bucket=bucket, Key="x", Body=b"")) == DENIED
 
 
 @pytest.mark.parametrize("put", ["create_role", "put_role_permissions_boundary"])
-def test_a_boundary_that_is_not_there_is_refused(client: Client, name: str, put: str) -> None:
-    iam, missing = client("iam"), f"arn:aws:iam::{ACCOUNT}:policy/nobody-made-this"
+def test_unknown_boundary_is_refused(client: Client, name: str, put: str) -> None:
+    iam, missing = client("iam"), f"arn:aws:iam::{ACCOUNT}:policy/missing"
     if put == "create_role":
         more = {"AssumeRolePolicyDocument": TRUST}
     else:
@@ -90,7 +99,7 @@ def test_a_boundary_that_is_not_there_is_refused(client: Client, name: str, put:
 
 
 @pytest.mark.parametrize(
-    ("principal", "answered"),
+    ("principal", "expected"),
     [
         ({"AWS": f"arn:aws:iam::{ACCOUNT}:root"}, DENIED),
         ({"AWS": ["999999999999", ACCOUNT]}, DENIED),
@@ -100,11 +109,11 @@ def test_a_boundary_that_is_not_there_is_refused(client: Client, name: str, put:
         ({"Service": "logs.amazonaws.com"}, ALLOWED),
     ],
 )
-def test_a_denial_of_the_bucket_holds_for_those_it_names(
-    client: Client, bounded: Bounded, bucket: str, name: str, principal: dict[str, Any], answered: tuple[Any, int]
+def test_bucket_denial_applies_to_the_principals(
+    client: Client, bounded: Bounded, bucket: str, name: str, principal: dict[str, Any], expected: tuple[Any, int]
 ) -> None:
     s3 = bounded(allow("*", "*"))("s3")
-    told = json.loads(json.dumps(principal).replace("ROLE", f"arn:aws:iam::{ACCOUNT}:role/{name}"))
-    statement = deny("s3:GetObject", f"arn:aws:s3:::{bucket}/*", Principal=told)
+    statement_principal = json.loads(json.dumps(principal).replace("ROLE", f"arn:aws:iam::{ACCOUNT}:role/{name}"))
+    statement = deny("s3:GetObject", f"arn:aws:s3:::{bucket}/*", Principal=statement_principal)
     client("s3").put_bucket_policy(Bucket=bucket, Policy=document(statement))
-    assert answer(lambda: s3.get_object(Bucket=bucket, Key="x")) == answered
+    assert outcome(lambda: s3.get_object(Bucket=bucket, Key="x")) == expected

@@ -1,4 +1,4 @@
-"""IAM as the program uses it."""
+"""IAM roles and instance profiles, as the Pulumi program uses them."""
 
 import json
 
@@ -16,7 +16,7 @@ TRUST = json.dumps(
 MANAGED = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
 
 
-def test_a_role_keeps_its_policies(client: Client, name: str) -> None:
+def test_role_stores_the_policies(client: Client, name: str) -> None:
     iam = client("iam")
     iam.create_role(RoleName=name, AssumeRolePolicyDocument=TRUST, Tags=[{"Key": "a", "Value": "b"}])
     document = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
@@ -28,13 +28,13 @@ def test_a_role_keeps_its_policies(client: Client, name: str) -> None:
     assert iam.get_role(RoleName=name)["Role"]["Tags"] == [{"Key": "a", "Value": "b"}]
 
 
-def test_a_policy_that_aws_does_not_have_is_not_attached(client: Client, name: str) -> None:
+def test_unknown_managed_policy_is_not_attached(client: Client, name: str) -> None:
     client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
     with pytest.raises(ClientError, match="NoSuchEntity"):
         client("iam").attach_role_policy(RoleName=name, PolicyArn=f"{MANAGED}NotThere")
 
 
-def test_a_role_goes_after_all_that_hangs_on_it(client: Client, name: str) -> None:
+def test_role_is_deleted_after_the_dependencies(client: Client, name: str) -> None:
     iam = client("iam")
     iam.create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
     iam.attach_role_policy(RoleName=name, PolicyArn=MANAGED)

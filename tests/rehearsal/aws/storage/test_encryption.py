@@ -1,4 +1,4 @@
-"""Objects under a customer's KMS key."""
+"""Objects under a customer managed KMS key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 
-Call = Callable[[Any, str, str], Any]  # of the S3 client, a bucket and a key
+Call = Callable[[Any, str, str], Any]  # arguments: S3 client, bucket, key
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def delete(client: Client, key: str) -> tuple[str, str]:
 def refused(call: Callable[[], Any]) -> tuple[str, str, int]:
     with pytest.raises(ClientError) as caught:
         call()
-    told = caught.value.response
-    return told["Error"]["Code"], told["Error"]["Message"], told["ResponseMetadata"]["HTTPStatusCode"]
+    response = caught.value.response
+    return response["Error"]["Code"], response["Error"]["Message"], response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 CALLS: dict[str, Call] = {
@@ -58,7 +58,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("spoil", [disable, delete])
 @pytest.mark.parametrize("call", CALLS)
-def test_what_needs_the_key_is_refused(
+def test_operations_that_need_an_unusable_key_are_refused(
     client: Client, bucket: str, key: str, call: str, spoil: Callable[[Client, str], tuple[str, str]]
 ) -> None:
     CALLS[call](client("s3"), bucket, key)
@@ -67,7 +67,7 @@ def test_what_needs_the_key_is_refused(
 
 
 @pytest.mark.parametrize("spoil", [disable, delete])
-def test_a_key_named_by_the_request_is_looked_at(
+def test_key_of_the_request_is_checked(
     client: Client, name: str, key: str, spoil: Callable[[Client, str], tuple[str, str]]
 ) -> None:
     client("s3").create_bucket(Bucket=f"plain-{name}")
@@ -81,7 +81,7 @@ def test_a_key_named_by_the_request_is_looked_at(
     assert client("s3").get_object(**item)["Body"].read() == b"x"
 
 
-def test_an_upload_begun_before_is_refused_its_parts(client: Client, bucket: str, key: str) -> None:
+def test_parts_of_a_started_upload_are_refused(client: Client, bucket: str, key: str) -> None:
     upload = client("s3").create_multipart_upload(Bucket=bucket, Key="y")["UploadId"]
     part = {"Bucket": bucket, "Key": "y", "UploadId": upload, "PartNumber": 1, "Body": b"y"}
     client("s3").upload_part(**part)
@@ -89,32 +89,32 @@ def test_an_upload_begun_before_is_refused_its_parts(client: Client, bucket: str
     assert refused(lambda: client("s3").upload_part(**part)) == (code, message, 400)
 
 
-def test_an_enabled_key_serves_again(client: Client, bucket: str, key: str) -> None:
+def test_reenabled_key_works_again(client: Client, bucket: str, key: str) -> None:
     disable(client, key)
     client("kms").enable_key(KeyId=key)
     assert client("s3").get_object(Bucket=bucket, Key="x")["Body"].read() == b"x"
 
 
-def test_an_object_is_told_of_and_deleted_without_its_key(client: Client, bucket: str, key: str) -> None:
+def test_object_can_be_headed_and_deleted_without_the_key(client: Client, bucket: str, key: str) -> None:
     disable(client, key)
     assert client("s3").head_object(Bucket=bucket, Key="x")["SSEKMSKeyId"] == key
     assert client("s3").list_objects_v2(Bucket=bucket)["KeyCount"] == 1
     client("s3").delete_object(Bucket=bucket, Key="x")
 
 
-def test_a_deleted_key_is_gone_once_its_window_is_over(client: Client, aws: EmulatedAws, bucket: str, key: str) -> None:
+def test_key_is_deleted_after_the_waiting_period(client: Client, aws: EmulatedAws, bucket: str, key: str) -> None:
     delete(client, key)
-    aws.advance(8 * 86400)
+    aws.advance_clock(8 * 86400)
     assert refused(lambda: client("s3").get_object(Bucket=bucket, Key="x"))[0] == "KMS.NotFoundException"
 
 
-def test_a_key_that_is_not_there_is_refused(client: Client, bucket: str, key: str) -> None:
+def test_unknown_key_is_refused(client: Client, bucket: str, key: str) -> None:
     missing = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key[:-4] + "0000"}
     code, _, status = refused(lambda: client("s3").put_object(Bucket=bucket, Key="y", Body=b"y", **missing))
     assert (code, status) == ("KMS.NotFoundException", 400)
 
 
-def test_a_key_may_be_named_by_alias(client: Client, name: str, key: str) -> None:
+def test_key_can_be_referenced_by_alias(client: Client, name: str, key: str) -> None:
     client("kms").create_alias(AliasName=f"alias/{name}", TargetKeyId=key)
     client("s3").create_bucket(Bucket=f"aliased-{name}")
     item = {"Bucket": f"aliased-{name}", "Key": "x"}
@@ -123,9 +123,9 @@ def test_a_key_may_be_named_by_alias(client: Client, name: str, key: str) -> Non
     assert refused(lambda: client("s3").get_object(**item)) == (code, message, 400)
 
 
-def test_objects_under_s3_s_own_keys_are_served(client: Client, name: str) -> None:
-    client("s3").create_bucket(Bucket=f"own-{name}")
+def test_objects_under_s3_managed_keys_are_readable(client: Client, name: str) -> None:
+    client("s3").create_bucket(Bucket=f"managed-{name}")
     for algorithm in ("AES256", "aws:kms"):
-        item = {"Bucket": f"own-{name}", "Key": algorithm}
+        item = {"Bucket": f"managed-{name}", "Key": algorithm}
         client("s3").put_object(**item, Body=b"x", ServerSideEncryption=algorithm)
         assert client("s3").get_object(**item)["Body"].read() == b"x"

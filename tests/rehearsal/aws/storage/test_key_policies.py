@@ -1,4 +1,4 @@
-"""Keys with policies of their own: who may use them."""
+"""Authorization to use keys by key policies."""
 
 import json
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.aws.conftest import Client
-from tests.rehearsal.aws.iam.test_identity import TRUST
-from tests.rehearsal.aws.iam.test_rights import (
+from tests.rehearsal.aws.iam.test_authorization import (
     ALLOWED,
     DENIED,
     UNKNOWN,
     Clients,
     Statement,
     allow,
-    answer,
     deny,
+    outcome,
     session,
 )
+from tests.rehearsal.aws.iam.test_identity import TRUST
 
 ROOT = {"AWS": f"arn:aws:iam::{ACCOUNT}:root"}
 READ = ["kms:Decrypt", "kms:GenerateDataKey"]
@@ -37,15 +37,15 @@ def document(statements: tuple[Statement, ...]) -> str:
 
 @pytest.fixture
 def under(aws: EmulatedAws, client: Client, name: str) -> Under:
-    """A role that may all of S3 and what `own` says; a bucket of its name under a key with these statements.
+    """Return a function that creates a role, and a bucket of its name under a key with these statements.
 
-    In the statements SELF stands for the role's ARN.
+    The role has all S3 permissions and `identity_statements`. SELF in the statements is the role's ARN.
     """
 
-    def make(*statements: Statement, own: tuple[Statement, ...] = ()) -> Clients:
+    def make(*statements: Statement, identity_statements: tuple[Statement, ...] = ()) -> Clients:
         arn = client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)["Role"]["Arn"]
-        identity = document((allow("s3:*", "*"), *own))
-        client("iam").put_role_policy(RoleName=name, PolicyName="own", PolicyDocument=identity)
+        identity = document((allow("s3:*", "*"), *identity_statements))
+        client("iam").put_role_policy(RoleName=name, PolicyName="inline", PolicyDocument=identity)
         policy = document(statements).replace("SELF", arn)
         key = client("kms").create_key(Policy=policy)["KeyMetadata"]["Arn"]
         client("s3").create_bucket(Bucket=f"under-{name}")
@@ -58,7 +58,7 @@ def under(aws: EmulatedAws, client: Client, name: str) -> Under:
 
 
 def put(clients: Clients, name: str) -> tuple[str | None, int]:
-    return answer(lambda: clients("s3").put_object(Bucket=f"under-{name}", Key="x", Body=b"x"))
+    return outcome(lambda: clients("s3").put_object(Bucket=f"under-{name}", Key="x", Body=b"x"))
 
 
 def through(service: str) -> Statement:
@@ -66,7 +66,7 @@ def through(service: str) -> Statement:
 
 
 @pytest.mark.parametrize(
-    ("statements", "own", "answered"),
+    ("statements", "identity_statements", "expected"),
     [
         ([to(ROOT)], [], DENIED),
         ([to(ROOT)], [allow(READ, "*")], ALLOWED),
@@ -93,13 +93,17 @@ def through(service: str) -> Statement:
         ([to({"Federated": "x"})], [], UNKNOWN),
     ],
 )
-def test_a_key_is_used_by_whom_its_policy_lets(
-    under: Under, name: str, statements: list[Statement], own: list[Statement], answered: tuple[Any, int]
+def test_key_policy_controls_use_of_the_key(
+    under: Under,
+    name: str,
+    statements: list[Statement],
+    identity_statements: list[Statement],
+    expected: tuple[Any, int],
 ) -> None:
-    assert put(under(*statements, own=tuple(own)), name) == answered
+    assert put(under(*statements, identity_statements=tuple(identity_statements)), name) == expected
 
 
-def test_a_changed_policy_holds_at_once(client: Client, under: Under, name: str) -> None:
+def test_changed_key_policy_applies_at_once(client: Client, under: Under, name: str) -> None:
     clients = under(to(ROOT))
     (key,) = [each["KeyArn"] for each in client("kms").list_keys()["Keys"][-1:]]
     assert put(clients, name) == DENIED
@@ -107,7 +111,7 @@ def test_a_changed_policy_holds_at_once(client: Client, under: Under, name: str)
     assert put(clients, name) == ALLOWED
 
 
-def test_a_boundary_bounds_what_the_key_gives(client: Client, under: Under, name: str) -> None:
+def test_permissions_boundary_limits_key_policy(client: Client, under: Under, name: str) -> None:
     clients = under(to({"AWS": "SELF"}))
     assert put(clients, name) == ALLOWED
     only_s3 = "arn:aws:iam::aws:policy/AmazonS3FullAccess"
@@ -115,24 +119,24 @@ def test_a_boundary_bounds_what_the_key_gives(client: Client, under: Under, name
     assert put(clients, name) == DENIED
 
 
-def test_a_direct_call_is_judged_on_its_key(client: Client, under: Under, name: str) -> None:
+def test_direct_kms_call_is_authorized_by_the_key(client: Client, under: Under, name: str) -> None:
     kms = under(to({"AWS": "SELF"}, ["kms:DescribeKey"]))("kms")
     (key,) = [each["KeyId"] for each in client("kms").list_keys()["Keys"][-1:]]
-    assert answer(lambda: kms.describe_key(KeyId=key)) == ALLOWED
-    assert answer(lambda: kms.get_key_policy(KeyId=key, PolicyName="default")) == ("AccessDeniedException", 400)
+    assert outcome(lambda: kms.describe_key(KeyId=key)) == ALLOWED
+    assert outcome(lambda: kms.get_key_policy(KeyId=key, PolicyName="default")) == ("AccessDeniedException", 400)
 
 
 @pytest.mark.parametrize(
     "principal",
     [
-        f"arn:aws:iam::{ACCOUNT}:role/nobody",
-        [f"arn:aws:iam::{ACCOUNT}:root", f"arn:aws:iam::{ACCOUNT}:user/nobody"],
+        f"arn:aws:iam::{ACCOUNT}:role/missing",
+        [f"arn:aws:iam::{ACCOUNT}:root", f"arn:aws:iam::{ACCOUNT}:user/missing"],
         f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/x.amazonaws.com/AWSServiceRoleForX",
-        "nobody",
+        "missing",
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
-def test_a_policy_that_names_who_is_not_there_is_refused(client: Client, principal: Any, new: bool) -> None:
+def test_key_policy_with_unknown_principal_is_refused(client: Client, principal: Any, new: bool) -> None:
     kms, policy = client("kms"), document((to({"AWS": principal}),))
     key = kms.create_key()["KeyMetadata"]["KeyId"]
     act, which = (kms.create_key, {}) if new else (kms.put_key_policy, {"KeyId": key, "PolicyName": "default"})
@@ -140,11 +144,11 @@ def test_a_policy_that_names_who_is_not_there_is_refused(client: Client, princip
         act(Policy=policy, **which)
 
 
-def test_a_policy_that_is_no_document_is_refused(client: Client) -> None:
+def test_malformed_key_policy_is_refused(client: Client) -> None:
     with pytest.raises(ClientError, match="MalformedPolicyDocument"):
         client("kms").create_key(Policy="all may")
 
 
-def test_a_key_is_one_that_encrypts(client: Client) -> None:
-    made = client("kms").create_key()["KeyMetadata"]
-    assert (made["KeyUsage"], made["KeySpec"]) == ("ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT")
+def test_default_key_usage_is_encrypt_decrypt(client: Client) -> None:
+    key_metadata = client("kms").create_key()["KeyMetadata"]
+    assert (key_metadata["KeyUsage"], key_metadata["KeySpec"]) == ("ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT")

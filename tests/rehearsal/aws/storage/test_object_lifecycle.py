@@ -1,4 +1,4 @@
-"""Lifecycle rules by the account's clock. Its jumps move whatever an account holds: this file has one of its own."""
+"""Lifecycle rules by the account's clock. Advancing it affects the whole account: this module starts a separate one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,23 +9,23 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
-from tests.rehearsal.aws.iam.test_rights import UNKNOWN, answer
+from tests.rehearsal.aws.iam.test_authorization import UNKNOWN, outcome
 
 DAY = 86400
 LARGE = b"x" * 128 * 1024
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    with EmulatedAws.start(tmp_path_factory.mktemp("own")) as running:
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    with EmulatedAws.start(tmp_path_factory.mktemp("account")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def s3(own: EmulatedAws) -> Any:
+def s3(account: EmulatedAws) -> Any:
     session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-    return session.client("s3", endpoint_url=own.endpoint, config=config)
+    return session.client("s3", endpoint_url=account.endpoint, config=config)
 
 
 @pytest.fixture
@@ -34,10 +34,12 @@ def bucket(s3: Any, name: str) -> str:
     return f"lives-{name}"
 
 
-def rule(s3: Any, bucket: str, status: str = "Enabled", least: dict[str, str] | None = None, **parts: Any) -> Any:
-    given = {"ID": "one", "Status": status, "Filter": {"Prefix": ""}, **parts}
+def rule(
+    s3: Any, bucket: str, status: str = "Enabled", minimum_size: dict[str, str] | None = None, **parts: Any
+) -> Any:
+    complete_rule = {"ID": "rule", "Status": status, "Filter": {"Prefix": ""}, **parts}
     return s3.put_bucket_lifecycle_configuration(
-        Bucket=bucket, LifecycleConfiguration={"Rules": [given]}, **(least or {})
+        Bucket=bucket, LifecycleConfiguration={"Rules": [complete_rule]}, **(minimum_size or {})
     )
 
 
@@ -50,24 +52,24 @@ def put(s3: Any, bucket: str, key: str, body: bytes = LARGE, **more: Any) -> str
 
 
 def classes(s3: Any, bucket: str) -> dict[str, str]:
-    return {each["Key"]: each["StorageClass"] for each in s3.list_objects_v2(Bucket=bucket).get("Contents", [])}
+    return {entry["Key"]: entry["StorageClass"] for entry in s3.list_objects_v2(Bucket=bucket).get("Contents", [])}
 
 
-def test_an_object_goes_to_deep_archive_at_the_midnight_after_its_days(own: EmulatedAws, s3: Any, bucket: str) -> None:
+def test_object_transitions_at_the_midnight_after_the_days(account: EmulatedAws, s3: Any, bucket: str) -> None:
     rule(s3, bucket, **deep(30))
     put(s3, bucket, "old")
-    due = -(-(own.now() + 30 * DAY) // DAY) * DAY
-    own.advance(due - own.now() - 60)
+    due = -(-(account.now() + 30 * DAY) // DAY) * DAY
+    account.advance_clock(due - account.now() - 60)
     put(s3, bucket, "new")
     assert classes(s3, bucket) == {"old": "STANDARD", "new": "STANDARD"}
-    own.advance(120)
+    account.advance_clock(120)
     assert classes(s3, bucket) == {"old": "DEEP_ARCHIVE", "new": "STANDARD"}
 
 
-def test_an_archived_object_is_not_read(own: EmulatedAws, s3: Any, bucket: str) -> None:
+def test_archived_object_cannot_be_read(account: EmulatedAws, s3: Any, bucket: str) -> None:
     rule(s3, bucket, **deep(1))
     put(s3, bucket, "x")
-    own.advance(3 * DAY)
+    account.advance_clock(3 * DAY)
     with pytest.raises(ClientError) as caught:
         s3.get_object(Bucket=bucket, Key="x")
     error = caught.value.response["Error"]
@@ -76,7 +78,7 @@ def test_an_archived_object_is_not_read(own: EmulatedAws, s3: Any, bucket: str) 
 
 
 @pytest.mark.parametrize(
-    ("chosen", "moved"),
+    ("filters", "expected"),
     [
         ({"Prefix": "runs/"}, {"runs/old", "runs/plain"}),
         ({"Tag": {"Key": "keep", "Value": "no"}}, {"runs/old", "data/old"}),
@@ -84,52 +86,53 @@ def test_an_archived_object_is_not_read(own: EmulatedAws, s3: Any, bucket: str) 
         ({"And": {"Prefix": "", "Tags": [{"Key": "keep", "Value": "no"}, {"Key": "b", "Value": "c"}]}}, set()),
     ],
 )
-def test_a_rule_moves_what_its_filter_names(
-    own: EmulatedAws, s3: Any, bucket: str, chosen: dict[str, Any], moved: set[str]
+def test_rule_applies_to_objects_of_the_filter(
+    account: EmulatedAws, s3: Any, bucket: str, filters: dict[str, Any], expected: set[str]
 ) -> None:
-    rule(s3, bucket, Filter=chosen, **deep(1))
+    rule(s3, bucket, Filter=filters, **deep(1))
     for key in ("runs/old", "data/old"):
         put(s3, bucket, key, Tagging="keep=yes")
         tags = {"TagSet": [{"Key": "keep", "Value": "no"}]}
         s3.put_object_tagging(Bucket=bucket, Key=key, Tagging=tags)
     put(s3, bucket, "runs/plain")
-    own.advance(3 * DAY)
-    assert {key for key, found in classes(s3, bucket).items() if found == "DEEP_ARCHIVE"} == moved
+    account.advance_clock(3 * DAY)
+    assert {key for key, storage_class in classes(s3, bucket).items() if storage_class == "DEEP_ARCHIVE"} == expected
 
 
-def test_a_disabled_rule_does_nothing(own: EmulatedAws, s3: Any, bucket: str) -> None:
+def test_disabled_rule_has_no_effect(account: EmulatedAws, s3: Any, bucket: str) -> None:
     rule(s3, bucket, status="Disabled", **deep(1))
     put(s3, bucket, "x")
-    own.advance(3 * DAY)
+    account.advance_clock(3 * DAY)
     assert classes(s3, bucket) == {"x": "STANDARD"}
 
 
 @pytest.mark.parametrize(
-    ("least", "found"), [("all_storage_classes_128K", "STANDARD"), ("varies_by_storage_class", "DEEP_ARCHIVE")]
+    ("minimum_size", "storage_class"),
+    [("all_storage_classes_128K", "STANDARD"), ("varies_by_storage_class", "DEEP_ARCHIVE")],
 )
-def test_a_small_object_moves_only_where_that_is_asked(
-    own: EmulatedAws, s3: Any, bucket: str, least: str, found: str
+def test_small_object_transitions_only_if_configured(
+    account: EmulatedAws, s3: Any, bucket: str, minimum_size: str, storage_class: str
 ) -> None:
-    rule(s3, bucket, least={"TransitionDefaultMinimumObjectSize": least}, **deep(1))
-    told = s3.get_bucket_lifecycle_configuration(Bucket=bucket)
-    assert told["TransitionDefaultMinimumObjectSize"] == least
+    rule(s3, bucket, minimum_size={"TransitionDefaultMinimumObjectSize": minimum_size}, **deep(1))
+    response = s3.get_bucket_lifecycle_configuration(Bucket=bucket)
+    assert response["TransitionDefaultMinimumObjectSize"] == minimum_size
     put(s3, bucket, "x", LARGE[:-1])
-    own.advance(3 * DAY)
-    assert classes(s3, bucket) == {"x": found}
+    account.advance_clock(3 * DAY)
+    assert classes(s3, bucket) == {"x": storage_class}
 
 
-def test_an_expired_object_goes(own: EmulatedAws, s3: Any, bucket: str) -> None:
+def test_expired_object_is_deleted(account: EmulatedAws, s3: Any, bucket: str) -> None:
     rule(s3, bucket, Expiration={"Days": 2})
     put(s3, bucket, "x")
-    own.advance(DAY)
+    account.advance_clock(DAY)
     assert classes(s3, bucket) == {"x": "STANDARD"}
-    own.advance(2 * DAY)
+    account.advance_clock(2 * DAY)
     assert classes(s3, bucket) == {}
 
 
 def versions(s3: Any, bucket: str) -> list[str]:
-    """Ids of the versions of `x`, the newest first; delete markers apart."""
-    return [each["VersionId"] for each in s3.list_object_versions(Bucket=bucket).get("Versions", [])]
+    """Return the ids of the versions of `x`, newest first, without delete markers."""
+    return [entry["VersionId"] for entry in s3.list_object_versions(Bucket=bucket).get("Versions", [])]
 
 
 @pytest.fixture
@@ -138,61 +141,64 @@ def versioned(s3: Any, bucket: str) -> str:
     return bucket
 
 
-def test_an_expired_object_with_versions_is_marked_as_deleted(own: EmulatedAws, s3: Any, versioned: str) -> None:
+def test_expired_object_with_versions_gets_a_delete_marker(account: EmulatedAws, s3: Any, versioned: str) -> None:
     rule(s3, versioned, Expiration={"Days": 1})
     version = put(s3, versioned, "x")
-    own.advance(3 * DAY)
+    account.advance_clock(3 * DAY)
     assert (classes(s3, versioned), versions(s3, versioned)) == ({}, [version])
 
 
-def test_a_noncurrent_version_goes_after_its_days_as_one(own: EmulatedAws, s3: Any, versioned: str) -> None:
+def test_noncurrent_version_expires_after_the_noncurrent_days(account: EmulatedAws, s3: Any, versioned: str) -> None:
     rule(s3, versioned, NoncurrentVersionExpiration={"NoncurrentDays": 5})
     first = put(s3, versioned, "x")
-    own.advance(30 * DAY)
+    account.advance_clock(30 * DAY)
     second = put(s3, versioned, "x")
-    own.advance(4 * DAY)
+    account.advance_clock(4 * DAY)
     assert set(versions(s3, versioned)) == {first, second}
-    own.advance(3 * DAY)
+    account.advance_clock(3 * DAY)
     assert versions(s3, versioned) == [second]
 
 
-def test_a_deleted_objects_version_goes_too(own: EmulatedAws, s3: Any, versioned: str) -> None:
+def test_version_of_a_deleted_object_expires(account: EmulatedAws, s3: Any, versioned: str) -> None:
     rule(s3, versioned, NoncurrentVersionExpiration={"NoncurrentDays": 5})
     put(s3, versioned, "x")
     s3.delete_object(Bucket=versioned, Key="x")
-    own.advance(7 * DAY)
+    account.advance_clock(7 * DAY)
     assert versions(s3, versioned) == []
 
 
-def test_the_newest_noncurrent_versions_are_kept(own: EmulatedAws, s3: Any, versioned: str) -> None:
+def test_newest_noncurrent_versions_are_retained(account: EmulatedAws, s3: Any, versioned: str) -> None:
     kept = {"NoncurrentDays": 1, "NewerNoncurrentVersions": 2}
     rule(s3, versioned, NoncurrentVersionExpiration=kept)
-    (told,) = s3.get_bucket_lifecycle_configuration(Bucket=versioned)["Rules"]
-    assert told["NoncurrentVersionExpiration"] == kept
-    made = []
+    (response,) = s3.get_bucket_lifecycle_configuration(Bucket=versioned)["Rules"]
+    assert response["NoncurrentVersionExpiration"] == kept
+    version_ids = []
     for _ in range(5):
-        made.append(put(s3, versioned, "x"))
-        own.advance(2)
-    own.advance(4 * DAY)
-    assert set(versions(s3, versioned)) == set(made[-3:])
+        version_ids.append(put(s3, versioned, "x"))
+        account.advance_clock(2)
+    account.advance_clock(4 * DAY)
+    assert set(versions(s3, versioned)) == set(version_ids[-3:])
 
 
-def test_a_noncurrent_version_is_archived(own: EmulatedAws, s3: Any, versioned: str) -> None:
+def test_noncurrent_version_transitions(account: EmulatedAws, s3: Any, versioned: str) -> None:
     rule(s3, versioned, NoncurrentVersionTransitions=[{"NoncurrentDays": 1, "StorageClass": "DEEP_ARCHIVE"}])
     first, second = put(s3, versioned, "x"), put(s3, versioned, "x")
-    own.advance(3 * DAY)
-    told = s3.list_object_versions(Bucket=versioned)["Versions"]
-    assert {each["VersionId"]: each["StorageClass"] for each in told} == {first: "DEEP_ARCHIVE", second: "STANDARD"}
+    account.advance_clock(3 * DAY)
+    response = s3.list_object_versions(Bucket=versioned)["Versions"]
+    assert {entry["VersionId"]: entry["StorageClass"] for entry in response} == {
+        first: "DEEP_ARCHIVE",
+        second: "STANDARD",
+    }
 
 
 @pytest.mark.parametrize(
     "part", [{"Filter": {"ObjectSizeGreaterThan": 1}}, {"Expiration": {"Date": "2030-01-01T00:00:00Z"}}]
 )
-def test_a_rule_that_nobody_here_carries_out_is_an_error(s3: Any, bucket: str, part: dict[str, Any]) -> None:
-    assert answer(lambda: rule(s3, bucket, **{**deep(1), **part})) == UNKNOWN
+def test_unsupported_rule_is_an_error(s3: Any, bucket: str, part: dict[str, Any]) -> None:
+    assert outcome(lambda: rule(s3, bucket, **{**deep(1), **part})) == UNKNOWN
 
 
-def test_uploads_are_not_ended_by_tag(s3: Any, bucket: str) -> None:
-    chosen = {"And": {"Prefix": "", "Tags": [{"Key": "a", "Value": "b"}]}}
+def test_incomplete_uploads_cannot_be_aborted_by_tag(s3: Any, bucket: str) -> None:
+    filters = {"And": {"Prefix": "", "Tags": [{"Key": "a", "Value": "b"}]}}
     with pytest.raises(ClientError, match=r"InvalidRequest.*cannot be specified with Tags"):
-        rule(s3, bucket, Filter=chosen, AbortIncompleteMultipartUpload={"DaysAfterInitiation": 7})
+        rule(s3, bucket, Filter=filters, AbortIncompleteMultipartUpload={"DaysAfterInitiation": 7})

@@ -1,4 +1,4 @@
-"""S3 as the program sets it up and as the nodes use it."""
+"""S3 as the Pulumi program configures it and as the nodes use it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def bucket(client: Client, name: str) -> str:
     return f"bucket-{name}"
 
 
-def test_a_bucket_keeps_its_settings(client: Client, bucket: str) -> None:
+def test_bucket_stores_the_settings(client: Client, bucket: str) -> None:
     s3, which = client("s3"), {"Bucket": bucket}
     s3.put_bucket_versioning(**which, VersioningConfiguration={"Status": "Enabled"})
     rules = [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}, "BucketKeyEnabled": True}]
@@ -58,9 +58,7 @@ def test_a_bucket_keeps_its_settings(client: Client, bucket: str) -> None:
 
 
 @pytest.mark.parametrize(("secure", "allowed"), [("false", True), ("true", False)])
-def test_a_policy_denies_only_where_its_condition_holds(
-    client: Client, bucket: str, secure: str, allowed: bool
-) -> None:
+def test_policy_denies_only_if_the_condition_holds(client: Client, bucket: str, secure: str, allowed: bool) -> None:
     statement = {
         "Effect": "Deny",
         "Principal": "*",
@@ -78,64 +76,64 @@ def test_a_policy_denies_only_where_its_condition_holds(
             client("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
 
 
-def test_a_bucket_is_found_by_its_tags(client: Client, bucket: str) -> None:
+def test_get_resources_returns_a_bucket_by_tags(client: Client, bucket: str) -> None:
     tags = [{"Key": "trainyard:stack", "Value": bucket}, {"Key": "trainyard:role", "Value": "data-bucket"}]
     client("s3").put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags})
     filters = [{"Key": tag["Key"], "Values": [tag["Value"]]} for tag in tags]
-    found = client("resourcegroupstaggingapi").get_resources(TagFilters=filters, ResourceTypeFilters=["s3"])
-    assert [each["ResourceARN"] for each in found["ResourceTagMappingList"]] == [f"arn:aws:s3:::{bucket}"]
+    result = client("resourcegroupstaggingapi").get_resources(TagFilters=filters, ResourceTypeFilters=["s3"])
+    assert [entry["ResourceARN"] for entry in result["ResourceTagMappingList"]] == [f"arn:aws:s3:::{bucket}"]
     filters[0]["Values"] = ["other"]
     assert client("resourcegroupstaggingapi").get_resources(TagFilters=filters)["ResourceTagMappingList"] == []
 
 
-def test_a_bucket_that_holds_something_is_kept(client: Client, bucket: str) -> None:
+def test_bucket_with_objects_cannot_be_deleted(client: Client, bucket: str) -> None:
     s3 = client("s3")
     s3.put_object(Bucket=bucket, Key="x", Body=b"x")
     with pytest.raises(ClientError, match="BucketNotEmpty"):
         s3.delete_bucket(Bucket=bucket)
 
 
-def test_a_bucket_with_old_versions_only_is_kept(client: Client, bucket: str) -> None:
+def test_bucket_with_noncurrent_versions_cannot_be_deleted(client: Client, bucket: str) -> None:
     s3 = client("s3")
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     s3.put_object(Bucket=bucket, Key="x", Body=b"x")
     s3.delete_object(Bucket=bucket, Key="x")
     with pytest.raises(ClientError, match="BucketNotEmpty"):
         s3.delete_bucket(Bucket=bucket)
-    told = s3.list_object_versions(Bucket=bucket)
-    for each in [*told["Versions"], *told["DeleteMarkers"]]:
-        s3.delete_object(Bucket=bucket, Key="x", VersionId=each["VersionId"])
+    listing = s3.list_object_versions(Bucket=bucket)
+    for entry in [*listing["Versions"], *listing["DeleteMarkers"]]:
+        s3.delete_object(Bucket=bucket, Key="x", VersionId=entry["VersionId"])
     s3.delete_bucket(Bucket=bucket)
 
 
-def test_listing_goes_on_after_a_key(client: Client, bucket: str) -> None:
+def test_listing_continues_after_a_key(client: Client, bucket: str) -> None:
     for number in range(5):
         client("s3").put_object(Bucket=bucket, Key=f"events/{number:08d}.jsonl", Body=b"{}")
-    found = client("s3").list_objects_v2(Bucket=bucket, Prefix="events/", StartAfter="events/00000002.jsonl")
-    assert [each["Key"][-7:-6] for each in found["Contents"]] == ["3", "4"]
+    result = client("s3").list_objects_v2(Bucket=bucket, Prefix="events/", StartAfter="events/00000002.jsonl")
+    assert [entry["Key"][-7:-6] for entry in result["Contents"]] == ["3", "4"]
 
 
-def test_a_part_of_an_object_is_read_by_range(client: Client, bucket: str) -> None:
+def test_byte_range_of_an_object_is_read(client: Client, bucket: str) -> None:
     client("s3").put_object(Bucket=bucket, Key="x", Body=bytes(range(256)))
-    answer = client("s3").get_object(Bucket=bucket, Key="x", Range="bytes=10-19")
-    assert answer["Body"].read() == bytes(range(10, 20))
-    assert answer["ContentRange"] == "bytes 10-19/256"
+    response = client("s3").get_object(Bucket=bucket, Key="x", Range="bytes=10-19")
+    assert response["Body"].read() == bytes(range(10, 20))
+    assert response["ContentRange"] == "bytes 10-19/256"
 
 
-def test_the_aws_cli_works_as_on_aws(aws: EmulatedAws, client: Client, bucket: str, tmp_path: Path) -> None:
-    def cli(*words: str) -> Any:
+def test_aws_cli_works(aws: EmulatedAws, client: Client, bucket: str, tmp_path: Path) -> None:
+    def cli(*arguments: str) -> Any:
         environment = {**aws.environment(), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-        done = subprocess.run(
-            [AWS_CLI, *words], env=environment, capture_output=True, text=True, timeout=60, check=True
+        process = subprocess.run(
+            [AWS_CLI, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=True
         )
-        return done.stdout
+        return process.stdout
 
     file = tmp_path / "large.bin"
     file.write_bytes(os.urandom(9 * MIB))
     cli("s3", "cp", str(file), f"s3://{bucket}/large.bin", "--no-progress")
     assert client("s3").get_object(Bucket=bucket, Key="large.bin")["Body"].read() == file.read_bytes()
-    found = json.loads(cli("ec2", "describe-instance-types", "--instance-types", "p4d.24xlarge"))
-    assert found["InstanceTypes"][0]["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"] == 4
+    result = json.loads(cli("ec2", "describe-instance-types", "--instance-types", "p4d.24xlarge"))
+    assert result["InstanceTypes"][0]["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"] == 4
 
 
 CONNECTOR = """
@@ -160,14 +158,14 @@ assert listed == [key], listed
 """
 
 
-def test_the_checkpoint_connector_writes_in_parts_and_reads_by_range(
+def test_checkpoint_connector_writes_parts_and_reads_ranges(
     aws: EmulatedAws, client: Client, bucket: str, tmp_path: Path
 ) -> None:
     before = len(aws.journal())
-    words = [sys.executable, "-c", CONNECTOR, f"s3://{bucket}/steps/10/part.distcp", str(20 * MIB)]
+    arguments = [sys.executable, "-c", CONNECTOR, f"s3://{bucket}/steps/10/part.distcp", str(20 * MIB)]
     environment = {**aws.environment(), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
     entries = aws.journal()[before:]
     assert [entry.operation for entry in entries].count("UploadPart") == 3
     assert {"CreateMultipartUpload", "CompleteMultipartUpload", "GetObject"} <= {entry.operation for entry in entries}
@@ -182,7 +180,7 @@ def in_region(endpoint: str, region: str, *credentials: str) -> Any:
 
 
 def create(s3: Any, name: str) -> tuple[str | None, int]:
-    """Error code, if any, and HTTP status."""
+    """Create a bucket and return the error code, if any, and the HTTP status."""
     region = s3.meta.region_name
     where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
@@ -192,16 +190,16 @@ def create(s3: Any, name: str) -> tuple[str | None, int]:
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
-def test_a_name_that_another_account_took_is_refused(aws: EmulatedAws, client: Client, name: str, region: str) -> None:
+def test_bucket_name_of_another_account_is_refused(aws: EmulatedAws, client: Client, name: str, region: str) -> None:
     role = "arn:aws:iam::999999999999:role/other"
-    given = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
-    other = given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"]
+    credentials = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
+    other = credentials["AccessKeyId"], credentials["SecretAccessKey"], credentials["SessionToken"]
     assert create(in_region(aws.endpoint, "us-east-1", *other), f"taken-{name}") == (None, 200)
     assert create(in_region(aws.endpoint, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
 
 
 @pytest.mark.parametrize(
-    ("first", "again", "answer"),
+    ("first", "again", "response"),
     [
         ("us-east-1", "us-east-1", (None, 200)),
         ("eu-west-1", "eu-west-1", ("BucketAlreadyOwnedByYou", 409)),
@@ -209,14 +207,14 @@ def test_a_name_that_another_account_took_is_refused(aws: EmulatedAws, client: C
         ("us-east-1", "eu-west-1", ("BucketAlreadyOwnedByYou", 409)),
     ],
 )
-def test_one_s_own_bucket_made_again_is_told_by_region(
-    aws: EmulatedAws, name: str, first: str, again: str, answer: tuple[str | None, int]
+def test_creating_an_existing_bucket_depends_on_the_region(
+    aws: EmulatedAws, name: str, first: str, again: str, response: tuple[str | None, int]
 ) -> None:
     assert create(in_region(aws.endpoint, first), f"again-{name}") == (None, 200)
-    assert create(in_region(aws.endpoint, again), f"again-{name}") == answer
+    assert create(in_region(aws.endpoint, again), f"again-{name}") == response
 
 
-def test_a_bucket_made_again_keeps_what_it_holds(client: Client, bucket: str) -> None:
+def test_creating_an_existing_bucket_keeps_the_objects(client: Client, bucket: str) -> None:
     client("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
     client("s3").create_bucket(Bucket=bucket)
     assert client("s3").get_object(Bucket=bucket, Key="x")["Body"].read() == b"x"

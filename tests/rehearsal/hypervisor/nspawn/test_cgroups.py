@@ -1,4 +1,4 @@
-"""Control groups of nodes."""
+"""Control groups of booted nodes."""
 
 import subprocess
 from threading import Timer
@@ -10,16 +10,16 @@ from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 pytestmark = pytest.mark.booted
 
 
-def test_a_group_goes_once_its_last_process_has_ended() -> None:
+def test_group_is_removed_after_its_last_process_has_ended() -> None:
     group = Cgroup("trainyard-test-cgroups")
-    group.make()
+    group.create()
     with subprocess.Popen(
-        ["/bin/sh", "-ec", f"{group.join()}; echo in; exec sleep 60"], stdout=subprocess.PIPE
-    ) as held:
-        assert held.stdout
-        held.stdout.readline()
-        end = Timer(0.5, held.kill)
-        end.start()
+        ["/bin/sh", "-ec", f"{group.join_command()}; echo joined; exec sleep 60"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        timer = Timer(0.5, process.kill)
+        timer.start()
         group.remove()
-        end.join()
+        timer.join()
     assert not [folder for folder in group.folders if folder.exists()]

@@ -1,4 +1,4 @@
-"""The agent on a node: what it does on the controller's word, on Auto Scaling's, and after its own death."""
+"""The agent of a node: orders of the controller, drain, restart after a kill, and health checks."""
 
 import sys
 import threading
@@ -13,20 +13,20 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.polling import eventually
-from trainyard.models.events import ActivityEvent, AgentEvent, NodeEvent, VerificationEvent
+from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, NodeEvent
 from trainyard.models.layout import RunLayout
 from trainyard.models.manifest import Archive
-from trainyard.models.run import Check, Control
+from trainyard.models.run import Control, HealthCheckOrder
 from trainyard.models.streams import Cursor, node_events
 from trainyard.node.agent import activity
 from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
-from trainyard.node.agent import health_check as check_module
+from trainyard.node.agent import health_check as health_check_module
 from trainyard.node.agent.agent import Agent
-from trainyard.node.agent.attempt import Attempt
-from trainyard.node.agent.drain import Departure
+from trainyard.node.agent.attempt import AttemptTorchrun
+from trainyard.node.agent.drain import Drain
 
-# A job that ends when it is told to, and saves when it is asked to.
+# A job that ends with the exit code in the file `done`, and saves a checkpoint on request.
 JOB = """
 import os, pathlib, time
 request, done = pathlib.Path(os.environ["CHECKPOINT_REQUEST"]), pathlib.Path("done")
@@ -40,23 +40,23 @@ raise SystemExit(int(done.read_text()))
 
 
 class OnNode:
-    """One node with its agent in a thread; `python job.py` stands where torchrun stands."""
+    """One node with its agent in a thread; `python job.py` replaces torchrun."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         (folder / "bundle").mkdir()
         (folder / "job.py").write_text(JOB)
-        self.cluster = clusters.build(REGION)
-        self.record = self.cluster.record()
+        self.cluster = clusters.create_cluster(REGION)
+        self.record = self.cluster.create_run_record()
         self.layout = RunLayout(self.record.run)
-        self.node = clusters.worker(REGION, folder / "bundle")
-        self.leaving: str | None = None
+        self.node = clusters.worker_identity(REGION, folder / "bundle")
+        self.drain_cause: str | None = None
         for module in (agent_module, attempt_module):
             monkeypatch.setattr(module, "BASE", folder)
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
-        monkeypatch.setattr(Departure, "cause", lambda _: self.leaving)
+        monkeypatch.setattr(Drain, "cause", lambda _: self.drain_cause)
         monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
-        monkeypatch.setattr(Attempt, "workers_up", lambda _: True)
+        monkeypatch.setattr(AttemptTorchrun, "are_workers_up", lambda _: True)
         self._start()
 
     def _start(self) -> None:
@@ -64,48 +64,48 @@ class OnNode:
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
-    def order(self, attempt: int, stop: bool = False, save: bool = False) -> None:
-        control = Control(attempt=attempt, nodes=("i-1",), stop=stop, save=save)
+    def order(self, attempt: int, stop: bool = False, save_checkpoint: bool = False) -> None:
+        control = Control(attempt=attempt, nodes=("i-1",), stop=stop, save_checkpoint=save_checkpoint)
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
     def events(self) -> list[NodeEvent]:
         return list(node_events(Cursor(self.cluster.data, self.layout.events)))
 
-    def told(self) -> list[str]:
-        return [f"{one.state} {one.attempt}" for one in self.events() if isinstance(one, AgentEvent)]
+    def reported(self) -> list[str]:
+        return [f"{event.state} {event.attempt}" for event in self.events() if isinstance(event, AgentEvent)]
 
-    def limit(self, idle_minutes: float | None) -> None:
-        """As a launch writes the run's record."""
-        limits = self.record.limits.model_copy(update={"idle_minutes": idle_minutes})
+    def set_idle_timeout(self, idle_timeout_minutes: float | None) -> None:
+        """Change the run record, as a launch does."""
+        limits = self.record.limits.model_copy(update={"idle_timeout_minutes": idle_timeout_minutes})
         changed = self.record.model_copy(update={"limits": limits})
         self.cluster.data.write(self.layout.record, changed.model_dump_json().encode())
 
-    def requires(self, text: str) -> None:
-        """The job is a user's own, its sources are there with this list, and the stack's index is empty."""
+    def set_requirements(self, text: str) -> None:
+        """Make the job a custom job with these requirements and an empty package index."""
         source, index = self.folder / "job" / ("0" * 64), self.folder / "index"
         source.parent.mkdir()
         (self.folder / "bundle").rename(source)
         index.mkdir()
         (source / "requirements.txt").write_text(text)
         (self.folder / "bundle").symlink_to(source)
-        archive = Archive(uri="s3://nowhere/job.tar.gz", sha256="0" * 64)
+        archive = Archive(uri="s3://bucket/job.tar.gz", sha256="0" * 64)
         job = self.record.job.model_copy(update={"source": archive, "command": ("train.py",), "train": None})
         manifest = self.agent.manifest
-        own = manifest.node.model_copy(update={"package_index": str(index)})
+        node_settings = manifest.node.model_copy(update={"package_index": str(index)})
         self.agent.run = self.record.model_copy(update={"job": job})
-        self.agent.manifest = manifest.model_copy(update={"node": own})
+        self.agent.manifest = manifest.model_copy(update={"node": node_settings})
 
-    def tells(self, word: str) -> None:
-        eventually(lambda: word in self.told(), f"the agent's {word!r}")
+    def wait_for(self, state: str) -> None:
+        eventually(lambda: state in self.reported(), f"the state {state!r}")
 
     def finish(self, code: int) -> None:
         (self.folder / "bundle/done").write_text(str(code))
 
-    def die(self) -> None:
-        """As by SIGKILL: no last words. Then systemd starts another."""
+    def kill_agent(self) -> None:
+        """Kill the agent without a last report, then start another, as systemd does."""
         process = self.agent._attempt._process if self.agent._attempt else None
         self.agent._attempt = None
-        self.agent.ending.set()
+        self.agent.stop_requested.set()
         self.thread.join()
         if process is not None:
             process.kill()
@@ -113,289 +113,295 @@ class OnNode:
         self._start()
 
     def close(self) -> None:
-        self.agent.ending.set()
+        self.agent.stop_requested.set()
         self.thread.join()
 
 
 @pytest.fixture
 def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNode]:
-    made = OnNode(tmp_path, monkeypatch)
-    yield made
-    made.close()
+    node_under_test = OnNode(tmp_path, monkeypatch)
+    yield node_under_test
+    node_under_test.close()
 
 
-def test_an_attempt_is_run_and_its_end_told(node: OnNode) -> None:
-    node.tells("ready 0")
+def test_attempt_runs_and_its_end_is_reported(node: OnNode) -> None:
+    node.wait_for("ready 0")
     node.order(1)
-    node.tells("workers_up 1")
+    node.wait_for("workers_up 1")
     node.finish(0)
-    node.tells("workers_done 1")
+    node.wait_for("workers_done 1")
 
 
-def test_a_failed_attempt_is_told_and_the_next_one_run(node: OnNode) -> None:
+def test_failed_attempt_is_reported_and_the_next_attempt_runs(node: OnNode) -> None:
     node.order(1)
     node.finish(3)
-    node.tells("workers_failed 1")
+    node.wait_for("workers_failed 1")
     (node.folder / "bundle/done").unlink()
     node.order(2)
-    node.tells("workers_up 2")
+    node.wait_for("workers_up 2")
 
 
-def test_requirements_that_no_index_has_are_told_like_a_ranks_failure(node: OnNode) -> None:
-    node.requires("nowhere==1.0\n")
+def test_missing_requirement_is_reported_as_a_rank_failure(node: OnNode) -> None:
+    node.set_requirements("missing==1.0\n")
     node.order(1)
-    node.tells("workers_failed 1")
-    (event,) = (one for one in node.events() if isinstance(one, AgentEvent) and one.failures)
+    node.wait_for("workers_failed 1")
+    (event,) = (event for event in node.events() if isinstance(event, AgentEvent) and event.failures)
     assert event.failures[0].message.startswith("requirements.txt of the job: ")
-    assert "nowhere" in event.failures[0].message
+    assert "missing" in event.failures[0].message
 
 
-def test_a_job_whose_requirements_are_there_is_run(node: OnNode) -> None:
-    node.requires("boto3\n")
+def test_job_with_satisfied_requirements_runs(node: OnNode) -> None:
+    node.set_requirements("boto3\n")
     node.order(1)
     node.finish(0)
-    node.tells("workers_done 1")
+    node.wait_for("workers_done 1")
 
 
-def test_a_superseded_attempt_makes_way(node: OnNode) -> None:
+def test_superseded_attempt_is_stopped_without_checkpoint(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
+    node.wait_for("workers_up 1")
     node.order(2)
-    node.tells("workers_up 2")
-    assert not any(word.endswith("failed 1") for word in node.told())
-    assert not (node.folder / "bundle/saved").exists()  # its peers may be gone: nothing waits for them
+    node.wait_for("workers_up 2")
+    assert not any(state.endswith("failed 1") for state in node.reported())
+    assert not (node.folder / "bundle/saved").exists()  # without its peers it cannot save
 
 
-def test_an_attempt_that_makes_way_for_more_nodes_saves_first(node: OnNode) -> None:
+def test_attempt_saves_a_checkpoint_before_the_run_grows(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
-    node.order(2, save=True)
-    node.tells("workers_up 2")
+    node.wait_for("workers_up 1")
+    node.order(2, save_checkpoint=True)
+    node.wait_for("workers_up 2")
     assert (node.folder / "bundle/saved").exists()
 
 
-def test_stop_ends_the_workers_and_the_agent_stays(node: OnNode) -> None:
+def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
+    node.wait_for("workers_up 1")
     process = node.agent._attempt._process if node.agent._attempt else None
     assert process is not None
     node.order(1, stop=True)
     eventually(lambda: process.poll() is not None, "the end of the workers")
-    assert node.thread.is_alive()  # it has still to see the node out of its group
+    assert node.thread.is_alive()  # it must still drain the node
 
 
-def test_a_stop_that_asks_for_it_saves_first(node: OnNode) -> None:
+def test_stop_order_with_save_saves_a_checkpoint(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
-    node.order(1, stop=True, save=True)
+    node.wait_for("workers_up 1")
+    node.order(1, stop=True, save_checkpoint=True)
     eventually(lambda: node.agent._attempt is None, "the end of the workers")
     assert (node.folder / "bundle/saved").exists()
 
 
-def test_a_job_that_does_not_save_when_asked_is_not_waited_for(node: OnNode) -> None:
+def test_job_without_checkpoint_requests_is_stopped_at_once(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
+    node.wait_for("workers_up 1")
     node.agent.run = node.record.model_copy(update={"job": node.record.job.model_copy(update={"train": None})})
-    node.order(1, stop=True, save=True)
+    node.order(1, stop=True, save_checkpoint=True)
     eventually(lambda: node.agent._attempt is None, "the end of the workers")
     assert not (node.folder / "bundle/saved").exists()
 
 
-def test_an_agent_started_again_tells_the_attempt_as_lost(node: OnNode) -> None:
+def test_restarted_agent_reports_the_attempt_as_failed(node: OnNode) -> None:
     node.order(1)
-    node.tells("workers_up 1")
-    node.die()
-    node.tells("workers_failed 1")
-    assert node.told().count("workers_up 1") == 1
+    node.wait_for("workers_up 1")
+    node.kill_agent()
+    node.wait_for("workers_failed 1")
+    assert node.reported().count("workers_up 1") == 1
 
 
-def test_an_agent_started_again_repeats_nothing_that_was_told(node: OnNode) -> None:
+def test_restarted_agent_does_not_repeat_reports(node: OnNode) -> None:
     node.order(1)
     node.finish(0)
-    node.tells("workers_done 1")
-    node.die()
-    eventually(lambda: node.told().count("ready 0") == 2, "the second agent")
-    assert "workers_failed 1" not in node.told()
+    node.wait_for("workers_done 1")
+    node.kill_agent()
+    eventually(lambda: node.reported().count("ready 0") == 2, "the second agent")
+    assert "workers_failed 1" not in node.reported()
 
 
-def test_an_outage_ends_no_job(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_outage_does_not_end_the_job(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.order(1)
-    node.tells("workers_up 1")
-    away = threading.Event()
+    node.wait_for("workers_up 1")
+    reached = threading.Event()
 
     def find(key: str) -> Any:
-        away.set()
-        raise OSError("S3 is away")
+        reached.set()
+        raise OSError("S3 is unavailable")
 
     with monkeypatch.context() as outage:
         outage.setattr(node.agent._data, "find", find)
-        assert away.wait(10)
+        assert reached.wait(10)
     node.finish(0)
-    node.tells("workers_done 1")
+    node.wait_for("workers_done 1")
 
 
-def test_a_leaving_node_saves_says_so_and_completes_the_action(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_saves_a_checkpoint_and_completes_the_lifecycle_action(
+    node: OnNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, str]] = []
 
     class Recorder:
-        def complete_lifecycle_action(self, **asked: Any) -> None:
-            calls.append((asked["LifecycleHookName"], asked["InstanceId"]))
+        def complete_lifecycle_action(self, **keywords: Any) -> None:
+            calls.append((keywords["LifecycleHookName"], keywords["InstanceId"]))
 
-        def record_lifecycle_action_heartbeat(self, **asked: Any) -> None:
-            """Its own test is the hook's in the emulated account."""
+        def record_lifecycle_action_heartbeat(self, **keywords: Any) -> None:
+            """The emulated account tests it."""
 
-    monkeypatch.setattr(node.agent._departure, "_autoscaling", Recorder())
+    monkeypatch.setattr(node.agent._drain, "_autoscaling", Recorder())
     node.order(1)
-    node.tells("workers_up 1")
-    node.leaving = "terminating"
+    node.wait_for("workers_up 1")
+    node.drain_cause = "terminating"
     node.thread.join(60)
     assert not node.thread.is_alive()
     assert (node.folder / "bundle/saved").exists()
-    assert "left 1" in node.told()
+    assert "drained 1" in node.reported()
     assert calls == [(node.cluster.manifest.groups[0].lifecycle_hook, "i-1")]
 
 
-def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(agent_module, "TELL_SECONDS", 0.2)
+def sample_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "SAMPLE_SECONDS", 0.2)
+    monkeypatch.setattr(agent_module, "REPORT_SECONDS", 0.2)
 
 
-def test_a_job_that_sleeps_is_told_as_idle(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at_often(monkeypatch)
-    node.limit(1.0)
+def test_sleeping_job_is_reported_as_idle(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_often(monkeypatch)
+    node.set_idle_timeout(1.0)
     node.order(1)
 
     def idle() -> bool:
-        return any(isinstance(one, ActivityEvent) and one.idle_since is not None for one in node.events())
+        return any(isinstance(event, ActivityEvent) and event.idle_since is not None for event in node.events())
 
-    eventually(idle, "the word that the job is idle")
+    eventually(idle, "the report that the job is idle")
 
 
-def test_a_run_without_a_limit_is_not_looked_at(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at_often(monkeypatch)
-    node.limit(1.0)
+def test_run_without_idle_limit_is_not_sampled(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_often(monkeypatch)
+    node.set_idle_timeout(1.0)
     node.order(1)
-    eventually(lambda: node.agent._activity is not None, "the first look")
-    node.limit(None)
-    eventually(lambda: node.agent._activity is None, "the end of the looks")
+    eventually(lambda: node.agent._activity is not None, "the first sample")
+    node.set_idle_timeout(None)
+    eventually(lambda: node.agent._activity is None, "the end of sampling")
 
 
-# A check whose one process writes its notes and then waits to be told how to end.
-CHECK = """
+# A health check where one program writes the reports of both processes and then hangs.
+HEALTH_CHECK = """
 import json, pathlib, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--folder") + 1])
 print("Rendezvous'ing worker group\\nRendezvous complete for workers", flush=True)
-for local in (0, 1):
-    notes = {"stage": "done", "torch": "2.15.0", "backend": "gloo", "matmul_tflops": 0.25, "network_gbs": 1.5}
-    (folder / f"process-{local}.json").write_text(json.dumps(notes))
+for local_rank in (0, 1):
+    report = {"stage": "done", "torch": "2.15.0", "backend": "gloo", "matmul_tflops": 0.25, "network_gbs": 1.5}
+    (folder / f"process-{local_rank}.json").write_text(json.dumps(report))
 time.sleep(600)
 """
-HANGING = CHECK.replace('"done"', '"multiply matrices"')
+HANGING = HEALTH_CHECK.replace('"done"', '"multiply matrices"')
 
 
-class InCheck:
-    """A node that the controller has checked."""
+class HealthCheckNode:
+    """A node for which the test orders health checks."""
 
     def __init__(self, node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
-        program = node.folder / "check.py"
-        monkeypatch.setattr(check_module, "BASE", node.folder)
+        program = node.folder / "health_check.py"
+        monkeypatch.setattr(health_check_module, "BASE", node.folder)
         monkeypatch.setattr(
-            check_module, "torchrun_command", lambda **given: [sys.executable, str(program), *given["job"]]
+            health_check_module, "torchrun_command", lambda **keywords: [sys.executable, str(program), *keywords["job"]]
         )
         self.program = program
 
     def order(self, number: int, program: str, minutes: float = 3.0) -> None:
         self.program.write_text(program)
-        limits = self.node.record.limits.model_copy(update={"verify_minutes": minutes})
+        limits = self.node.record.limits.model_copy(update={"health_check_timeout_minutes": minutes})
         self.node.agent.run = self.node.record.model_copy(update={"limits": limits})
-        check = Check(number=number, nodes=("i-1",), ordered=0.0)
-        self.write(Control(check=check, checks=number))
+        health_check = HealthCheckOrder(number=number, nodes=("i-1",), requested_at=0.0)
+        self.write(Control(health_check=health_check, health_check_count=number))
 
     def write(self, control: Control) -> None:
         self.node.cluster.data.write(self.node.layout.control, control.model_dump_json().encode())
 
-    def told(self) -> list[VerificationEvent]:
-        return [one for one in self.node.events() if isinstance(one, VerificationEvent)]
+    def reported(self) -> list[HealthCheckEvent]:
+        return [event for event in self.node.events() if isinstance(event, HealthCheckEvent)]
 
-    def tells(self, count: int = 1) -> VerificationEvent:
-        eventually(lambda: len(self.told()) == count, "the agent's word on a check")
-        return self.told()[-1]
+    def wait_for(self, count: int = 1) -> HealthCheckEvent:
+        eventually(lambda: len(self.reported()) == count, "the result of a health check")
+        return self.reported()[-1]
 
-    def running(self) -> int:
-        eventually(lambda: self.node.agent._check is not None, "the check")
-        check = self.node.agent._check
-        assert check is not None
-        eventually(lambda: any((self.node.folder / "runs").rglob("process-1.json")), "its processes")
-        return check.process
+    def process_id(self) -> int:
+        eventually(lambda: self.node.agent._health_check is not None, "the health check")
+        health_check = self.node.agent._health_check
+        assert health_check is not None
+        eventually(lambda: any((self.node.folder / "runs").rglob("process-1.json")), "the reports of the processes")
+        return health_check.process_id
 
 
 @pytest.fixture
-def checked(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> InCheck:
-    return InCheck(node, monkeypatch)
+def health_check_node(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> HealthCheckNode:
+    return HealthCheckNode(node, monkeypatch)
 
 
-def test_a_check_that_is_through_is_told_though_torchrun_waits_for_others(checked: InCheck) -> None:
-    checked.order(1, CHECK)
-    told = checked.tells()
-    assert (told.check, told.faults, told.absent, told.stuck) == (1, (), (), None)
-    assert (told.measured.matmul_tflops, told.measured.network_gbs, told.measured.network) == (0.25, 1.5, "gloo")
-    eventually(lambda: checked.node.agent._check is None, "the end of the check")
+def test_complete_health_check_is_reported_while_torchrun_waits(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HEALTH_CHECK)
+    reported = health_check_node.wait_for()
+    assert (reported.number, reported.faults, reported.missing_peers, reported.incomplete_stage) == (1, (), (), None)
+    assert (reported.measurements.matmul_tflops, reported.measurements.network_gbs, reported.measurements.network) == (
+        0.25,
+        1.5,
+        "gloo",
+    )
+    eventually(lambda: health_check_node.node.agent._health_check is None, "the end of the health check")
 
 
-def test_a_check_that_hangs_is_cut_at_its_deadline_and_what_was_measured_told(checked: InCheck) -> None:
-    checked.order(1, HANGING, minutes=2 / 60)
-    told = checked.tells()
-    assert [fault.kind for fault in told.faults] == ["hung", "hung"]
-    assert told.measured.torch == "2.15.0"
+def test_hung_health_check_is_stopped_at_the_deadline_and_reported(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HANGING, minutes=2 / 60)
+    reported = health_check_node.wait_for()
+    assert [fault.kind for fault in reported.faults] == ["hung", "hung"]
+    assert reported.measurements.torch == "2.15.0"
 
 
-def test_a_check_that_can_not_begin_is_told_as_the_nodes_fault(checked: InCheck) -> None:
-    folder = checked.node.folder / "runs" / checked.node.record.run
+def test_health_check_that_cannot_start_is_a_fault_of_the_node(health_check_node: HealthCheckNode) -> None:
+    folder = health_check_node.node.folder / "runs" / health_check_node.node.record.run
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "check-0001").touch()
-    checked.order(1, CHECK)
-    (fault,) = checked.tells().faults
-    assert fault.text.startswith("the check can't begin: NotADirectoryError")
+    health_check_node.order(1, HEALTH_CHECK)
+    (fault,) = health_check_node.wait_for().faults
+    assert fault.text.startswith("the health check cannot start: NotADirectoryError")
 
 
-def test_a_check_that_nobody_waits_for_is_ended_and_not_told(checked: InCheck) -> None:
-    checked.order(1, HANGING)
-    process = checked.running()
-    checked.write(Control(checks=1))
-    eventually(lambda: not psutil.pid_exists(process), "the end of the check")
-    assert checked.told() == []
+def test_cancelled_health_check_is_stopped_and_not_reported(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HANGING)
+    process = health_check_node.process_id()
+    health_check_node.write(Control(health_check_count=1))
+    eventually(lambda: not psutil.pid_exists(process), "the end of the health check")
+    assert health_check_node.reported() == []
 
 
-def test_an_attempt_follows_a_check(checked: InCheck) -> None:
-    checked.order(1, CHECK)
-    checked.tells()
-    checked.write(Control(checks=1, attempt=1, nodes=("i-1",)))
-    checked.node.tells("workers_up 1")
+def test_attempt_starts_after_a_health_check(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HEALTH_CHECK)
+    health_check_node.wait_for()
+    health_check_node.write(Control(health_check_count=1, attempt=1, nodes=("i-1",)))
+    health_check_node.node.wait_for("workers_up 1")
 
 
-def test_a_check_ends_what_is_left_of_a_lost_attempt(checked: InCheck) -> None:
-    """A rank that waits for a peer that went away may not know that yet."""
-    checked.node.order(1)
-    checked.node.tells("workers_up 1")
-    checked.order(1, CHECK)
-    assert checked.tells().faults == ()
-    assert not (checked.node.folder / "bundle/saved").exists()
+def test_health_check_order_stops_a_lost_attempt(health_check_node: HealthCheckNode) -> None:
+    """A rank that waits for a lost peer may not have noticed the loss."""
+    health_check_node.node.order(1)
+    health_check_node.node.wait_for("workers_up 1")
+    health_check_node.order(1, HEALTH_CHECK)
+    assert health_check_node.wait_for().faults == ()
+    assert not (health_check_node.node.folder / "bundle/saved").exists()
 
 
-def test_an_agent_started_again_tells_the_check_as_failed(checked: InCheck) -> None:
-    checked.order(1, HANGING)
-    checked.running()
-    check, checked.node.agent._check = checked.node.agent._check, None
-    assert check is not None
-    checked.node.die()
-    check.kill()
-    (fault,) = checked.tells().faults
-    assert fault.text == "the node's agent ended in the middle of the check"
+def test_restarted_agent_reports_the_health_check_as_failed(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HANGING)
+    health_check_node.process_id()
+    health_check, health_check_node.node.agent._health_check = health_check_node.node.agent._health_check, None
+    assert health_check is not None
+    health_check_node.node.kill_agent()
+    health_check.kill()
+    (fault,) = health_check_node.wait_for().faults
+    assert fault.text == "the agent of the node exited during the health check"
 
 
-def test_the_agents_end_ends_the_check(checked: InCheck) -> None:
-    checked.order(1, HANGING)
-    process = checked.running()
-    checked.node.close()
+def test_stop_of_the_agent_ends_the_health_check(health_check_node: HealthCheckNode) -> None:
+    health_check_node.order(1, HANGING)
+    process = health_check_node.process_id()
+    health_check_node.node.close()
     assert not psutil.pid_exists(process)

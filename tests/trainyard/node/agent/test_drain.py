@@ -1,4 +1,4 @@
-"""What wants a node to go, as the metadata service says, and its last word to Auto Scaling."""
+"""Drain of a node: causes in the metadata service, and completion of the lifecycle action."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -7,36 +7,36 @@ from typing import Any
 import pytest
 
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.hypervisor.metadata import Metadata, MetadataServer
+from rehearsal.hypervisor.metadata import InstanceMetadata, MetadataServer
 from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import MANIFEST
 from trainyard.models.manifest import Manifest
 from trainyard.node import bootstrap
-from trainyard.node.agent.drain import INTERRUPTED_SECONDS, LEAVE_SECONDS, Departure
-from trainyard.node.identity import own_group
+from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
+from trainyard.node.identity import find_group
 
-NODE = clusters.worker(REGION, "", group="spot")
+NODE = clusters.worker_identity(REGION, "", group="spot")
 NOTICE = {"spot": {"instance-action": '{"action": "terminate", "time": "2026-01-31T18:02:00Z"}'}}
 REBALANCE = {"events": {"recommendations": {"rebalance": '{"noticeTime": "2026-01-31T18:00:00Z"}'}}}
 
 
-class Service(Metadata):
-    """The node's metadata service, with pages put beside its own."""
+class Service(InstanceMetadata):
+    """Metadata service of the node, with additional pages."""
 
-    def __init__(self, truth: dict[str, Any]) -> None:
-        super().__init__(lambda: truth, lambda role: {})
-        self.truth, self.more = truth, dict[str, Any]()
+    def __init__(self, instance: dict[str, Any]) -> None:
+        super().__init__(lambda: instance, lambda role: {})
+        self.instance, self.pages = instance, dict[str, Any]()
 
     def _tree(self) -> dict[str, Any]:
         tree = super()._tree()
-        tree["meta-data"] |= self.more
+        tree["meta-data"] |= self.pages
         return tree
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    made = Service(
+    service = Service(
         {
             "id": "i-1",
             "zone": "us-east-1a",
@@ -51,64 +51,63 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
             "role_name": None,
         }
     )
-    server = MetadataServer(made, socket.create_server(("127.0.0.1", 0)))
+    server = MetadataServer(service, socket.create_server(("127.0.0.1", 0)))
     monkeypatch.setattr(bootstrap, "METADATA", server.endpoint)
-    yield made
+    yield service
     server.close()
 
 
 @pytest.fixture
-def departure(account: EmulatedAws) -> Callable[..., Departure]:
-    def make(*, spot: bool = True) -> Departure:
-        return Departure(NODE, MANIFEST.groups[0].model_copy(update={"market": "spot" if spot else "on-demand"}))
+def create_drain(account: EmulatedAws) -> Callable[..., Drain]:
+    def create(*, spot: bool = True) -> Drain:
+        return Drain(NODE, MANIFEST.groups[0].model_copy(update={"market": "spot" if spot else "on-demand"}))
 
-    return make
-
-
-def test_a_node_in_service_stays(service: Service, departure: Callable[..., Departure]) -> None:
-    assert departure().cause() is None
+    return create
 
 
-def test_a_target_state_sends_a_node_away(service: Service, departure: Callable[..., Departure]) -> None:
-    service.truth["lifecycle_state"] = "Terminated"
-    made = departure()
-    assert (made.cause(), made.seconds()) == ("terminating", LEAVE_SECONDS)
+def test_node_in_service_is_not_drained(service: Service, create_drain: Callable[..., Drain]) -> None:
+    assert create_drain().cause() is None
 
 
-def test_a_spot_notice_sends_a_node_away_within_its_two_minutes(
-    service: Service, departure: Callable[..., Departure]
+def test_target_lifecycle_state_drains_the_node(service: Service, create_drain: Callable[..., Drain]) -> None:
+    service.instance["lifecycle_state"] = "Terminated"
+    drain = create_drain()
+    assert (drain.cause(), drain.checkpoint_timeout_seconds()) == ("terminating", DRAIN_SECONDS)
+
+
+def test_spot_notice_drains_the_node_within_two_minutes(service: Service, create_drain: Callable[..., Drain]) -> None:
+    service.pages = NOTICE
+    drain = create_drain()
+    assert (drain.cause(), drain.checkpoint_timeout_seconds()) == ("interrupted", INTERRUPTION_SECONDS)
+
+
+def test_only_spot_nodes_read_notices(service: Service, create_drain: Callable[..., Drain]) -> None:
+    service.pages = NOTICE
+    assert create_drain(spot=False).cause() is None
+
+
+def test_rebalance_recommendation_is_only_logged(
+    service: Service, create_drain: Callable[..., Drain], caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.more = NOTICE
-    made = departure()
-    assert (made.cause(), made.seconds()) == ("interrupted", INTERRUPTED_SECONDS)
+    service.pages = REBALANCE
+    drain = create_drain()
+    assert (drain.cause(), drain.cause()) == (None, None)
+    assert caplog.text.count("rebalance") == 1
 
 
-def test_only_a_spot_group_asks_for_notices(service: Service, departure: Callable[..., Departure]) -> None:
-    service.more = NOTICE
-    assert departure(spot=False).cause() is None
-
-
-def test_a_rebalance_recommendation_is_only_said(
-    service: Service, departure: Callable[..., Departure], capsys: pytest.CaptureFixture[str]
+def test_drain_completes_without_a_lifecycle_action(
+    account: EmulatedAws, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.more = REBALANCE
-    made = departure()
-    assert (made.cause(), made.cause()) == (None, None)
-    assert capsys.readouterr().out.count("rebalance") == 1
-
-
-def test_an_interrupted_node_is_held_by_no_hook(
-    account: EmulatedAws, service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last word to Auto Scaling is refused, and the node ends all the same."""
-    cluster = clusters.build(REGION)
-    (node,) = cluster.launch(1)
-    service.more = NOTICE
+    """Auto Scaling rejects the completion of the action, which the node ignores."""
+    caplog.set_level("INFO")
+    cluster = clusters.create_cluster(REGION)
+    (node,) = cluster.launch_instances(1)
+    service.pages = NOTICE
     group = cluster.manifest.groups[0].model_copy(update={"market": "spot"})
-    made = Departure(NODE.model_copy(update={"instance": node}), group)
-    made.stay_on()
-    made.complete()
-    assert "No active Lifecycle Action found" in capsys.readouterr().out
+    drain = Drain(NODE.model_copy(update={"instance": node}), group)
+    drain.record_heartbeat()
+    drain.complete()
+    assert "No active Lifecycle Action found" in caplog.text
 
 
 def two_groups() -> Manifest:
@@ -117,11 +116,11 @@ def two_groups() -> Manifest:
     return MANIFEST.model_copy(update={"groups": (base, spot)})
 
 
-def test_a_node_knows_its_own_group() -> None:
-    assert own_group(NODE, two_groups()).autoscaling_group == "spot-1"
+def test_find_group_returns_the_group_of_the_node() -> None:
+    assert find_group(NODE, two_groups()).autoscaling_group == "spot-1"
 
 
-def test_a_group_that_the_manifest_does_not_name_is_told() -> None:
-    lost = NODE.model_copy(update={"group": "other"})
-    with pytest.raises(LookupError, match="in the group other, which the manifest does not name"):
-        own_group(lost, two_groups())
+def test_find_group_rejects_an_unknown_group() -> None:
+    node = NODE.model_copy(update={"group": "other"})
+    with pytest.raises(LookupError, match="the manifest does not contain other, the worker group of this node"):
+        find_group(node, two_groups())

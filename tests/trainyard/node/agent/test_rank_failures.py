@@ -1,8 +1,8 @@
-"""What torchrun's report says of a failure."""
+"""Parser of torchrun's failure report."""
 
 from pathlib import Path
 
-from trainyard.node.agent.rank_failures import failures_in
+from trainyard.node.agent.rank_failures import parse_failures
 
 REPORT = """
 E1121 18:30:12.000 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 1 (pid: 77)
@@ -30,30 +30,30 @@ def rank_stderr(folder: Path, local: int, text: str) -> None:
     (target / "stderr.log").write_text(text)
 
 
-def test_the_rank_and_its_own_words_are_found(tmp_path: Path) -> None:
+def test_failure_has_rank_and_traceback(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: no good"]
     rank_stderr(tmp_path, 1, "".join(f"[rank3]: {line}\n" for line in lines))
-    (found,) = failures_in(REPORT, tmp_path, 0.0)
-    assert (found.rank, found.exitcode, found.message) == (3, 1, "ValueError: no good")
-    assert "Traceback" in found.traceback
-    assert found.time > 1_700_000_000
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    assert (failure.rank, failure.exitcode, failure.message) == (3, 1, "ValueError: no good")
+    assert "Traceback" in failure.traceback
+    assert failure.time > 1_700_000_000
 
 
-def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
+def test_signal_is_the_message(tmp_path: Path) -> None:
     report = REPORT.replace("exitcode  : 1", "exitcode  : -9")
-    (found,) = failures_in(report, tmp_path, 0.0)
-    assert found.message == "ended by signal 9"
+    (failure,) = parse_failures(report, tmp_path, 0.0)
+    assert failure.message == "ended by signal 9"
 
 
-def test_an_exception_that_aborts_the_interpreter_is_told_as_itself(tmp_path: Path) -> None:
+def test_exception_before_an_abort_is_the_message(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: no good"]
     rank_stderr(tmp_path, 1, "\n".join([*lines, "terminate called without an active exception"]))
     report = REPORT.replace("exitcode  : 1", "exitcode  : -6")
-    (found,) = failures_in(report, tmp_path, 0.0)
-    assert found.message == "ValueError: no good"
+    (failure,) = parse_failures(report, tmp_path, 0.0)
+    assert failure.message == "ValueError: no good"
 
 
-def test_code_that_can_not_be_read_is_told_with_its_place(tmp_path: Path) -> None:
+def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
     lines = [
         '  File "/opt/job/train.py", line 3',
         "    def broken(",
@@ -61,9 +61,9 @@ def test_code_that_can_not_be_read_is_told_with_its_place(tmp_path: Path) -> Non
         "SyntaxError: '(' was never closed",
     ]
     rank_stderr(tmp_path, 1, "".join(f"[rank3]: {line}\n" for line in lines))
-    (found,) = failures_in(REPORT, tmp_path, 0.0)
-    assert found.message == "SyntaxError: '(' was never closed (train.py, line 3)"
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    assert failure.message == "SyntaxError: '(' was never closed (train.py, line 3)"
 
 
-def test_no_report_is_no_failure(tmp_path: Path) -> None:
-    assert failures_in("the rendezvous store is gone", tmp_path, 0.0) == ()
+def test_output_without_report_has_no_failures(tmp_path: Path) -> None:
+    assert parse_failures("the rendezvous store is unavailable", tmp_path, 0.0) == ()

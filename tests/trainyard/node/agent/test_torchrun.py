@@ -1,4 +1,4 @@
-"""Where a job's ranks meet."""
+"""Environment variables of a job, and its network interface."""
 
 from pathlib import Path
 
@@ -6,61 +6,61 @@ import pytest
 
 from tests.manifests import MANIFEST
 from trainyard.models.run import RunRecord
-from trainyard.node.agent.torchrun import interface_of, job_variables
+from trainyard.node.agent.torchrun import find_interface, job_variables
 
 
-def test_the_interface_of_a_loopback_address_is_lo() -> None:
-    assert interface_of("127.77.1.9") == "lo"
+def test_interface_of_a_loopback_address_is_lo() -> None:
+    assert find_interface("127.77.1.9") == "lo"
 
 
-def test_an_address_that_is_nowhere_is_an_error() -> None:
-    with pytest.raises(OSError, match=r"no network interface holds 203.0.113.9"):
-        interface_of("203.0.113.9")
+def test_address_without_interface_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"no network interface is in the network of 203.0.113.9"):
+        find_interface("203.0.113.9")
 
 
-def variables(
+def create_variables(
     network: str | None, efa: int, environment: dict[str, str] | None = None, image: str | None = None
 ) -> dict[str, str]:
-    """Of a job on GPU nodes with so many EFA devices."""
+    """Variables of a job on GPU nodes with `efa` EFA devices."""
     group = MANIFEST.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": efa})
     job = MANIFEST.job.model_copy(update={"environment": environment or {}, "container": image})
     run = RunRecord(
         run="r",
         created=1.0,
         deadline=2.0,
-        manifest=MANIFEST.digest(),
+        manifest_digest=MANIFEST.digest(),
         nodes=1,
         processes_per_node=8,
         job=job,
         limits=MANIFEST.limits,
     )
-    here = Path("/x")
+    folder = Path("/x")
     return job_variables(
         manifest=MANIFEST,
         group=group,
         run=run,
         attempt=1,
         address="127.0.0.1",
-        metrics=here,
-        request=here,
-        cache=here,
+        metrics=folder,
+        request=folder,
+        cache=folder,
         network=network,
     )
 
 
-def test_a_job_on_efa_has_no_other_network_than_the_verified_one() -> None:
-    """NCCL_NET_PLUGIN alone does not do that: where the plugin does not load, NCCL goes on with sockets."""
-    found = variables("AWS Libfabric", 4)
-    assert (found["NCCL_NET_PLUGIN"], found["NCCL_NET"]) == ("ofi", "AWS Libfabric")
-    assert variables(None, 4)["NCCL_NET"] == "AWS Libfabric"  # to which every version of the plugin answers
-    assert "NCCL_NET" not in variables("Socket", 0)
+def test_job_on_efa_uses_only_the_network_of_the_health_check() -> None:
+    """NCCL_NET_PLUGIN is not sufficient: if the plugin does not load, NCCL falls back to sockets."""
+    result = create_variables("AWS Libfabric", 4)
+    assert (result["NCCL_NET_PLUGIN"], result["NCCL_NET"]) == ("ofi", "AWS Libfabric")
+    assert create_variables(None, 4)["NCCL_NET"] == "AWS Libfabric"  # every version of the plugin accepts this name
+    assert "NCCL_NET" not in create_variables("Socket", 0)
 
 
-def test_a_container_has_its_own_plugin_and_the_network_that_was_verified_in_it() -> None:
-    found = variables("AWS Libfabric", 4, image="nvcr.io/nvidia/pytorch:26.10-py3")
-    assert "NCCL_NET_PLUGIN" not in found
-    assert found["NCCL_NET"] == "AWS Libfabric"
+def test_container_keeps_the_plugin_of_the_image() -> None:
+    result = create_variables("AWS Libfabric", 4, image="nvcr.io/nvidia/pytorch:26.10-py3")
+    assert "NCCL_NET_PLUGIN" not in result
+    assert result["NCCL_NET"] == "AWS Libfabric"
 
 
-def test_what_the_job_says_of_the_network_counts() -> None:
-    assert variables("Libfabric", 4, {"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"
+def test_environment_of_the_job_overrides_the_network() -> None:
+    assert create_variables("Libfabric", 4, {"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"

@@ -1,4 +1,4 @@
-"""The controller against a real group and real objects: attempts, the lease, and every way to end."""
+"""The controller with an emulated AWS account: attempts, the lease, and every outcome of a run."""
 
 import time
 from itertools import count
@@ -9,32 +9,32 @@ import pytest
 
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
-from tests.clusters import Cluster, build, stamp
+from tests.clusters import Cluster, create_cluster, event_fields
 from tests.conftest import REGION
 from trainyard.config.training import TrainerConfig
 from trainyard.models.events import ActivityEvent, RankFailure
 from trainyard.models.layout import RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.node.controller import controller
-from trainyard.node.controller.controller import Supervision
+from trainyard.node.controller import controller as controller_module
+from trainyard.node.controller.controller import RunController
 from trainyard.node.identity import Node
 
 FAILURE = RankFailure(rank=3, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
 
 
 class Run:
-    """A run under supervision, with two nodes in its group."""
+    """A run with its controller and two nodes."""
 
     def __init__(self, cluster: Cluster, **record: Any) -> None:
         self.cluster = cluster
-        self.nodes = cluster.launch(2)
-        self.record: RunRecord = cluster.record(**record)
+        self.nodes = cluster.launch_instances(2)
+        self.record: RunRecord = cluster.create_run_record(**record)
         self.layout = RunLayout(self.record.run)
-        self.supervise()
+        self.start_controller()
 
-    def supervise(self) -> None:
-        """A controller, or one that was started again."""
+    def start_controller(self) -> None:
+        """Start the controller, or restart it."""
         node = Node(
             role="head",
             instance="i-head",
@@ -44,21 +44,21 @@ class Run:
             manifest_uri="",
             bundle="",
         )
-        self.supervision = Supervision(node, self.cluster.manifest, self.record)
+        self.controller = RunController(node, self.cluster.manifest, self.record)
 
-    def all_say(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
+    def write_all_agent_events(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         for node in self.nodes:
-            self.cluster.agent(self.record.run, node, state, attempt, failures)
+            self.cluster.write_agent_event(self.record.run, node, state, attempt, failures)
 
     def step(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> Outcome | None:
-        self.all_say(state, attempt, failures)
-        return self.supervision.step()
+        self.write_all_agent_events(state, attempt, failures)
+        return self.controller.step()
 
     def control(self) -> Control | None:
-        found = self.cluster.data.find(self.layout.control)
-        return None if found is None else Control.model_validate_json(found)
+        content = self.cluster.data.find(self.layout.control)
+        return None if content is None else Control.model_validate_json(content)
 
-    def leave_results(self) -> None:
+    def write_results(self) -> None:
         results = Results(
             run=self.record.run,
             steps=3,
@@ -79,311 +79,311 @@ class Run:
         )
         self.cluster.data.write(f"{self.layout.results}results.json", results.model_dump_json().encode())
 
-    def leave_checkpoint(self, step: int) -> None:
+    def write_checkpoint(self, step: int) -> None:
         self.cluster.data.write(f"{self.layout.checkpoints}step-{step:08d}/.metadata", b"x")
 
 
 @pytest.fixture
 def run(account: EmulatedAws) -> Run:
-    return Run(build(REGION))
+    return Run(create_cluster(REGION))
 
 
-def test_an_attempt_opens_when_all_nodes_are_ready(run: Run) -> None:
-    run.cluster.agent(run.record.run, run.nodes[0], "ready", 0)
-    assert run.supervision.step() is None
+def test_attempt_starts_when_all_nodes_are_ready(run: Run) -> None:
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "ready", 0)
+    assert run.controller.step() is None
     assert run.control() is None
-    run.cluster.agent(run.record.run, run.nodes[1], "ready", 0)
-    run.supervision.step()
+    run.cluster.write_agent_event(run.record.run, run.nodes[1], "ready", 0)
+    run.controller.step()
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes), control.stop) == (1, set(run.nodes), False)
 
 
-def test_a_done_job_with_results_has_succeeded(run: Run) -> None:
+def test_completed_job_with_results_succeeds(run: Run) -> None:
     run.step("ready", 0)
-    run.leave_results()
-    run.leave_checkpoint(3)
+    run.write_results()
+    run.write_checkpoint(3)
     outcome = run.step("workers_done", 1)
     assert outcome is not None
     assert (outcome.state, outcome.attempts) == ("succeeded", 1)
 
 
-@pytest.mark.parametrize("absent", ["results", "checkpoint"])
-def test_done_without_what_it_should_leave_has_failed(run: Run, absent: str) -> None:
+@pytest.mark.parametrize("missing", ["results", "checkpoint"])
+def test_completed_job_without_results_or_checkpoint_fails(run: Run, missing: str) -> None:
     run.step("ready", 0)
-    if absent == "results":
-        run.leave_checkpoint(3)
+    if missing == "results":
+        run.write_checkpoint(3)
     else:
-        run.leave_results()
+        run.write_results()
     outcome = run.step("workers_done", 1)
     assert outcome is not None
     assert outcome.state == "failed"
-    assert absent in outcome.reason
+    assert missing in outcome.reason
 
 
-def test_a_users_job_is_asked_for_nothing(account: EmulatedAws) -> None:
-    run = Run(build(REGION, train=None, command=("train.py",)))
+def test_custom_job_needs_no_results(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION, train=None, command=("train.py",)))
     run.step("ready", 0)
     outcome = run.step("workers_done", 1)
     assert outcome is not None
     assert outcome.state == "succeeded"
 
 
-def test_a_lost_attempt_is_followed_by_the_next(run: Run) -> None:
+def test_failed_attempt_is_followed_by_another(run: Run) -> None:
     run.step("ready", 0)
     assert run.step("workers_failed", 1, (FAILURE,)) is None
-    assert run.supervision.step() is None
+    assert run.controller.step() is None
     control = run.control()
     assert control is not None
     assert control.attempt == 2
 
 
-def test_the_same_failure_twice_ends_the_run(run: Run) -> None:
+def test_same_failure_twice_ends_the_run(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_failed", 1, (FAILURE,))
-    run.supervision.step()
+    run.controller.step()
     outcome = run.step("workers_failed", 2, (FAILURE,))
     assert outcome is not None
     assert outcome.state == "failed"
     assert outcome.failure == FAILURE
-    assert outcome.culprit in run.nodes
+    assert outcome.failed_node in run.nodes
 
 
-def test_progress_between_failures_goes_on(run: Run) -> None:
+def test_progress_between_failures_continues_the_run(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_failed", 1, (FAILURE,))
-    run.supervision.step()
-    run.leave_checkpoint(20)
+    run.controller.step()
+    run.write_checkpoint(20)
     assert run.step("workers_failed", 2, (FAILURE,)) is None
 
 
-def test_a_node_that_left_the_group_loses_the_attempt(run: Run) -> None:
+def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
     run.step("ready", 0)
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.supervision._members_at = 0.0
-    run.supervision.step()
-    (replacement,) = run.cluster.launch(1)
+    run.controller._members_at = 0.0
+    run.controller.step()
+    (replacement,) = run.cluster.launch_instances(1)
     run.nodes[0] = replacement
-    run.cluster.agent(run.record.run, replacement, "ready", 0)
-    run.supervision._members_at = 0.0
-    run.supervision.step()
+    run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
+    run.controller._members_at = 0.0
+    run.controller.step()
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes)) == (2, set(run.nodes))
 
 
-def test_a_controller_started_again_goes_on_with_the_attempt(run: Run) -> None:
+def test_restarted_controller_continues_the_attempt(run: Run) -> None:
     run.step("ready", 0)
-    run.supervise()
-    run.leave_results()
-    run.leave_checkpoint(3)
+    run.start_controller()
+    run.write_results()
+    run.write_checkpoint(3)
     outcome = run.step("workers_done", 1)
     assert outcome is not None
     assert outcome.attempts == 1
 
 
-def test_the_lease_moves_forward_but_never_past_the_time_limit(account: EmulatedAws) -> None:
-    run = Run(build(REGION), minutes=10.0)
-    run.supervision.step()
-    assert run.cluster.lease() == pytest.approx(run.record.deadline, abs=1.0)
-    longer = Run(build(REGION), minutes=600.0)
-    longer.supervision.step()
-    assert longer.cluster.lease() == pytest.approx(time.time() + 20 * 60, abs=10.0)
+def test_lease_is_renewed_up_to_the_time_limit(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION), minutes=10.0)
+    run.controller.step()
+    assert run.cluster.lease_end() == pytest.approx(run.record.deadline, abs=1.0)
+    long_run = Run(create_cluster(REGION), minutes=600.0)
+    long_run.controller.step()
+    assert long_run.cluster.lease_end() == pytest.approx(time.time() + 20 * 60, abs=10.0)
 
 
-def test_no_renewal_reaches_past_the_time_limit(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease of 20 minutes under a limit of 50, a minute from step to step: looked up in the account after each."""
-    run = Run(build(REGION), created=float(int(time.time())), minutes=50.0)  # AWS tells microseconds
-    limits = run.record.limits.model_copy(update={"lease_minutes": 20.0, "bring_up_minutes": 60.0})
+def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of 20 minutes and a time limit of 50 minutes, with one minute between steps."""
+    run = Run(create_cluster(REGION), created=float(int(time.time())), minutes=50.0)  # AWS returns microseconds
+    limits = run.record.limits.model_copy(update={"lease_minutes": 20.0, "startup_timeout_minutes": 60.0})
     run.record = run.record.model_copy(update={"limits": limits})
-    run.supervise()
+    run.start_controller()
     minutes = count(run.record.created, 60.0)
-    monkeypatch.setattr(controller, "time", SimpleNamespace(time=lambda: next(minutes)))
-    seen: set[float] = set()
-    while run.supervision.step() is None:
-        lease = run.cluster.lease()
+    monkeypatch.setattr(controller_module, "time", SimpleNamespace(time=lambda: next(minutes)))
+    leases: set[float] = set()
+    while run.controller.step() is None:
+        lease = run.cluster.lease_end()
         assert lease is not None
-        assert lease <= run.record.deadline + 0.001  # AWS keeps less than a float does
-        seen.add(lease)
-    assert len(seen) == 1 + 30 / 5  # four times in its length it moves, until it is at the limit
-    assert max(seen) > run.record.deadline - 1
+        assert lease <= run.record.deadline + 0.001  # AWS stores fewer digits than a float
+        leases.add(lease)
+    assert len(leases) == 1 + 30 / 5  # it is renewed four times in its duration, until it is at the limit
+    assert max(leases) > run.record.deadline - 1
 
 
 @pytest.mark.parametrize(
     ("created", "minutes", "reason"),
-    [(0.0, 60.0, "the time limit of 60 minutes is over"), (3000.0, 600.0, "had not started within 5 minutes")],
+    [(0.0, 60.0, "the time limit of 60 minutes is over"), (3000.0, 600.0, "did not start within 5 minutes")],
 )
-def test_a_deadline_ends_the_run(account: EmulatedAws, created: float, minutes: float, reason: str) -> None:
-    began = time.time() - 3700 if created == 0.0 else time.time() - created
-    run = Run(build(REGION), created=began, minutes=minutes)
-    outcome = run.supervision.step()
+def test_deadline_ends_the_run(account: EmulatedAws, created: float, minutes: float, reason: str) -> None:
+    created_at = time.time() - 3700 if created == 0.0 else time.time() - created
+    run = Run(create_cluster(REGION), created=created_at, minutes=minutes)
+    outcome = run.controller.step()
     assert outcome is not None
     assert outcome.state == "failed"
     assert reason in outcome.reason
 
 
-def test_the_end_stops_agents_and_bill(run: Run) -> None:
+def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
     run.step("ready", 0)
-    run.supervision.end(run.supervision.outcome("succeeded", "done"))
+    run.controller.end_run(run.controller.create_outcome("succeeded", "done"))
     control = run.control()
     assert control is not None
     assert control.stop
-    assert run.cluster.described()["DesiredCapacity"] == 0
+    assert run.cluster.describe_group()["DesiredCapacity"] == 0
     assert run.cluster.data.find(run.layout.outcome) is not None
 
 
-def test_the_first_report_of_a_failure_is_not_taken_for_the_whole(run: Run) -> None:
+def test_controller_waits_for_all_reports_of_a_failure(run: Run) -> None:
     run.step("ready", 0)
-    echo = FAILURE.model_copy(update={"rank": 0, "message": "RuntimeError: Connection reset by peer"})
-    run.cluster.agent(run.record.run, run.nodes[0], "workers_failed", 1, (echo,))
-    run.supervision.step()
+    peer_failure = FAILURE.model_copy(update={"rank": 0, "message": "RuntimeError: Connection reset by peer"})
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "workers_failed", 1, (peer_failure,))
+    run.controller.step()
     control = run.control()
     assert control is not None
     assert control.waiting_since is None
-    run.cluster.agent(run.record.run, run.nodes[1], "workers_failed", 1, (FAILURE,))
-    run.supervision.step()
+    run.cluster.write_agent_event(run.record.run, run.nodes[1], "workers_failed", 1, (FAILURE,))
+    run.controller.step()
     control = run.control()
     assert control is not None
-    assert control.lost is not None
-    assert control.lost.failure == FAILURE
+    assert control.failed_attempt is not None
+    assert control.failed_attempt.failure == FAILURE
 
 
-def test_a_controller_started_again_remembers_the_failure(run: Run) -> None:
+def test_restarted_controller_remembers_the_failure(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_failed", 1, (FAILURE,))
-    run.supervision.step()
-    run.supervise()
+    run.controller.step()
+    run.start_controller()
     outcome = run.step("workers_failed", 2, (FAILURE,))
     assert outcome is not None
     assert outcome.state == "failed"
 
 
-def test_a_started_job_has_no_bring_up_deadline(account: EmulatedAws) -> None:
-    run = Run(build(REGION))
+def test_started_job_has_no_startup_deadline(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION))
     run.step("ready", 0)
     run.step("workers_up", 1)
     run.record = run.record.model_copy(update={"created": run.record.created - 3000})
-    run.supervise()
-    assert run.supervision.step() is None
+    run.start_controller()
+    assert run.controller.step() is None
 
 
-def test_a_run_that_has_grown_goes_on_after_a_checkpoint(run: Run) -> None:
+def test_grown_run_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
-    old, new = list(run.nodes), run.cluster.launch(1)
-    run.supervision.run = run.record.model_copy(update={"nodes": 3})
-    run.supervision._members_at = 0.0
-    run.supervision.step()
+    old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
+    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.controller._members_at = 0.0
+    run.controller.step()
     control = run.control()
     assert control is not None
-    assert (control.attempt, set(control.nodes)) == (1, set(old))  # the new node's agent has not spoken
-    run.cluster.agent(run.record.run, new[0], "ready", 0)
-    run.supervision.step()
+    assert (control.attempt, set(control.nodes)) == (1, set(old_nodes))  # the agent of the new node is not ready
+    run.cluster.write_agent_event(run.record.run, new_nodes[0], "ready", 0)
+    run.controller.step()
     control = run.control()
     assert control is not None
-    assert (control.attempt, set(control.nodes), control.save) == (2, {*old, *new}, True)
+    assert (control.attempt, set(control.nodes), control.save_checkpoint) == (2, {*old_nodes, *new_nodes}, True)
 
 
-def test_a_growth_that_was_taken_back_goes_on_with_the_old_nodes(run: Run) -> None:
+def test_cancelled_growth_continues_with_the_old_nodes(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
-    old, new = list(run.nodes), run.cluster.launch(1)
-    run.supervision.run = run.record.model_copy(update={"nodes": 3})
-    run.supervision._members_at = 0.0
-    run.cluster.agent(run.record.run, new[0], "ready", 0)
-    run.supervision.step()
+    old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
+    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.controller._members_at = 0.0
+    run.cluster.write_agent_event(run.record.run, new_nodes[0], "ready", 0)
+    run.controller.step()
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
-        InstanceId=new[0], ShouldDecrementDesiredCapacity=True
+        InstanceId=new_nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.supervision.run = run.record
+    run.controller.run = run.record
     for _ in range(2):
-        run.supervision._members_at = 0.0
-        assert run.supervision.step() is None
+        run.controller._members_at = 0.0
+        assert run.controller.step() is None
     control = run.control()
     assert control is not None
-    assert (control.attempt, set(control.nodes), control.save) == (3, set(old), False)
+    assert (control.attempt, set(control.nodes), control.save_checkpoint) == (3, set(old_nodes), False)
 
 
-def hurried(run: Run) -> None:
-    """A bring-up that takes no time."""
-    limits = run.record.limits.model_copy(update={"bring_up_minutes": 1e-6})
-    run.supervision.run = run.record.model_copy(update={"limits": limits})
-    run.supervision._members_at = 0.0
+def expire_startup_timeout(run: Run) -> None:
+    """Set a startup timeout of almost zero."""
+    limits = run.record.limits.model_copy(update={"startup_timeout_minutes": 1e-6})
+    run.controller.run = run.record.model_copy(update={"limits": limits})
+    run.controller._members_at = 0.0
 
 
-def test_a_node_that_no_attempt_takes_in_goes(run: Run) -> None:
-    """As after a launch that was killed while it grew the run."""
+def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
+    """A launch that grows the run may be killed."""
     run.step("ready", 0)
     run.step("workers_up", 1)
-    old, new = list(run.nodes), run.cluster.launch(1)
-    run.supervision._members_at = 0.0
-    run.supervision.step()
-    assert sorted(run.cluster.members()) == sorted([*old, *new])  # it may still come up
-    hurried(run)
-    assert run.supervision.step() is None
-    assert sorted(run.cluster.members()) == sorted(old)
-    assert run.cluster.described()["DesiredCapacity"] == 2
+    old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
+    run.controller._members_at = 0.0
+    run.controller.step()
+    assert sorted(run.cluster.members()) == sorted([*old_nodes, *new_nodes])  # it may become ready
+    expire_startup_timeout(run)
+    assert run.controller.step() is None
+    assert sorted(run.cluster.members()) == sorted(old_nodes)
+    assert run.cluster.describe_group()["DesiredCapacity"] == 2
 
 
-def test_nodes_that_do_not_come_back_end_the_run(run: Run) -> None:
+def test_missing_nodes_end_the_run_after_the_startup_timeout(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.supervision._members_at = 0.0
-    assert run.supervision.step() is None
-    hurried(run)
-    outcome = run.supervision.step()
+    run.controller._members_at = 0.0
+    assert run.controller.step() is None
+    expire_startup_timeout(run)
+    outcome = run.controller.step()
     assert outcome is not None
     assert outcome.state == "failed"
-    assert outcome.reason.startswith("1 of 2 nodes were ready 1e-06 minutes after attempt 1 was lost")
+    assert outcome.reason.startswith("1 of 2 nodes are ready 1e-06 minutes after attempt 1 failed")
 
 
-def test_what_the_time_limit_ends_is_saved_first(account: EmulatedAws) -> None:
-    run = Run(build(REGION))
+def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION))
     run.step("ready", 0)
     run.step("workers_up", 1)
-    run.supervision.end(run.supervision.outcome("failed", "the time limit of 60 minutes is over"))
+    run.controller.end_run(run.controller.create_outcome("failed", "the time limit of 60 minutes is over"))
     control = run.control()
     assert control is not None
-    assert (control.stop, control.save) == (True, True)
+    assert (control.stop, control.save_checkpoint) == (True, True)
 
 
-def test_a_run_whose_ranks_have_ended_is_asked_for_nothing(run: Run) -> None:
+def test_completed_run_requests_no_checkpoint(run: Run) -> None:
     run.step("ready", 0)
-    run.supervision.end(run.supervision.outcome("succeeded", "3 steps"))
+    run.controller.end_run(run.controller.create_outcome("succeeded", "3 steps"))
     control = run.control()
     assert control is not None
-    assert (control.stop, control.save) == (True, False)
+    assert (control.stop, control.save_checkpoint) == (True, False)
 
 
-def test_after_a_growth_that_came_to_nothing_the_old_nodes_go_on(run: Run) -> None:
-    """A lost attempt of two nodes does not wait for ever for a third that a killed launch had asked for."""
+def test_failed_growth_continues_with_the_old_nodes(run: Run) -> None:
+    """A failed attempt of two nodes does not wait for a third node that a killed launch had requested."""
     run.step("ready", 0)
     run.step("workers_up", 1)
-    hurried(run)
-    run.supervision.run = run.supervision.run.model_copy(update={"nodes": 3})
+    expire_startup_timeout(run)
+    run.controller.run = run.controller.run.model_copy(update={"nodes": 3})
     assert run.step("workers_failed", 1, (FAILURE,)) is None
-    assert run.supervision.step() is None
+    assert run.controller.step() is None
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes)) == (2, set(run.nodes))
 
 
-def test_a_node_that_can_not_be_ended_hides_nothing_of_the_job(run: Run, account: EmulatedAws) -> None:
+def test_failed_termination_of_a_surplus_node_does_not_stop_the_run(run: Run, account: EmulatedAws) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
-    run.cluster.launch(1)
-    hurried(run)
-    run.supervision.step()
+    run.cluster.launch_instances(1)
+    expire_startup_timeout(run)
+    run.controller.step()
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
     try:
-        assert run.supervision.step() is None
-        run.leave_results()
-        run.leave_checkpoint(3)
+        assert run.controller.step() is None
+        run.write_results()
+        run.write_checkpoint(3)
         outcome = run.step("workers_done", 1)
     finally:
         account.clear_faults()
@@ -391,73 +391,77 @@ def test_a_node_that_can_not_be_ended_hides_nothing_of_the_job(run: Run, account
     assert outcome.state == "succeeded"
 
 
-def idle(run: Run, node: str, since: float | None, attempt: int = 1) -> None:
-    """The node's agent says since when its job has been idle."""
-    told = {"run": run.record.run, "attempt": attempt, "idle_since": since, "measured": "cpu", "percent": 0.2}
-    run.cluster.say(run.record.run, node, ActivityEvent.model_validate({**stamp(node, "worker"), **told}))
+def write_idle_event(run: Run, node: str, idle_since: float | None, attempt: int = 1) -> None:
+    """Write the event of a node that is idle since then."""
+    fields = {"run": run.record.run, "attempt": attempt, "idle_since": idle_since, "resource": "cpu", "percent": 0.2}
+    run.cluster.write_event(
+        run.record.run, node, ActivityEvent.model_validate({**event_fields(node, "worker"), **fields})
+    )
 
 
 @pytest.fixture
-def limited(run: Run) -> Run:
-    """A run that has started, under a limit of ten idle minutes."""
-    limits = run.record.limits.model_copy(update={"idle_minutes": 10.0})
-    run.supervision.run = run.record = run.record.model_copy(update={"limits": limits})
+def run_with_idle_timeout(run: Run) -> Run:
+    """A started run with an idle timeout of ten minutes."""
+    limits = run.record.limits.model_copy(update={"idle_timeout_minutes": 10.0})
+    run.controller.run = run.record = run.record.model_copy(update={"limits": limits})
     run.step("ready", 0)
     run.step("workers_up", 1)
     return run
 
 
-def test_a_run_that_is_idle_everywhere_is_stopped(limited: Run) -> None:
-    for node in limited.nodes:
-        idle(limited, node, time.time() - 601)
-    outcome = limited.supervision.step()
+def test_run_is_stopped_if_all_nodes_are_idle(run_with_idle_timeout: Run) -> None:
+    for node in run_with_idle_timeout.nodes:
+        write_idle_event(run_with_idle_timeout, node, time.time() - 601)
+    outcome = run_with_idle_timeout.controller.step()
     assert outcome is not None
     assert outcome.state == "stopped"
-    assert outcome.reason.startswith("no node has worked for 10 minutes: its CPU use was under 5 %")
-    limited.supervision.end(outcome)
-    control = limited.control()
+    assert outcome.reason.startswith("all nodes were idle for 10 minutes: CPU utilization was below 5 %")
+    run_with_idle_timeout.controller.end_run(outcome)
+    control = run_with_idle_timeout.control()
     assert control is not None
-    assert (control.stop, control.save) == (True, True)
+    assert (control.stop, control.save_checkpoint) == (True, True)
 
 
-@pytest.mark.parametrize("since", [None, 590.0, "nothing"])
-def test_one_node_that_is_not_known_to_be_idle_keeps_the_run(limited: Run, since: float | str | None) -> None:
-    idle(limited, limited.nodes[0], time.time() - 601)
-    if not isinstance(since, str):
-        idle(limited, limited.nodes[1], since and time.time() - since)
-    assert limited.supervision.step() is None
+@pytest.mark.parametrize("idle_since", [None, 590.0, "no event"])
+def test_run_continues_if_one_node_is_not_known_to_be_idle(
+    run_with_idle_timeout: Run, idle_since: float | str | None
+) -> None:
+    write_idle_event(run_with_idle_timeout, run_with_idle_timeout.nodes[0], time.time() - 601)
+    if not isinstance(idle_since, str):
+        write_idle_event(run_with_idle_timeout, run_with_idle_timeout.nodes[1], idle_since and time.time() - idle_since)
+    assert run_with_idle_timeout.controller.step() is None
 
 
-def test_without_a_limit_an_idle_run_goes_on(run: Run) -> None:
+def test_idle_run_without_a_limit_continues(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     for node in run.nodes:
-        idle(run, node, time.time() - 10_000)
-    assert run.supervision.step() is None
+        write_idle_event(run, node, time.time() - 10_000)
+    assert run.controller.step() is None
 
 
-def test_a_node_that_says_that_it_goes_loses_the_attempt_and_is_in_no_other(run: Run) -> None:
-    """As after a spot notice, of which the group knows nothing for two minutes."""
+def test_drained_node_is_replaced_and_not_used_again(run: Run) -> None:
+    """After a spot notice the group keeps the node for two minutes."""
     run.step("ready", 0)
     run.step("workers_up", 1)
-    run.cluster.agent(run.record.run, run.nodes[0], "left", 1)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
     for _ in range(2):
-        assert run.supervision.step() is None
+        assert run.controller.step() is None
     control = run.control()
     assert control is not None
     assert control.waiting_since is not None
     assert control.attempt == 1
-    (replacement,) = run.cluster.launch(1)
-    run.cluster.agent(run.record.run, replacement, "ready", 0)
-    run.supervision._members_at = 0.0
-    run.supervision.step()
+    (replacement,) = run.cluster.launch_instances(1)
+    run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
+    run.controller._members_at = 0.0
+    run.controller.step()
     control = run.control()
     assert control is not None
     assert set(control.nodes) == {run.nodes[1], replacement}
 
 
-def test_the_end_of_the_capacity_is_told_as_that(account: EmulatedAws) -> None:
-    run = Run(build(REGION), created=time.time() - 600, minutes=9.0)
-    outcome = run.supervision.step()
+def test_end_of_the_capacity_is_the_reason(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION), created=time.time() - 600, minutes=9.0)
+    outcome = run.controller.step()
     assert outcome is not None
-    assert outcome.reason == "its capacity's time is over"
+    assert outcome.reason == "the capacity of the run has ended"

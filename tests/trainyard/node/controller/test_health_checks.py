@@ -1,4 +1,4 @@
-"""The controller and the checks that it orders, against a real group and real objects."""
+"""The controller and the health checks that it orders, with an emulated AWS account."""
 
 import time
 from typing import Any
@@ -7,290 +7,288 @@ import pytest
 
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
-from tests.clusters import build
+from tests.clusters import create_cluster
 from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import FAILURE, Run
-from trainyard.models.health_check import Fault, Verification
+from trainyard.models.health_check import HealthCheckResult, NodeFault
 from trainyard.models.run import Control, Outcome
-from trainyard.node.controller import health_checks as checks
-from trainyard.node.controller.health_checks import REPORT_SECONDS
+from trainyard.node.controller import health_checks
+from trainyard.node.controller.health_checks import REPORT_GRACE_SECONDS
 
-HUNG = Fault(kind="hung", text="process 1 did not end: multiply matrices")
+HUNG = NodeFault(kind="hung", text="process 1 did not complete: multiply matrices")
 
 
-class Verified(Run):
-    """A run whose nodes are checked before they work."""
+class CheckedRun(Run):
+    """A run with health checks."""
 
     def __init__(self, **record: Any) -> None:
-        super().__init__(build(REGION), **record)
-        limits = self.record.limits.model_copy(update={"verify_minutes": 3.0})
+        super().__init__(create_cluster(REGION), **record)
+        limits = self.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0})
         self.record = self.record.model_copy(update={"limits": limits})
-        self.supervise()
+        self.start_controller()
 
-    def look(self) -> Outcome | None:
-        """A step of the controller that asks the groups for their members."""
-        self.supervision._members_at = 0.0
-        return self.supervision.step()
+    def step_with_members(self) -> Outcome | None:
+        """A step of the controller that reads the members of the groups."""
+        self.controller._members_at = 0.0
+        return self.controller.step()
 
     @property
-    def ordered(self) -> Control:
-        found = self.control()
-        assert found is not None
-        return found
+    def orders(self) -> Control:
+        control = self.control()
+        assert control is not None
+        return control
 
-    def tell(self, check: int, **faults: tuple[Fault, ...]) -> None:
-        """What all nodes say of a check; `first` or `second`: the faults of that node."""
+    def write_results_of_all_nodes(self, number: int, **faults: tuple[NodeFault, ...]) -> None:
+        """Write the events of all nodes; `first` or `second`: the faults of that node."""
         for name, node in zip(("first", "second"), self.nodes, strict=True):
-            self.cluster.checked(self.record.run, node, check, faults=faults.get(name, ()))
+            self.cluster.write_health_check_event(self.record.run, node, number, faults=faults.get(name, ()))
 
-    def verification(self) -> Verification:
-        return Verification.model_validate_json(self.cluster.data.read(self.layout.verification))
+    def result(self) -> HealthCheckResult:
+        return HealthCheckResult.model_validate_json(self.cluster.data.read(self.layout.latest_health_check))
 
-    def replaced(self, gone: str) -> str:
-        """The node that Auto Scaling has put in its place; it takes its part from here on."""
-        (new,) = [node for node in self.cluster.members() if node not in self.nodes]
-        self.nodes[self.nodes.index(gone)] = new
-        return new
+    def replacement(self, replaced: str) -> str:
+        """Return the replacement that Auto Scaling launched, and use it from now on."""
+        (new_node,) = [node for node in self.cluster.members() if node not in self.nodes]
+        self.nodes[self.nodes.index(replaced)] = new_node
+        return new_node
 
-    def leave(self, node: str) -> None:
+    def terminate_node(self, node: str) -> None:
         self.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
             InstanceId=node, ShouldDecrementDesiredCapacity=True
         )
 
 
 @pytest.fixture
-def run(account: EmulatedAws) -> Verified:
-    return Verified()
+def run(account: EmulatedAws) -> CheckedRun:
+    return CheckedRun()
 
 
-def test_nodes_are_checked_before_the_first_attempt(run: Verified) -> None:
-    run.cluster.agent(run.record.run, run.nodes[0], "ready", 0)
-    run.look()
-    assert run.control() is None  # not before all are ready
+def test_health_check_precedes_the_first_attempt(run: CheckedRun) -> None:
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "ready", 0)
+    run.step_with_members()
+    assert run.control() is None  # not all nodes are ready
     run.step("ready", 0)
-    assert run.ordered.attempt == 0
-    assert run.ordered.check is not None
-    assert (run.ordered.check.number, set(run.ordered.check.nodes)) == (1, set(run.nodes))
+    assert run.orders.attempt == 0
+    assert run.orders.health_check is not None
+    assert (run.orders.health_check.number, set(run.orders.health_check.nodes)) == (1, set(run.nodes))
 
 
-def test_a_good_check_opens_the_attempt(run: Verified) -> None:
+def test_passed_health_check_starts_the_attempt(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1)
-    run.look()
-    run.look()
-    assert (run.ordered.attempt, run.ordered.check, set(run.ordered.nodes)) == (1, None, set(run.nodes))
-    assert run.verification().verdict == "passed"
-    assert {one.node for one in run.verification().nodes} == set(run.nodes)
+    run.write_results_of_all_nodes(1)
+    run.step_with_members()
+    run.step_with_members()
+    assert (run.orders.attempt, run.orders.health_check, set(run.orders.nodes)) == (1, None, set(run.nodes))
+    assert run.result().decision == "passed"
+    assert {node.node for node in run.result().nodes} == set(run.nodes)
 
 
-def test_a_check_waits_for_all_reports(run: Verified) -> None:
+def test_health_check_waits_for_all_reports(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.cluster.checked(run.record.run, run.nodes[0], 1)
-    run.look()
-    assert run.ordered.check is not None
+    run.cluster.write_health_check_event(run.record.run, run.nodes[0], 1)
+    run.step_with_members()
+    assert run.orders.health_check is not None
 
 
-def test_a_lost_attempt_of_verified_nodes_is_followed_at_once(run: Verified) -> None:
+def test_next_attempt_of_healthy_nodes_needs_no_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1)
-    run.look()
-    run.look()
+    run.write_results_of_all_nodes(1)
+    run.step_with_members()
+    run.step_with_members()
     run.step("workers_failed", 1, (FAILURE,))
-    run.look()
-    assert (run.ordered.attempt, run.ordered.checks) == (2, 1)
+    run.step_with_members()
+    assert (run.orders.attempt, run.orders.health_check_count) == (2, 1)
 
 
-def test_a_node_that_fails_twice_is_replaced_and_the_job_starts(run: Verified) -> None:
+def test_node_that_fails_twice_is_replaced_and_the_job_starts(run: CheckedRun) -> None:
     run.step("ready", 0)
-    bad = run.nodes[1]
-    run.tell(1, second=(HUNG,))
-    run.look()
-    assert bad in run.cluster.members()
-    assert run.verification().verdict == "repeat"
-    run.look()
-    assert run.ordered.check is not None
-    assert (run.ordered.check.number, set(run.ordered.check.nodes)) == (2, set(run.nodes))
-    run.tell(2, second=(HUNG,))
-    run.look()
-    assert run.verification().unhealthy == (bad,)
-    assert f"{bad} failed twice: {HUNG.text}" in run.verification().reason
-    new = run.replaced(bad)
-    run.look()
-    assert run.ordered.check is None  # the new one is not ready yet
-    run.cluster.agent(run.record.run, new, "ready", 0)
-    run.look()
-    assert run.ordered.check is not None
-    assert set(run.ordered.check.nodes) == set(run.nodes)
-    run.tell(3)
-    run.look()
-    run.look()
-    assert (run.ordered.attempt, set(run.ordered.nodes)) == (1, set(run.nodes))
+    faulty = run.nodes[1]
+    run.write_results_of_all_nodes(1, second=(HUNG,))
+    run.step_with_members()
+    assert faulty in run.cluster.members()
+    assert run.result().decision == "repeat"
+    run.step_with_members()
+    assert run.orders.health_check is not None
+    assert (run.orders.health_check.number, set(run.orders.health_check.nodes)) == (2, set(run.nodes))
+    run.write_results_of_all_nodes(2, second=(HUNG,))
+    run.step_with_members()
+    assert run.result().unhealthy_nodes == (faulty,)
+    assert f"{faulty} failed twice: {HUNG.text}" in run.result().reason
+    new_node = run.replacement(faulty)
+    run.step_with_members()
+    assert run.orders.health_check is None  # the new node is not ready
+    run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
+    run.step_with_members()
+    assert run.orders.health_check is not None
+    assert set(run.orders.health_check.nodes) == set(run.nodes)
+    run.write_results_of_all_nodes(3)
+    run.step_with_members()
+    run.step_with_members()
+    assert (run.orders.attempt, set(run.orders.nodes)) == (1, set(run.nodes))
 
 
-def test_a_node_that_fails_once_stays(run: Verified) -> None:
+def test_node_that_fails_once_is_not_replaced(run: CheckedRun) -> None:
     run.step("ready", 0)
     before = set(run.cluster.members())
-    run.tell(1, second=(HUNG,))
-    run.look()
-    run.look()
-    run.tell(2)
-    run.look()
-    run.look()
-    assert run.ordered.attempt == 1
+    run.write_results_of_all_nodes(1, second=(HUNG,))
+    run.step_with_members()
+    run.step_with_members()
+    run.write_results_of_all_nodes(2)
+    run.step_with_members()
+    run.step_with_members()
+    assert run.orders.attempt == 1
     assert set(run.cluster.members()) == before
 
 
-def test_a_node_marked_unhealthy_is_in_no_attempt_while_it_is_still_there(
-    run: Verified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On AWS its group takes some time to see that."""
+def test_unhealthy_node_is_not_used_before_its_replacement(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group replaces the node after some time."""
     run.step("ready", 0)
-    monkeypatch.setattr(run.supervision.groups, "mark_unhealthy", lambda node: None)
-    for check in (1, 2):
-        run.tell(check, second=(HUNG,))
-        run.look()
-        run.look()
-    assert (run.ordered.check, run.ordered.unhealthy) == (None, (run.nodes[1],))
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", lambda node: None)
+    for number in (1, 2):
+        run.write_results_of_all_nodes(number, second=(HUNG,))
+        run.step_with_members()
+        run.step_with_members()
+    assert (run.orders.health_check, run.orders.unhealthy_nodes) == (None, (run.nodes[1],))
 
 
-def test_a_mark_that_aws_refuses_is_tried_again(run: Verified, account: EmulatedAws) -> None:
+def test_denied_unhealthy_mark_is_repeated(run: CheckedRun, account: EmulatedAws) -> None:
     run.step("ready", 0)
-    bad = run.nodes[1]
-    run.tell(1, second=(HUNG,))
-    run.look()
-    run.look()
-    run.tell(2, second=(HUNG,))
+    faulty = run.nodes[1]
+    run.write_results_of_all_nodes(1, second=(HUNG,))
+    run.step_with_members()
+    run.step_with_members()
+    run.write_results_of_all_nodes(2, second=(HUNG,))
     account.inject(Deny(operation="autoscaling:SetInstanceHealth"))
     try:
-        with pytest.raises(Exception, match="SetInstanceHealth"):  # the controller says it and goes on
-            run.look()
+        with pytest.raises(Exception, match="SetInstanceHealth"):  # the controller logs it and continues
+            run.step_with_members()
     finally:
         account.clear_faults()
-    run.supervise()
-    run.look()
-    assert run.ordered.unhealthy == (bad,)
-    run.replaced(bad)
+    run.start_controller()
+    run.step_with_members()
+    assert run.orders.unhealthy_nodes == (faulty,)
+    run.replacement(faulty)
 
 
-def test_a_controller_started_again_goes_on_with_the_check(run: Verified) -> None:
+def test_restarted_controller_continues_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1, second=(HUNG,))
-    run.look()
-    run.look()
-    run.supervise()
-    run.tell(2, second=(HUNG,))
-    run.look()
-    assert run.verification().unhealthy == (run.nodes[1],)
+    run.write_results_of_all_nodes(1, second=(HUNG,))
+    run.step_with_members()
+    run.step_with_members()
+    run.start_controller()
+    run.write_results_of_all_nodes(2, second=(HUNG,))
+    run.step_with_members()
+    assert run.result().unhealthy_nodes == (run.nodes[1],)
 
 
-def test_what_all_nodes_have_twice_ends_the_run(run: Verified) -> None:
+def test_same_fault_of_all_nodes_twice_ends_the_run(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1, first=(HUNG,), second=(HUNG,))
-    run.look()
-    run.look()
-    run.tell(2, first=(HUNG,), second=(HUNG,))
-    outcome = run.look()
+    run.write_results_of_all_nodes(1, first=(HUNG,), second=(HUNG,))
+    run.step_with_members()
+    run.step_with_members()
+    run.write_results_of_all_nodes(2, first=(HUNG,), second=(HUNG,))
+    outcome = run.step_with_members()
     assert outcome is not None
     assert outcome.state == "failed"
-    assert outcome.reason.startswith("verification of the nodes: all 2 nodes failed twice the same way")
+    assert outcome.reason.startswith("health check of the nodes: all 2 nodes failed twice the same way")
     assert set(run.cluster.members()) == set(run.nodes)
 
 
-def test_a_node_that_says_nothing_is_blamed_at_the_deadline(run: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_report_is_faulty_at_the_deadline(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run.step("ready", 0)
-    run.cluster.checked(run.record.run, run.nodes[0], 1, absent=(run.nodes[1],))
-    run.look()
-    assert run.ordered.check is not None
-    monkeypatch.setattr(checks, "REPORT_SECONDS", -3 * 60.0)
-    run.look()
-    assert {node: [one.kind for one in faults] for node, faults in run.verification().blamed.items()} == {
-        run.nodes[1]: ["silent"]
+    run.cluster.write_health_check_event(run.record.run, run.nodes[0], 1, missing_peers=(run.nodes[1],))
+    run.step_with_members()
+    assert run.orders.health_check is not None
+    monkeypatch.setattr(health_checks, "REPORT_GRACE_SECONDS", -3 * 60.0)
+    run.step_with_members()
+    assert {node: [fault.kind for fault in faults] for node, faults in run.result().faulty_nodes.items()} == {
+        run.nodes[1]: ["no_report"]
     }
 
 
-def test_a_fault_cuts_the_check_short_and_who_had_no_time_is_not_blamed(
-    run: Verified, monkeypatch: pytest.MonkeyPatch
+def test_fault_ends_the_health_check_without_faults_for_other_nodes(
+    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "FAULT_SECONDS", 0.0)
+    monkeypatch.setattr(health_checks, "FAULT_GRACE_SECONDS", 0.0)
     run.step("ready", 0)
-    run.cluster.checked(run.record.run, run.nodes[0], 1, faults=(HUNG,))
-    run.look()
-    assert run.verification().blamed.keys() == {run.nodes[0]}
-    assert run.verification().seconds < REPORT_SECONDS
+    run.cluster.write_health_check_event(run.record.run, run.nodes[0], 1, faults=(HUNG,))
+    run.step_with_members()
+    assert run.result().faulty_nodes.keys() == {run.nodes[0]}
+    assert run.result().seconds < REPORT_GRACE_SECONDS
 
 
-def test_a_node_that_leaves_voids_the_check(run: Verified) -> None:
+def test_lost_node_cancels_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.leave(run.nodes[1])
-    run.look()
-    assert run.ordered.check is None
-    assert run.cluster.data.find(run.layout.verification) is None
+    run.terminate_node(run.nodes[1])
+    run.step_with_members()
+    assert run.orders.health_check is None
+    assert run.cluster.data.find(run.layout.latest_health_check) is None
 
 
-def working(run: Verified) -> None:
+def start_job(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1)
-    run.look()
-    run.look()
+    run.write_results_of_all_nodes(1)
+    run.step_with_members()
+    run.step_with_members()
     run.step("workers_up", 1)
 
 
-def test_new_nodes_are_checked_while_the_job_goes_on(run: Verified) -> None:
-    working(run)
-    (new,) = run.cluster.launch(1)
-    run.supervision.run = run.record.model_copy(update={"nodes": 3})
-    run.cluster.agent(run.record.run, new, "ready", 0)
-    run.look()
-    assert run.ordered.attempt == 1
-    assert run.ordered.check is not None
-    assert run.ordered.check.nodes == (new,)
-    run.cluster.checked(run.record.run, new, 2)
-    run.look()
-    assert (run.ordered.attempt, set(run.ordered.nodes), run.ordered.save) == (2, {*run.nodes, new}, True)
+def test_new_nodes_are_checked_while_the_job_runs(run: CheckedRun) -> None:
+    start_job(run)
+    (new_node,) = run.cluster.launch_instances(1)
+    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
+    run.step_with_members()
+    assert run.orders.attempt == 1
+    assert run.orders.health_check is not None
+    assert run.orders.health_check.nodes == (new_node,)
+    run.cluster.write_health_check_event(run.record.run, new_node, 2)
+    run.step_with_members()
+    assert (run.orders.attempt, set(run.orders.nodes), run.orders.save_checkpoint) == (2, {*run.nodes, new_node}, True)
 
 
-def test_a_new_node_of_other_versions_does_not_join_the_job(run: Verified) -> None:
-    working(run)
-    (new,) = run.cluster.launch(1)
-    run.supervision.run = run.record.model_copy(update={"nodes": 3})
-    run.cluster.agent(run.record.run, new, "ready", 0)
-    run.look()
-    run.cluster.checked(run.record.run, new, 2, measured={"torch": "2.14.0"})
-    run.look()
-    assert run.verification().blamed[new][0].text == "torch 2.14.0, where 2 of 3 nodes have 2.15.0"
-    assert run.ordered.attempt == 1
+def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> None:
+    start_job(run)
+    (new_node,) = run.cluster.launch_instances(1)
+    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
+    run.step_with_members()
+    run.cluster.write_health_check_event(run.record.run, new_node, 2, measurements={"torch": "2.14.0"})
+    run.step_with_members()
+    assert run.result().faulty_nodes[new_node][0].text == "torch 2.14.0, but 2 of 3 nodes have 2.15.0"
+    assert run.orders.attempt == 1
 
 
-def test_a_growth_that_was_taken_back_takes_its_check_with_it(run: Verified) -> None:
-    working(run)
-    (new,) = run.cluster.launch(1)
-    run.supervision.run = run.record.model_copy(update={"nodes": 3})
-    run.cluster.agent(run.record.run, new, "ready", 0)
-    run.look()
-    run.supervision.run = run.record
-    run.look()
-    assert (run.ordered.attempt, run.ordered.check) == (1, None)
+def test_cancelled_growth_cancels_the_health_check(run: CheckedRun) -> None:
+    start_job(run)
+    (new_node,) = run.cluster.launch_instances(1)
+    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
+    run.step_with_members()
+    run.controller.run = run.record
+    run.step_with_members()
+    assert (run.orders.attempt, run.orders.health_check) == (1, None)
 
 
-def test_a_replacement_is_checked_with_the_others(run: Verified) -> None:
-    working(run)
-    run.leave(run.nodes[0])
-    run.look()
-    (new,) = run.cluster.launch(1)
-    run.nodes[0] = new
-    run.cluster.agent(run.record.run, new, "ready", 0)
-    run.look()
-    assert run.ordered.attempt == 1
-    assert run.ordered.check is not None
-    assert set(run.ordered.check.nodes) == set(run.nodes)
+def test_replacement_is_checked_with_all_nodes(run: CheckedRun) -> None:
+    start_job(run)
+    run.terminate_node(run.nodes[0])
+    run.step_with_members()
+    (new_node,) = run.cluster.launch_instances(1)
+    run.nodes[0] = new_node
+    run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
+    run.step_with_members()
+    assert run.orders.attempt == 1
+    assert run.orders.health_check is not None
+    assert set(run.orders.health_check.nodes) == set(run.nodes)
 
 
-def test_a_bring_up_that_is_over_says_what_the_check_saw(run: Verified) -> None:
+def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
-    run.tell(1, second=(HUNG,))
-    run.look()
-    run.supervision.run = run.record.model_copy(update={"created": time.time() - 3000})
-    outcome = run.look()
+    run.write_results_of_all_nodes(1, second=(HUNG,))
+    run.step_with_members()
+    run.controller.run = run.record.model_copy(update={"created": time.time() - 3000})
+    outcome = run.step_with_members()
     assert outcome is not None
-    assert outcome.reason.startswith("the job had not started within 5 minutes; verification of the nodes: ")
+    assert outcome.reason.startswith("the job did not start within 5 minutes; health check of the nodes: ")
     assert HUNG.text in outcome.reason

@@ -1,4 +1,4 @@
-"""Wheels mirrored to S3 come to the node's disk, once."""
+"""Download of wheels from S3: each wheel once."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "credentials", lambda: CREDENTIALS)
 
 
-def test_every_package_below_the_prefix_comes(bucket: Bucket, account: EmulatedAws) -> None:
+def test_all_packages_under_the_prefix_are_downloaded(bucket: Bucket, account: EmulatedAws) -> None:
     for name in ("a-1.whl", "b 2.tar.gz", "index.html"):
         bucket.write(f"mirror/{name}", name.encode())
     bucket.write("other/c.whl", b"c")
@@ -29,20 +29,20 @@ def test_every_package_below_the_prefix_comes(bucket: Bucket, account: EmulatedA
     }
 
 
-def test_more_than_a_page_is_listed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_listed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1100):
         bucket.write(f"{number:04d}.whl", b"")
-    assert len(list(wheelhouse.listed(f"s3://{bucket.name}/", REGION))) == 1100
+    assert len(list(wheelhouse.list_packages(f"s3://{bucket.name}/", REGION))) == 1100
 
 
-def test_what_is_there_is_not_fetched_again(bucket: Bucket, account: EmulatedAws) -> None:
+def test_existing_file_of_equal_size_is_not_downloaded_again(bucket: Bucket, account: EmulatedAws) -> None:
     bucket.write("w/a.whl", b"one")
     folder = wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)
-    (folder / "a.whl").write_bytes(b"own")
+    (folder / "a.whl").write_bytes(b"two")
     wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)
-    assert (folder / "a.whl").read_bytes() == b"own"
+    assert (folder / "a.whl").read_bytes() == b"two"
 
 
-def test_an_empty_mirror_is_told(bucket: Bucket) -> None:
-    with pytest.raises(bootstrap.Fatal, match="holds no packages: fill it"):
+def test_empty_prefix_is_an_error(bucket: Bucket) -> None:
+    with pytest.raises(bootstrap.BootstrapError, match="contains no packages: upload them"):
         wheelhouse.fetch(f"s3://{bucket.name}/w/", REGION)

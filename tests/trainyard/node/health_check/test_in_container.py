@@ -1,4 +1,4 @@
-"""A check of nodes whose job runs in a container: in that container, of which nothing is left."""
+"""Health check of a job with a container: it runs in that container, which is removed afterwards."""
 
 import ast
 import sys
@@ -11,65 +11,69 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.polling import eventually
-from trainyard.models.run import Check
-from trainyard.node.agent import health_check as check_module
+from trainyard.models.run import HealthCheckOrder
+from trainyard.node.agent import health_check as health_check_module
 from trainyard.node.agent import processes
-from trainyard.node.agent.health_check import CheckRun
+from trainyard.node.agent.health_check import HealthCheckTorchrun
 
 IMAGE = "nvcr.io/nvidia/pytorch:26.10-py3"
-VERIFICATION = Path(__file__).parents[4] / "trainyard/node/health_check"
-OLDEST = (3, 10)  # of the Pythons in images that are in use; our own nodes have a newer one
+PACKAGE = Path(__file__).parents[4] / "trainyard/node/health_check"
+MINIMUM_PYTHON = (3, 10)  # of container images in use; nodes have a newer Python
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the command lines of `in-container`, which never ends by itself, and of `docker`."""
-    told, programs = tmp_path / "asked", tmp_path / "bin"
+def command_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File with the command lines of `run-in-container`, which does not end by itself, and of `docker`."""
+    file, programs = tmp_path / "commands", tmp_path / "bin"
     programs.mkdir()
-    for name, then in (("in-container", "exec sleep 300"), ("docker", "exit 0")):
-        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" "${{NCCL_NET_PLUGIN-}}" >> {told}\n{then}\n')
+    for name, action in (("run-in-container", "exec sleep 300"), ("docker", "exit 0")):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" "${{NCCL_NET_PLUGIN-}}" >> {file}\n{action}\n')
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    for module in (processes, check_module):
+    for module in (processes, health_check_module):
         monkeypatch.setattr(module, "BASE", tmp_path)
-    return told
+    return file
 
 
 @pytest.fixture
-def check(account: EmulatedAws, asked: Path, tmp_path: Path) -> Iterator[CheckRun]:
-    """Of one node with EFA."""
-    cluster = clusters.build(REGION)
-    record = cluster.record()
+def health_check(account: EmulatedAws, command_file: Path, tmp_path: Path) -> Iterator[HealthCheckTorchrun]:
+    """Health check of one node with EFA."""
+    cluster = clusters.create_cluster(REGION)
+    record = cluster.create_run_record()
     group = cluster.manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": 4})
     run = record.model_copy(update={"job": record.job.model_copy(update={"container": IMAGE})})
-    node = clusters.worker(REGION, tmp_path)
-    made = CheckRun(node, cluster.manifest, group, run, Check(number=1, nodes=("i-1",), ordered=0.0))
-    yield made
-    made.kill()
-    made.close()
+    node = clusters.worker_identity(REGION, tmp_path)
+    health_check = HealthCheckTorchrun(
+        node, cluster.manifest, group, run, HealthCheckOrder(number=1, nodes=("i-1",), requested_at=0.0)
+    )
+    yield health_check
+    health_check.kill()
+    health_check.close()
 
 
-def lines(asked: Path) -> list[str]:
-    return asked.read_text().splitlines() if asked.exists() else []
+def read_commands(command_file: Path) -> list[str]:
+    return command_file.read_text().splitlines() if command_file.exists() else []
 
 
-def test_the_image_is_checked_by_its_own_python_and_plugin(check: CheckRun, asked: Path) -> None:
-    eventually(lambda: len(lines(asked)) == 1, "the container's start")
-    (started,) = lines(asked)
-    assert started.startswith(f"in-container {IMAGE} python -m torch.distributed.run ")
+def test_health_check_uses_python_and_plugin_of_the_image(
+    health_check: HealthCheckTorchrun, command_file: Path
+) -> None:
+    eventually(lambda: len(read_commands(command_file)) == 1, "the container's start")
+    (started,) = read_commands(command_file)
+    assert started.startswith(f"run-in-container {IMAGE} python -m torch.distributed.run ")
     assert " -m trainyard.node.health_check " in started
     assert not started.endswith(" ofi")
 
 
-def test_a_check_that_is_cut_leaves_no_container(check: CheckRun, asked: Path) -> None:
-    eventually(lambda: len(lines(asked)) == 1, "the container's start")
-    check.kill()
-    assert lines(asked)[1:] == ["docker rm --force trainyard-job "]
+def test_killed_health_check_removes_its_container(health_check: HealthCheckTorchrun, command_file: Path) -> None:
+    eventually(lambda: len(read_commands(command_file)) == 1, "the container's start")
+    health_check.kill()
+    assert read_commands(command_file)[1:] == ["docker rm --force trainyard-job "]
 
 
-@pytest.mark.parametrize("file", sorted(VERIFICATION.glob("*.py")), ids=lambda file: file.stem)
-def test_what_runs_in_it_needs_torch_and_no_new_python(file: Path) -> None:
-    tree = ast.parse(file.read_text(), feature_version=OLDEST)
+@pytest.mark.parametrize("file", sorted(PACKAGE.glob("*.py")), ids=lambda file: file.stem)
+def test_modules_in_the_container_need_only_torch_and_python_3_10(file: Path) -> None:
+    tree = ast.parse(file.read_text(), feature_version=MINIMUM_PYTHON)
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     known = {"torch", *(sys.stdlib_module_names - {"tomllib"})}

@@ -1,4 +1,4 @@
-"""The program itself, with gloo: a check that goes well, and one to which a node does not come."""
+"""Processes of a health check with gloo: all nodes present, and one node missing."""
 
 import os
 import subprocess
@@ -8,31 +8,58 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
-from trainyard.node.health_check.notes import DONE, PEERS, STORE, Notes, read_notes
+from trainyard.node.health_check.process_report import ProcessReport, read_reports
+from trainyard.node.health_check.stages import DONE, PEERS, STORE
 
 ROOT = Path(__file__).parents[4]
 
 
-def start(folder: Path, rank: int, port: int, *, world: int, each: int, seconds: float) -> "subprocess.Popen[bytes]":
-    """One process of it, with the variables that torchrun gives."""
-    node = rank // each
+def start(
+    folder: Path, rank: int, port: int, *, world_size: int, processes_per_node: int, timeout_seconds: float
+) -> "subprocess.Popen[bytes]":
+    """Start one process with the variables that torchrun sets."""
+    node = rank // processes_per_node
     (folder / f"node-{node}").mkdir(exist_ok=True)
-    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each}
+    ranks_of_process = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank % processes_per_node,
+        "LOCAL_WORLD_SIZE": processes_per_node,
+    }
     variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
-    given = ["--folder", str(folder / f"node-{node}"), "--instance", f"i-{node}", "--seconds", f"{seconds:g}"]
-    given += ["--store", f"127.0.0.1:{port}", "--check", "run-check-1"]
+    arguments = [
+        "--folder",
+        str(folder / f"node-{node}"),
+        "--instance",
+        f"i-{node}",
+        "--timeout-seconds",
+        f"{timeout_seconds:g}",
+    ]
+    arguments += ["--store", f"127.0.0.1:{port}", "--rendezvous", "run-check-1"]
     return subprocess.Popen(
-        [sys.executable, "-m", "trainyard.node.health_check", *given],
+        [sys.executable, "-m", "trainyard.node.health_check", *arguments],
         cwd=ROOT,
-        env=os.environ | {name: str(value) for name, value in (place | variables).items()},
+        env=os.environ | {name: str(value) for name, value in (ranks_of_process | variables).items()},
         stderr=subprocess.DEVNULL,
     )
 
 
-def run(folder: Path, *, ranks: range, world: int, each: int, seconds: float) -> dict[int, list[Notes]]:
-    """Node -> what its processes left."""
+def run(
+    folder: Path, *, ranks: range, world_size: int, processes_per_node: int, timeout_seconds: float
+) -> dict[int, list[ProcessReport]]:
+    """Node -> reports of its processes."""
     head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = [start(folder, rank, head.port, world=world, each=each, seconds=seconds) for rank in ranks]
+    processes = [
+        start(
+            folder,
+            rank,
+            head.port,
+            world_size=world_size,
+            processes_per_node=processes_per_node,
+            timeout_seconds=timeout_seconds,
+        )
+        for rank in ranks
+    ]
     try:
         for process in processes:
             process.wait(120)
@@ -40,34 +67,36 @@ def run(folder: Path, *, ranks: range, world: int, each: int, seconds: float) ->
         for process in processes:
             process.kill()
             process.wait()
-    return {node: read_notes(folder / f"node-{node}") for node in sorted({rank // each for rank in ranks})}
+    return {
+        node: read_reports(folder / f"node-{node}") for node in sorted({rank // processes_per_node for rank in ranks})
+    }
 
 
-def test_all_measure_themselves(tmp_path: Path) -> None:
-    left = run(tmp_path, ranks=range(2), world=2, each=1, seconds=60)
+def test_all_nodes_complete_and_measure(tmp_path: Path) -> None:
+    reports = run(tmp_path, ranks=range(2), world_size=2, processes_per_node=1, timeout_seconds=60)
     for node in (0, 1):
-        (notes,) = left[node]
-        assert notes.stage == DONE
-        assert notes.absent == []
-        assert notes.torch
-        assert notes.matmul_tflops
-        assert notes.network_gbs
-        assert notes.nvlink_gbs is None  # it has no neighbour
+        (report,) = reports[node]
+        assert report.stage == DONE
+        assert report.missing_peers == []
+        assert report.torch
+        assert report.matmul_tflops
+        assert report.network_gbs
+        assert report.nvlink_gbs is None  # one process per node
 
 
-def test_a_store_that_can_not_be_reached_ends_the_process_there(tmp_path: Path) -> None:
-    process = start(tmp_path, 0, 1, world=2, each=1, seconds=4)
+def test_unreachable_store_ends_the_process_in_that_stage(tmp_path: Path) -> None:
+    process = start(tmp_path, 0, 1, world_size=2, processes_per_node=1, timeout_seconds=4)
     assert process.wait(60) == 1
-    (notes,) = read_notes(tmp_path / "node-0")
-    assert (notes.stage, notes.absent) == (STORE, [])
+    (report,) = read_reports(tmp_path / "node-0")
+    assert (report.stage, report.missing_peers) == (STORE, [])
 
 
-def test_who_waits_in_vain_names_the_node(tmp_path: Path) -> None:
-    """A share of the time, not all of it: the rest is for the words."""
-    began = time.monotonic()
-    left = run(tmp_path, ranks=range(2), world=4, each=2, seconds=16)
-    assert time.monotonic() - began < 60
-    for notes in left[0]:
-        assert notes.stage == PEERS
-        assert notes.absent == ["the node of ranks 2 to 3"]
-        assert notes.nvlink_gbs  # what it could measure without the other
+def test_waiting_process_names_the_missing_node(tmp_path: Path) -> None:
+    """Processes wait for a share of the timeout, so that they can report the missing node."""
+    started_at = time.monotonic()
+    reports = run(tmp_path, ranks=range(2), world_size=4, processes_per_node=2, timeout_seconds=16)
+    assert time.monotonic() - started_at < 60
+    for report in reports[0]:
+        assert report.stage == PEERS
+        assert report.missing_peers == ["the node of ranks 2 to 3"]
+        assert report.nvlink_gbs  # does not need the other node

@@ -1,8 +1,8 @@
-"""What NCCL used, from lines that public logs of real clusters show."""
+"""Parser of NCCL logs, with lines from public logs of real clusters."""
 
 import pytest
 
-from trainyard.node.health_check.nccl_log import Network, network_in, network_of
+from trainyard.node.health_check.nccl_log import Network, parse_network, slowest_network
 
 P5 = """\
 ip-10-1-2-3:6831:6840 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.18.0
@@ -54,18 +54,18 @@ h:1:1 [0] NCCL INFO Using network Libfabric
         (TCP_PROVIDER, Network("Libfabric", "tcp", 1)),
         ("", Network()),
     ],
-    ids=["p5", "p4d", "no-count", "timed", "one", "socket", "no-device", "tcp-provider", "nothing"],
+    ids=["p5", "p4d", "no-count", "timed", "one", "socket", "no-device", "tcp-provider", "empty"],
 )
-def test_a_process_log_tells_its_network(log: str, network: Network) -> None:
-    assert network_in(log) == network
+def test_parse_network_reads_the_log_of_a_process(log: str, network: Network) -> None:
+    assert parse_network(log) == network
 
 
-def test_a_plugin_that_was_chosen_and_then_given_up_does_not_count() -> None:
-    assert network_in(P5 + BY_TCP) == Network("Socket")
+def test_last_communicator_counts() -> None:
+    assert parse_network(P5 + BY_TCP) == Network("Socket")
 
 
-def test_a_node_is_as_its_worst_process() -> None:
-    assert network_of([P5, ONE_OF_FOUR, P5]) == Network("Libfabric", "efa", 1)
-    assert network_of([P5, BY_TCP, P5]) == Network("Socket")
-    assert network_of([P5, ""]) == Network("Libfabric", "efa", 32)
-    assert network_of([]) == Network()
+def test_slowest_network_of_the_processes_counts() -> None:
+    assert slowest_network([P5, ONE_OF_FOUR, P5]) == Network("Libfabric", "efa", 1)
+    assert slowest_network([P5, BY_TCP, P5]) == Network("Socket")
+    assert slowest_network([P5, ""]) == Network("Libfabric", "efa", 32)
+    assert slowest_network([]) == Network()

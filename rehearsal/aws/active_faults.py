@@ -1,0 +1,201 @@
+"""The active faults and their effect on API calls."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.faults import (
+    DENY_VARIABLE,
+    Capacity,
+    Deny,
+    EventualConsistency,
+    Fault,
+    Outage,
+    Quota,
+    SpotInterruption,
+    Throttle,
+    check_operation,
+    parse_denied_operations,
+)
+from rehearsal.aws.operations import Call
+
+_RUNNING_STATES = {"pending", "running"}
+
+
+@dataclass
+class ApiError(Exception):
+    """An error response: HTTP status, error code and message. The server formats it for the service's protocol."""
+
+    status: str
+    code: str
+    message: str
+
+
+class InsufficientCapacityError(EC2ClientError):
+    """EC2's InsufficientInstanceCapacity error for an instance type and zone."""
+
+    def __init__(self, zone: str, instance_type: str) -> None:
+        super().__init__(
+            "InsufficientInstanceCapacity",
+            f"We currently do not have sufficient {instance_type} capacity in the Availability Zone you requested "
+            f"({zone}). Our system will be working on provisioning additional capacity.",
+        )
+
+
+@dataclass
+class _ActiveFault:
+    """An active fault. `remaining`: calls still to fail, or instances still to interrupt."""
+
+    fault: Fault
+    remaining: int = 0
+    since: float = field(default_factory=CLOCK.now)
+
+
+class ActiveFaults:
+    """The active faults of the account."""
+
+    def __init__(self) -> None:
+        self._active: list[_ActiveFault] = []
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Add faults. Raises ValueError if one is invalid, and then none is added."""
+        new_faults = list(faults)
+        for fault in new_faults:
+            _validate_fault(fault)
+        self._active += [_ActiveFault(fault, _repetitions(fault)) for fault in new_faults]
+
+    def add_environment_denials(self, environment: Iterable[tuple[str, str]] = tuple(os.environ.items())) -> None:
+        """Add the denials of the variable REHEARSAL_DENY. Raises ValueError if it names an unknown API operation."""
+        operations = dict(environment).get(DENY_VARIABLE, "")
+        try:
+            self.add(parse_denied_operations(operations))
+        except ValueError as error:
+            raise ValueError(f"{DENY_VARIABLE}={operations}: {error}") from None
+
+    def remove(self, faults: Iterable[Fault]) -> None:
+        """Remove one active fault for each fault listed; a fault that is not active is ignored."""
+        for fault in faults:
+            active = next((active for active in self._active if active.fault == fault), None)
+            if active is not None:
+                self._active.remove(active)
+
+    def clear(self) -> None:
+        """Remove all faults."""
+        self._active.clear()
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Return the active faults as JSON objects."""
+        return [active.fault.model_dump() for active in self._active]
+
+    def check_call(self, call: Call, in_json: bool) -> None:
+        """Raise ApiError if a fault applies to this call."""
+        name = f"{call.service}:{call.operation}"
+        for active in self._active:
+            fault = active.fault
+            if isinstance(fault, Deny) and fault.operation == name:
+                raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
+            if isinstance(fault, (Throttle, Outage)) and fault.operation == name and active.remaining > 0:
+                active.remaining -= 1
+                raise (_throttled if isinstance(fault, Throttle) else _server_error)(call, in_json)
+
+    def available_capacity(self, instance_type: str, count: int) -> int:
+        """Return how many of `count` instances of this type can be launched."""
+        limits = [active.fault for active in self._active if isinstance(active.fault, Capacity)]
+        if not limits:
+            return count
+        running_types = [instance.instance_type for instance in _running_instances()]
+        for fault in limits:
+            if fault.instance_type in (None, instance_type):
+                running = running_types.count(instance_type) if fault.instance_type else len(running_types)
+                count = min(count, max(0, fault.limit - running))
+        return count
+
+    def quota(self, code: str) -> float | None:
+        """Return the lowest value that a fault sets for a quota code, in vCPUs; None without such a fault."""
+        faults = (active.fault for active in self._active)
+        values = [fault.vcpus for fault in faults if isinstance(fault, Quota) and fault.code == code]
+        return float(min(values)) if values else None
+
+    def interruptions(self, instance: Any) -> Iterator[tuple[_ActiveFault, float]]:
+        """Yield the faults that interrupt this Spot Instance, each with the Unix time of its notice."""
+        for active in self._active:
+            fault = active.fault
+            if not isinstance(fault, SpotInterruption) or active.remaining == 0:
+                continue
+            if fault.instance_type in (None, instance.instance_type):
+                yield active, max(active.since, float(instance.launched_at) + fault.seconds)
+
+    def is_hidden(self, instance: Any) -> bool:
+        """Return whether DescribeInstances omits the instance because it is new."""
+        return _age_seconds(instance) < self._delay_seconds()
+
+    def has_hidden_address(self, instance: Any) -> bool:
+        """Return whether DescribeInstances omits the address of the instance because it is new."""
+        delay = self._delay_seconds()
+        return delay <= _age_seconds(instance) < 2 * delay
+
+    def _delay_seconds(self) -> float:
+        faults = (active.fault for active in self._active)
+        return max((fault.seconds for fault in faults if isinstance(fault, EventualConsistency)), default=0.0)
+
+
+ACTIVE_FAULTS = ActiveFaults()
+
+
+def _age_seconds(instance: Any) -> float:
+    return CLOCK.now() - float(instance.launched_at)
+
+
+def _running_instances() -> Iterator[Any]:
+    """Yield the running instances that do not use a reservation, whose capacity is guaranteed."""
+    backends: Any = ec2_backends
+    for _, _, backend in backends.iter_backends():
+        for instance in backend.all_instances():
+            if instance.state in _RUNNING_STATES and instance.capacity_reservation_id is None:
+                yield instance
+
+
+def _repetitions(fault: Fault) -> int:
+    if isinstance(fault, (Throttle, Outage)):
+        return fault.times
+    return fault.count if isinstance(fault, SpotInterruption) else 0
+
+
+def _validate_fault(fault: Fault) -> None:
+    """Raise ValueError for a fault that could never take effect."""
+    if (
+        isinstance(fault, (Capacity, SpotInterruption))
+        and fault.instance_type
+        and fault.instance_type not in INSTANCE_TYPES
+    ):
+        raise ValueError(f"AWS has no instance type {fault.instance_type}")
+    check_operation(fault)
+
+
+def forbidden(call: Call, in_json: bool, message: str) -> ApiError:
+    """Return the authorization error of the call's service."""
+    if call.service == "ec2":
+        message = f"You are not authorized to perform this operation. {message}"
+        return ApiError("403 Forbidden", "UnauthorizedOperation", message)
+    if in_json and call.service != "s3":
+        return ApiError("400 Bad Request", "AccessDeniedException", message)
+    return ApiError("403 Forbidden", "AccessDenied", message)
+
+
+def _throttled(call: Call, in_json: bool) -> ApiError:
+    if call.service == "ec2":
+        return ApiError("503 Service Unavailable", "RequestLimitExceeded", "Request limit exceeded.")
+    if call.service == "s3":
+        return ApiError("503 Slow Down", "SlowDown", "Please reduce your request rate.")
+    return ApiError("400 Bad Request", "ThrottlingException" if in_json else "Throttling", "Rate exceeded")
+
+
+def _server_error(call: Call, in_json: bool) -> ApiError:
+    code = "InternalServerError" if in_json and call.service != "s3" else "InternalError"
+    return ApiError("500 Internal Server Error", code, "We encountered an internal error. Please try again.")

@@ -1,0 +1,164 @@
+"""The permissions of nodes: the program's IAM policies, enforced by the emulated account."""
+
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.deployment import Deployment
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
+from tests.rehearsal.adapter.conftest import Deploy
+from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, MANIFEST
+
+Client = Callable[[str], Any]
+Call = Callable[["Cluster", Client], Any]
+
+
+class Cluster:
+    """Resources of the nodes' stack, and of another stack in the same account."""
+
+    def __init__(self, deployment: Deployment, other: Deployment) -> None:
+        self.exports, self.other_exports = deployment.exports, other.exports
+        self.data, self.staging = self.exports["data_bucket"], self.exports["staging_bucket"]
+        self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs["key"]
+        self.hook = deployment.resource("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-drain").id
+        self._roles = {name: deployment.resource("aws:iam/role:Role", name).id for name in ("head", "workers")}
+
+    def node(self, role: str) -> Client:
+        """Return clients with the credentials that a node of this role gets from its metadata service."""
+        arn = f"arn:aws:iam::{ACCOUNT}:role/{self._roles[role]}"
+        created = boto3.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+        session = boto3.Session(created["AccessKeyId"], created["SecretAccessKey"], created["SessionToken"])
+        return lambda service: session.client(service, config=Config(retries={"total_max_attempts": 1}))
+
+
+@pytest.fixture(scope="module")
+def cluster(aws: EmulatedAws, local: Deployment) -> Cluster:
+    other = Deploy()("other-stack", EmulatedAccount(aws.region, run_commands=False), "local")
+    s3 = boto3.client("s3")
+    for exports in (local.exports, other.exports):
+        for key in ("datasets/d/x", "runs/r-1/results/x"):
+            s3.put_object(Bucket=exports["data_bucket"], Key=key, Body=b"x")
+        s3.put_object(Bucket=exports["staging_bucket"], Key=f"{HEAD_EVENTS}x", Body=b"x")
+    boto3.client("ssm").put_parameter(Name="/other/secret", Value="x", Type="SecureString")
+    return Cluster(local, other)
+
+
+def get(bucket: str, key: str, stack: str = "exports") -> Call:
+    return lambda cluster, node: node("s3").get_object(Bucket=getattr(cluster, stack)[f"{bucket}_bucket"], Key=key)
+
+
+def put(bucket: str, key: str, stack: str = "exports") -> Call:
+    return lambda cluster, node: node("s3").put_object(
+        Bucket=getattr(cluster, stack)[f"{bucket}_bucket"], Key=key, Body=b"x"
+    )
+
+
+def set_capacity(stack: str) -> Call:
+    return lambda cluster, node: node("autoscaling").set_desired_capacity(
+        AutoScalingGroupName=getattr(cluster, stack)["groups"][0], DesiredCapacity=0
+    )
+
+
+def send_heartbeat(stack: str) -> Call:
+    return lambda cluster, node: node("autoscaling").record_lifecycle_action_heartbeat(
+        AutoScalingGroupName=getattr(cluster, stack)["groups"][0], LifecycleHookName=cluster.hook, InstanceId="i-1"
+    )
+
+
+def upload(cluster: Cluster, node: Client) -> None:
+    """Write a checkpoint as s3torchconnector does: parts, then a copy and a deletion to rename the object."""
+    s3, target = node("s3"), {"Bucket": cluster.data, "Key": "runs/r-1/checkpoints/x"}
+    for complete in (False, True):
+        upload_id = {**target, "UploadId": s3.create_multipart_upload(**target)["UploadId"]}
+        part = {"PartNumber": 1, "ETag": s3.upload_part(**upload_id, PartNumber=1, Body=b"x")["ETag"]}
+        if complete:
+            s3.complete_multipart_upload(**upload_id, MultipartUpload={"Parts": [part]})
+        else:
+            s3.abort_multipart_upload(**upload_id)
+    s3.head_object(**target)
+    s3.copy_object(Bucket=cluster.data, Key="runs/r-1/checkpoints/y", CopySource=target)
+    s3.delete_object(**target)
+
+
+ALLOWED: dict[str, tuple[str, Call]] = {
+    "worker reads the manifest": ("workers", get("staging", MANIFEST)),
+    "worker reads the bundle": ("workers", lambda cluster, node: get("staging", cluster.bundle)(cluster, node)),
+    "worker reads its data": ("workers", get("data", "datasets/d/x")),
+    "worker lists its run": (
+        "workers",
+        lambda cluster, node: node("s3").list_objects_v2(Bucket=cluster.data, Prefix="runs/r-1/", Delimiter="/"),
+    ),
+    "worker requests its bucket's metadata": (
+        "workers",
+        lambda cluster, node: node("s3").head_bucket(Bucket=cluster.data),
+    ),
+    "worker reads its run": ("workers", get("data", "runs/r-1/results/x")),
+    "worker writes its run": ("workers", put("data", "runs/r-1/events/x")),
+    "worker saves a checkpoint": ("workers", upload),
+    "head reads the manifest": ("head", get("staging", MANIFEST)),
+    "head writes its events": ("head", put("staging", f"{HEAD_EVENTS}y")),
+    "head writes a run": ("head", put("data", "runs/r-1/control.json")),
+    "head describes the groups": ("head", lambda cluster, node: node("autoscaling").describe_auto_scaling_groups()),
+    "head scales its group to zero": ("head", set_capacity("exports")),
+}
+DENIED: dict[str, tuple[str, Call]] = {
+    "worker writes data": ("workers", put("data", "datasets/d/x")),
+    "worker writes the bundle": ("workers", lambda cluster, node: put("staging", cluster.bundle)(cluster, node)),
+    "worker writes the manifest": ("workers", put("staging", MANIFEST)),
+    "worker reads the head's events": ("workers", get("staging", f"{HEAD_EVENTS}x")),
+    "worker reads another stack's run": ("workers", get("data", "runs/r-1/results/x", "other_exports")),
+    "worker lists another stack's bucket": (
+        "workers",
+        lambda cluster, node: node("s3").list_objects_v2(Bucket=cluster.other_exports["data_bucket"]),
+    ),
+    "worker reads another stack's manifest": ("workers", get("staging", MANIFEST, "other_exports")),
+    "worker scales its group to zero": ("workers", set_capacity("exports")),
+    "worker sends a heartbeat for another stack's node": ("workers", send_heartbeat("other_exports")),
+    "worker reads a secret of another application": (
+        "workers",
+        lambda cluster, node: node("ssm").get_parameter(Name="/other/secret", WithDecryption=True),
+    ),
+    "worker starts an instance": (
+        "workers",
+        lambda cluster, node: node("ec2").run_instances(ImageId="ami-1", MinCount=1, MaxCount=1),
+    ),
+    "head reads data": ("head", get("data", "datasets/d/x")),
+    "head writes the manifest": ("head", put("staging", MANIFEST)),
+    "head deletes the results of a run": (
+        "head",
+        lambda cluster, node: node("s3").delete_object(Bucket=cluster.data, Key="runs/r-1/results/x"),
+    ),
+    "head writes another stack's run": ("head", put("data", "runs/r-1/control.json", "other_exports")),
+    "head scales another stack's group to zero": ("head", set_capacity("other_exports")),
+}
+DENIED_CODES = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_nodes_have_the_required_permissions(cluster: Cluster, case: str) -> None:
+    role, call = ALLOWED[case]
+    call(cluster, cluster.node(role))
+
+
+def test_worker_distinguishes_a_missing_run_from_denied_access(cluster: Cluster) -> None:
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        cluster.node("workers")("s3").get_object(Bucket=cluster.staging, Key=CURRENT_RUN)
+
+
+def test_worker_may_send_heartbeats_for_the_same_group(cluster: Cluster) -> None:
+    with pytest.raises(ClientError) as raised:  # the instance does not exist
+        send_heartbeat("exports")(cluster, cluster.node("workers"))
+    assert raised.value.response["Error"]["Code"] == "ValidationError"
+
+
+@pytest.mark.parametrize("case", DENIED)
+def test_nodes_have_no_further_permissions(cluster: Cluster, case: str) -> None:
+    role, call = DENIED[case]
+    with pytest.raises(ClientError) as raised:
+        call(cluster, cluster.node(role))
+    assert raised.value.response["Error"]["Code"] in DENIED_CODES

@@ -1,0 +1,201 @@
+"""Saving, listing and loading checkpoints in a single process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.trainer.checkpoints.states import Net, create_state, open_checkpoints, save_all, train_step, trained_state
+from trainer.checkpoints import Checkpoints, State
+from trainer.checkpoints.staging import Stager
+from trainyard.errors import InputError
+
+
+@pytest.fixture(params=[True, False], ids=["asynchronous", "synchronous"])
+def checkpoints(request: pytest.FixtureRequest, tmp_path: Path, group: dist.ProcessGroup) -> Iterator[Checkpoints]:
+    with open_checkpoints(tmp_path, group, asynchronous=request.param) as checkpoints:
+        yield checkpoints
+
+
+def require_same(state: State, expected: State) -> None:
+    assert state.progress == expected.progress
+    assert state.scaler == expected.scaler
+    for parameter, reference in zip(state.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(parameter, reference)
+        for key, value in expected.optimizer.state[reference].items():
+            assert torch.equal(state.optimizer.state[parameter][key], value)
+
+
+def test_saved_state_is_loaded(checkpoints: Checkpoints) -> None:
+    first, loaded = trained_state(3), trained_state(1)
+    assert checkpoints.resume(loaded) is None
+    (uri,) = save_all(checkpoints, first)
+    generator = torch.get_rng_state()
+    torch.rand(5)
+    assert checkpoints.resume(loaded) == uri
+    require_same(loaded, first)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_checkpoint_has_the_state_at_the_time_of_the_save(checkpoints: Checkpoints) -> None:
+    """The optimizer changes every tensor while the checkpoint is written."""
+    state, expected = trained_state(3), trained_state(3)
+    checkpoints.save(state)
+    for _ in range(3):
+        state.model(torch.randn(4, 8)).backward()
+        checkpoints.wait_for_staging()
+        state.optimizer.step()
+    state.progress.step = 6
+    checkpoints.wait()
+    loaded = trained_state(1)
+    checkpoints.resume(loaded)
+    require_same(loaded, expected)
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that all copies wait for."""
+    may_start, original = threading.Event(), Stager.stage
+
+    def stage(self: Stager, content: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        copy = original(self, content)
+
+        def delayed() -> dict[str, Any]:
+            assert may_start.wait(20)
+            return copy()
+
+        return delayed
+
+    monkeypatch.setattr(Stager, "stage", stage)
+    return may_start
+
+
+def test_update_waits_for_the_copy(tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event) -> None:
+    with open_checkpoints(tmp_path, group) as checkpoints, ThreadPoolExecutor(1) as other:
+        checkpoints.save(trained_state(3))
+        update = other.submit(checkpoints.wait_for_staging)
+        with pytest.raises(TimeoutError):
+            update.result(timeout=0.2)
+        copying.set()
+        update.result(timeout=20)
+        checkpoints.wait()
+
+
+def test_buffers_are_saved_with_their_values_before_the_next_forward_pass(
+    tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event
+) -> None:
+    """The next forward pass changes them while the other tensors are copied."""
+    normalization = nn.BatchNorm1d(4)
+    net = nn.Sequential(nn.Linear(8, 4), normalization)
+    state = create_state(net)
+    net(torch.randn(16, 8))
+    expected = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        checkpoints.save(state)
+        net(torch.randn(16, 8))
+        copying.set()
+        checkpoints.wait_for_staging()
+        checkpoints.wait()
+        assert int(normalization.num_batches_tracked or 0) == 2
+        checkpoints.resume(state)
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+
+
+def test_each_save_is_returned_once(checkpoints: Checkpoints) -> None:
+    uris = [checkpoints.save(trained_state(step)) for step in (1, 2, 3)]
+    complete = checkpoints.poll()
+    complete += checkpoints.wait()
+    assert complete == uris == checkpoints.list_complete()
+    assert checkpoints.wait() == []
+
+
+def test_stall_seconds_are_returned_once(checkpoints: Checkpoints) -> None:
+    save_all(checkpoints, trained_state(1))
+    assert checkpoints.pop_stall_seconds() > 0
+    assert checkpoints.pop_stall_seconds() == 0
+
+
+def test_new_optimizer_loads_tensors_and_keeps_its_hyperparameters(checkpoints: Checkpoints) -> None:
+    save_all(checkpoints, trained_state(3))
+    fresh = create_state(Net())
+    fresh.optimizer.param_groups[0]["weight_decay"] = 0.7
+    checkpoints.resume(fresh)
+    assert fresh.optimizer.param_groups[0]["weight_decay"] == 0.7
+    assert {float(values["step"]) for values in fresh.optimizer.state.values()} == {1.0}
+
+
+def test_resumed_run_equals_uninterrupted_run(checkpoints: Checkpoints) -> None:
+    def run(state: State, until: int) -> None:
+        while state.progress.step < until:
+            train_step(state.model, state.optimizer, 8)
+            state.progress.step += 1
+
+    straight = trained_state(1)
+    run(straight, 20)
+    first = trained_state(1)
+    run(first, 10)
+    save_all(checkpoints, first)
+    torch.manual_seed(99)
+    resumed = trained_state(7)
+    checkpoints.resume(resumed)
+    run(resumed, 20)
+    require_same(resumed, straight)
+
+
+def test_newest_complete_checkpoint_is_loaded_and_incomplete_checkpoints_are_ignored(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    uris = save_all(checkpoints, *(trained_state(step) for step in (9, 10, 11)))
+    (tmp_path / "step-00000011/.metadata").unlink()
+    assert checkpoints.list_complete() == uris[:2]
+    assert checkpoints.resume(trained_state(1)) == uris[1]
+
+
+def test_resume_uri_is_used_until_the_run_has_a_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    other_uris = save_all(checkpoints, trained_state(5))
+    with open_checkpoints(tmp_path / "new", group) as checkpoints:
+        state = trained_state(1)
+        assert checkpoints.resume(state, str(tmp_path)) == other_uris[0]
+        uris = save_all(checkpoints, state)
+        assert checkpoints.resume(state, str(tmp_path)) == uris[0]
+
+
+def test_resume_uri_without_checkpoints_is_rejected(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"RESUME_URI = .* holds no complete checkpoint"):
+        checkpoints.resume(trained_state(1), str(tmp_path / "empty"))
+
+
+def test_checkpoint_of_another_model_is_rejected(checkpoints: Checkpoints) -> None:
+    save_all(checkpoints, trained_state(1))
+    with pytest.raises(InputError, match=r"holds blocks.0.norm.weight as \(8,\), the model has \(16,\)"):
+        checkpoints.resume(trained_state(1, width=16))
+    with pytest.raises(InputError, match="was made with another model: "):
+        checkpoints.resume(trained_state(1, shape={"kind": "decoder", "dim": 9}))
+
+
+def test_failed_save_is_raised_by_the_next_wait(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permanent failure is not retried."""
+    attempts = []
+
+    def refuse(uri: str, **_: Any) -> Any:
+        attempts.append(uri)
+        raise PermissionError(13, "Permission denied", uri)
+
+    monkeypatch.setattr("trainer.checkpoints.writer.create_storage_writer", refuse)
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        checkpoints.save(trained_state(3))
+        with pytest.raises(OSError, match="PermissionError"):
+            checkpoints.wait()
+        assert len(attempts) == 1
+        assert checkpoints.poll() == []

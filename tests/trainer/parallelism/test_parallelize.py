@@ -1,0 +1,121 @@
+"""Initialization, recomputation, compilation and float8 of a model's blocks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.trainer.conftest import TINY, tiny
+from trainer.distributed import init_distributed
+from trainer.models import build, decoder
+from trainer.models.decoder import rotate
+from trainer.parallelism import parallelize
+from trainer.precision import Precision
+from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+
+CPU = torch.device("cpu")
+
+
+def run_step(config: TrainerConfig, environment: Environment, inspect: Callable[[nn.Module], None]) -> float:
+    """One forward and backward pass of the model on one rank."""
+    model, precision = build(config), Precision(config, CPU)
+    with init_distributed(config, environment, CPU) as distributed:
+        module = parallelize(model, config, distributed, precision)
+        tokens = torch.randint(0, 256, (2, 33))
+        with precision.autocast():
+            loss = module(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        inspect(model.module)
+        return float(loss.detach())
+
+
+def test_rotary_table_remains_fp32(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = set()
+
+    def recording_rotate(x: Tensor, table: Tensor) -> Tensor:
+        dtypes.add((x.dtype, table.dtype))
+        return rotate(x, table)
+
+    monkeypatch.setattr(decoder, "rotate", recording_rotate)
+    run_step(tiny(precision="bf16", parallel={"data": "fsdp"}), alone, lambda module: None)
+    assert dtypes == {(torch.bfloat16, torch.float32)}
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_each_block_is_compiled(
+    alone: Environment, monkeypatch: pytest.MonkeyPatch, data: str, checkpointing: str
+) -> None:
+    """With and without recomputation, and by one graph for all: torch stops after eight compilations of a function."""
+    graphs: list[GraphModule] = []
+
+    def backend(graph: GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    memory = {"compile": True, "activation_checkpointing": checkpointing}
+    config = tiny(memory=memory, parallel={"data": data}, model={**TINY["model"], "layers": 9})
+    names: list[str] = []
+    run_step(config, alone, lambda module: names.extend(dict(module.named_parameters())))
+    assert len(graphs) in (1, 2)  # the first block's input may need other guards
+    assert "blocks.0.attention.queries.weight" in names  # names of parameters are unchanged
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+def test_activation_checkpointing_saves_memory(alone: Environment, data: str) -> None:
+    """Full checkpointing saves only each block's input; selective checkpointing repeats no matrix product."""
+    saved_bytes: dict[str, int] = {}
+    flops: dict[str, int] = {}
+    for checkpointing in ("none", "selective", "full"):
+        config = tiny(memory={"activation_checkpointing": checkpointing, "loss_chunk": 8}, parallel={"data": data})
+        model, precision = build(config), Precision(config, CPU)
+        with init_distributed(config, alone, CPU) as distributed:
+            module = parallelize(model, config, distributed, precision)
+            tokens = torch.randint(0, 256, (2, 33))
+            weights = {parameter.shape for parameter in model.module.parameters()}
+            saved: dict[int, int] = {}
+
+            def keep(tensor: Tensor, saved: dict[int, int] = saved, weights: set[torch.Size] = weights) -> Tensor:
+                if tensor.shape not in weights and tensor.shape[::-1] not in weights:
+                    saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = module(tokens[:, :-1], tokens[:, 1:])
+            with FlopCounterMode(display=False) as counter:
+                loss.backward()
+        saved_bytes[checkpointing], flops[checkpointing] = sum(saved.values()), counter.get_total_flops()
+    assert saved_bytes["full"] < 0.5 * saved_bytes["none"]
+    assert saved_bytes["selective"] < 0.5 * saved_bytes["none"]  # without the products, which its cache holds
+    assert flops["selective"] == flops["none"] < flops["full"]
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+def test_blocks_use_float8_linear_layers(alone: Environment, monkeypatch: pytest.MonkeyPatch, data: str) -> None:
+    """Emulated in bf16, as torchao does without a GPU."""
+    from torchao import float8
+
+    emulated = partial(float8.convert_to_float8_training, config=float8.Float8LinearConfig(emulate=True))
+    monkeypatch.setattr(float8, "convert_to_float8_training", emulated)
+    losses = {}
+    for precision in ("bf16", "float8"):
+        kinds: set[str] = set()
+
+        def collect_types(module: nn.Module, kinds: set[str] = kinds) -> None:
+            kinds.update(type(part).__name__ for part in module.modules() if isinstance(part, nn.Linear))
+            assert all(parameter.grad is not None for parameter in module.parameters())
+
+        torch.manual_seed(0)
+        losses[precision] = run_step(tiny(precision=precision, parallel={"data": data}), alone, collect_types)
+        assert any("Float8" in kind for kind in kinds) == (precision == "float8")
+        assert "Linear" in kinds or "FSDPLinear" in kinds  # the output layer is in no block
+    assert losses["bf16"] != losses["float8"]
+    assert losses["bf16"] == pytest.approx(losses["float8"], abs=0.01)

@@ -1,0 +1,49 @@
+"""Choice of a rank's device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.conftest import tiny
+from trainer.distributed import choose_device
+from trainer.settings import Environment
+from trainyard.errors import InputError
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A simulated T4."""
+    results = {"is_available": True, "device_count": 1, "get_device_capability": (7, 5), "get_device_name": "Tesla T4"}
+    for name, value in results.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float8"])
+def test_unsupported_precision_is_rejected_and_fp16_suggested(
+    gpu: pytest.MonkeyPatch, alone: Environment, precision: str
+) -> None:
+    config = tiny(precision=precision, model={"dim": 32, "heads": 2, "kv_heads": 2, "hidden": 32})
+    with pytest.raises(
+        InputError, match=rf"(?s)config.precision.*{precision}.*Tesla T4 of compute capability 7.5.*Set it to fp16"
+    ):
+        choose_device(config, alone)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_supported_precision_uses_the_gpu(gpu: pytest.MonkeyPatch, alone: Environment, precision: str) -> None:
+    assert choose_device(tiny(precision=precision), alone) == torch.device("cuda", 0)
+
+
+def test_bf16_is_accepted_from_compute_capability_8_0(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    choose_device(tiny(precision="bf16"), alone)
+
+
+def test_more_processes_than_gpus_are_rejected(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
+    with pytest.raises(InputError, match="this node has 1 GPUs"):
+        choose_device(tiny(precision="fp16"), replace(alone, local_rank=1))

@@ -1,0 +1,84 @@
+"""The `trainyard` command line: exit statuses, JSON output, the hand-over to the rehearsal."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trainyard.cli import logs, rehearse
+from trainyard.cli.app import app
+from trainyard.errors import InputError, Problem
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.stack_file import PROJECT_ROOT
+
+COMMANDS = ("launch", "status", "logs", "results", "stop", "bake")
+INVALID_INPUT = InputError([Problem(key="--run", value="x", reason="the stack has no such run", fix="Use another run")])
+
+
+@pytest.fixture(autouse=True)
+def region(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_version_is_printed() -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("trainyard 0.")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_a_json_option(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(INVALID_INPUT, 2), (LaunchError("no capacity"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_error_sets_exit_status_and_message(
+    error: BaseException, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Iterator[tuple[str, str]]:
+        raise error
+
+    monkeypatch.setattr(logs, "read_logs", fail)
+    result = invoke("logs", "--stack", "a")
+    assert result.exit_code == exit_code
+    assert result.stderr == f"trainyard: {str(error) or 'interrupted'}\n"
+
+
+def test_logs_json_is_one_object_per_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [("i-1/0001/0001-rank0-stdout", "first"), ("i-1/0001/0001-rank0-stdout", "second")]
+    monkeypatch.setattr(logs, "read_logs", lambda *_: iter(lines))
+    result = invoke("logs", "--stack", "a", "--json")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"writer": writer, "line": line} for writer, line in lines
+    ]
+
+
+def test_rehearse_passes_all_options_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: calls.append(arguments))
+    monkeypatch.chdir(Path.cwd())  # restores the folder, which the command changes
+    result = invoke("rehearse", "--stack", "local", "--nodes", "2", "--help")
+    assert result.exit_code == 0, result.output
+    expected = [sys.executable, "-m", "rehearsal", "run", "--stack", "local", "--nodes", "2", "--help"]
+    assert calls == [(sys.executable, expected)]
+    assert Path.cwd() == PROJECT_ROOT
+
+
+def test_rehearse_without_the_rehearsal_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearse, "PROJECT_ROOT", tmp_path)
+    result = invoke("rehearse", "--stack", "local")
+    assert result.exit_code == 2
+    assert f"rehearse = '{tmp_path}': this folder does not contain the package rehearsal" in result.stderr

@@ -1,0 +1,130 @@
+"""Saves and resumes the checkpoints of one run. The training loop uses this interface."""
+
+import logging
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+
+from trainer.checkpoints.reader import load_newest
+from trainer.checkpoints.retention import apply_retention, folder_name, is_complete, list_steps
+from trainer.checkpoints.state import State
+from trainer.checkpoints.writer import Writer
+from trainer.storage import open_storage
+from trainyard.config.training.config import CheckpointConfig
+from trainyard.errors import InputError, Problem
+from trainyard.models.layout import COMMIT_MARK
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints under `uri`, one folder per step.
+
+    All ranks call every method except `list_complete` and `contains` at the same step of the loop.
+
+        with Checkpoints(uri, group, config.checkpoint) as checkpoints:
+            checkpoints.resume(state, resume_uri)
+            for each step:
+                ...  # forward, backward
+                checkpoints.wait_for_staging()
+                ...  # optimizer
+                checkpoints.poll()
+                if due: checkpoints.save(state)
+            checkpoints.wait()
+
+    `group` is a gloo group of all ranks that nothing else uses: a thread saves with it during training.
+    """
+
+    def __init__(
+        self, uri: str, group: dist.ProcessGroup, config: CheckpointConfig, name: str = "CHECKPOINT_URI"
+    ) -> None:
+        """`name`: the variable that has set `uri`, for messages."""
+        self._storage = open_storage(uri, name)
+        self._group = group
+        self._config = config
+        self._writer = Writer(group, asynchronous=config.asynchronous)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def resume(self, state: State, resume_uri: str | None = None) -> str | None:
+        """Load the newest checkpoint of this run, or else of the run with checkpoints at `resume_uri`, into `state`.
+
+        Returns the URI of the checkpoint, None if the run starts at step 0. Another run may have another seed or
+        dataset: its weights, optimizer state and step are loaded, and samples are then counted from 0. Raises
+        InputError if `resume_uri` has no complete checkpoint, if all checkpoints are damaged, or if the newest one has
+        another model, is of this run and has another order of samples, or is archived; OSError if the storage can't be
+        read.
+        """
+        uri = load_newest(self._storage, state, self._group)
+        if uri is None and resume_uri:
+            uri = load_newest(open_storage(resume_uri, "RESUME_URI"), state, self._group, same_run=False)
+            if uri is None:
+                reason = "holds no complete checkpoint"
+                fix = "Set it to the checkpoints of a run that has saved one, or unset it"
+                raise InputError([Problem(key="RESUME_URI", value=resume_uri, reason=reason, fix=fix)])
+        return uri
+
+    def save(self, state: State) -> str:
+        """Start an asynchronous save of the current state. Returns the URI of the checkpoint.
+
+        `poll` returns the URI once the checkpoint is complete. Waits for the previous save, and raises OSError if that
+        save failed. The state may change after the next `wait_for_staging`.
+        """
+        step = state.progress.step
+        uri = f"{self._storage.uri}{folder_name(step)}/"
+        is_first_rank = dist.get_rank(self._group) == 0
+
+        def before_attempt() -> None:
+            # An existing checkpoint of this step is damaged, or the run would be past it. Without its commit mark it is
+            # incomplete while its files are overwritten.
+            if is_first_rank:
+                self._storage.delete(f"{folder_name(step)}/{COMMIT_MARK}")
+
+        def after_commit() -> None:
+            if is_first_rank:
+                self._delete_old(step)
+
+        self._writer.save(state, uri, before_attempt, after_commit)
+        return uri
+
+    def wait_for_staging(self) -> None:
+        """Wait until the copy that is saved is complete. Call it before the optimizer changes the state."""
+        self._writer.wait_for_staging()
+
+    def poll(self) -> list[str]:
+        """Return the URIs of the saves that are complete, each once. Raises OSError if a save failed."""
+        return self._writer.poll()
+
+    def wait(self) -> list[str]:
+        """Wait for the current save, then return the same as `poll`."""
+        return self._writer.wait()
+
+    def pop_stall_seconds(self) -> float:
+        """Return the seconds that training has waited for checkpoints since the last call."""
+        return self._writer.pop_stall_seconds()
+
+    def close(self) -> None:
+        """Wait for the current save, whether it fails or not."""
+        self._writer.close()
+
+    def list_complete(self) -> list[str]:
+        """Return the URIs of the complete checkpoints, oldest first. A single rank may call it."""
+        steps = [step for step in list_steps(self._storage) if is_complete(self._storage, step)]
+        return [f"{self._storage.uri}{folder_name(step)}/" for step in steps]
+
+    def contains(self, uri: str) -> bool:
+        """Return whether the checkpoint at `uri` is one of this run."""
+        return uri.rstrip("/").rpartition("/")[0] + "/" == self._storage.uri
+
+    def _delete_old(self, saved: int) -> None:
+        try:
+            apply_retention(self._storage, saved, self._config)
+        except OSError as error:
+            log.warning("old checkpoints not deleted, retrying after the next save: %s", error)

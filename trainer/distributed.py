@@ -1,0 +1,159 @@
+"""Set up torch.distributed: this process's device, the process groups and the device mesh."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainer.failures import flight_recorder
+from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, GRACE_SECONDS, process_group_timeout
+from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.parallel import Layout
+from trainyard.errors import InputError, Problem
+
+# Timeout of the group of checkpoints and exports, longer than any limit of the watchdog: a write by a rank takes long.
+CHECKPOINT_TIMEOUT = timedelta(seconds=EXPORT_TIMEOUT_SECONDS + GRACE_SECONDS)
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedContext:
+    """This rank's device, process groups and position in the device mesh.
+
+    Ranks that differ only in the dimension `pipeline` or `tensor` train on the same samples.
+    """
+
+    device: torch.device
+    layout: Layout
+    mesh: DeviceMesh  # over DIMENSIONS
+    checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
+    data_group: dist.ProcessGroup  # the data-parallel ranks: same pipeline stage, same part of each tensor
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return dist.get_world_size()
+
+    @property
+    def pipeline_stage(self) -> int:
+        """Pipeline stage of this rank, from 0."""
+        return self.layout.stage(self.rank)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.pipeline_stage == self.layout.pipeline - 1
+
+    def group(self, dimension: str) -> dist.ProcessGroup:
+        """Return this rank's process group along one of DIMENSIONS."""
+        return self.mesh.get_group(dimension)
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup | None:
+        """Ranks of this rank's pipeline; None without pipeline parallelism."""
+        return self.group("pipeline") if self.layout.pipeline > 1 else None
+
+    @property
+    def replicate_group(self) -> dist.ProcessGroup | None:
+        """Ranks with the same weights as this rank; None if there is no other."""
+        return self.group("replicate") if self.layout.replicate > 1 else None
+
+
+def choose_device(config: TrainerConfig, environment: Environment) -> torch.device:
+    """Return this process's GPU, or the CPU; set the number of threads and determinism.
+
+    Raises InputError if the node has too few GPUs, or its GPU does not support the configured precision.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(config.threads or max(1, cores // environment.local_world_size))
+    gpus = torch.cuda.is_available()
+    if config.deterministic if config.deterministic is not None else not gpus:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid
+    capability = (0, 0)
+    device = torch.device("cpu")
+    if gpus:
+        count = torch.cuda.device_count()
+        if environment.local_rank >= count:
+            reason = f"this node has {count} GPUs, and each process needs a separate GPU"
+            fix = f"Start {count} processes on it, or disable the GPUs with CUDA_VISIBLE_DEVICES="
+            raise InputError([Problem(key="LOCAL_RANK", value=environment.local_rank, reason=reason, fix=fix)])
+        device = torch.device("cuda", environment.local_rank)
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
+        capability = torch.cuda.get_device_capability(device)
+    _require_precision(config, device, capability)
+    return device
+
+
+def _require_precision(config: TrainerConfig, device: torch.device, capability: tuple[int, int]) -> None:
+    """Raise InputError if the device does not support the configured precision. CPUs support bf16, slowly."""
+    if config.precision == "float8" and capability < (8, 9):
+        reason = f"needs a GPU of compute capability 8.9 or newer; this process has {_describe_gpu(device)}"
+        fix = "Set it to fp16" if device.type == "cuda" and capability < (8, 0) else "Set it to bf16"
+    elif config.precision == "bf16" and device.type == "cuda" and capability < (8, 0):
+        reason = f"needs a GPU of compute capability 8.0 or newer; this process has {_describe_gpu(device)}"
+        fix = "Set it to fp16"
+    else:
+        return
+    raise InputError([Problem(key="config.precision", value=config.precision, reason=reason, fix=fix)])
+
+
+def _describe_gpu(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "no GPU"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
+
+
+@contextmanager
+def init_distributed(
+    config: TrainerConfig, environment: Environment, device: torch.device
+) -> Iterator[DistributedContext]:
+    """Initialize the process group and the device mesh, and destroy the process group on exit.
+
+    A process group that is already initialized is used and not destroyed.
+    """
+    initialize = not dist.is_initialized()
+    if initialize:
+        _init_process_group(environment, device, process_group_timeout(config.timeout_seconds))
+    try:
+        yield _build_context(config, environment, device)
+    finally:
+        if initialize:
+            dist.destroy_process_group()
+
+
+def _init_process_group(environment: Environment, device: torch.device, timeout: timedelta) -> None:
+    flight_recorder.enable_flight_recorder()  # process groups read the setting when they are created
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if environment.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+
+
+def _build_context(config: TrainerConfig, environment: Environment, device: torch.device) -> DistributedContext:
+    group = dist.new_group(backend="gloo", timeout=CHECKPOINT_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
+    layout = config.layout(environment.world_size, environment.local_world_size)
+    shape = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
+    data_group = mesh["replicate", "shard"]._flatten("data").get_group()
+    for mesh_group in (*mesh.get_all_groups(), data_group):  # a mesh creates groups with torch's default of 30 min
+        if mesh_group is not dist.group.WORLD:
+            dist.set_timeout(process_group_timeout(config.timeout_seconds), mesh_group)
+    return DistributedContext(device=device, layout=layout, mesh=mesh, checkpoint_group=group, data_group=data_group)

@@ -1,0 +1,206 @@
+"""Export of weights as safetensors in the layout of the Hugging Face libraries, under `export/` of the results.
+
+The export has files of at most 4 GB, `model.safetensors.index.json` with each tensor's file, and `config.json`. A model
+that fits in one file is `model.safetensors` without an index.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from trainer.checkpoints.failures import on_all_ranks, retry
+from trainer.checkpoints.files import read_metadata
+from trainer.checkpoints.reader import read_state_dict
+from trainer.storage import Storage
+
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+MAX_FILE_BYTES = 4 * 10**9  # of tensors in one file
+# Parts that torch adds to the names of wrapped modules.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file name and the names of the tensors in the file."""
+
+    name: str
+    tensors: tuple[str, ...]
+
+
+def plan_files(stages: Iterable[Mapping[str, int]], limit: int = MAX_FILE_BYTES) -> list[list[SafetensorsFile]]:
+    """Return the files of each pipeline stage. `stages`: bytes by tensor name; `limit`: bytes per file.
+
+    Tensors are not split: a tensor above the limit has a separate file.
+    """
+    grouped: list[list[list[str]]] = []
+    for sizes in stages:
+        files: list[list[str]] = [[]]
+        size = 0
+        for name, bytes_ in sizes.items():
+            if files[-1] and size + bytes_ > limit:
+                files.append([])
+                size = 0
+            files[-1].append(name)
+            size += bytes_
+        grouped.append(files)
+    count, number = sum(map(len, grouped)), 0
+    planned: list[list[SafetensorsFile]] = []
+    for files in grouped:
+        planned.append([])
+        for names in files:
+            number += 1
+            name = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+            planned[-1].append(SafetensorsFile(name, tuple(names)))
+    return planned
+
+
+def export_model(
+    model: nn.Module,
+    config: Mapping[str, Any],
+    storage: Storage,
+    group: dist.ProcessGroup,
+    *,
+    prefix: str = "",
+    folder: str = "export/",
+    limit: int = MAX_FILE_BYTES,
+) -> None:
+    """Export a model. Called on all ranks of the group; tensors are gathered one at a time, so no device holds all.
+
+    `model` is this rank's pipeline stage or shard, as for a checkpoint. Among ranks with the same tensors the first
+    writes. `prefix` is removed from the names. A tensor with two names is written once. `limit`: bytes per file. Raises
+    OSError if the storage fails.
+    """
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in named_tensors(model).items()}
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    sizes_by_rank: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(sizes_by_rank, sizes, group=group)
+    stages = [stage for rank, stage in enumerate(sizes_by_rank) if stage not in sizes_by_rank[:rank]]
+    planned = plan_files(stages, limit)
+    stage = stages.index(sizes)
+    is_writer = sizes_by_rank.index(sizes) == dist.get_rank(group)
+
+    def write(file: SafetensorsFile | None) -> None:
+        content = {}
+        for name in file.tensors if file else ():
+            full_tensor = _gather(tensors[name])
+            if is_writer:
+                content[name] = full_tensor.cpu().contiguous()
+        if file and is_writer:
+            upload_tensors(content, storage, folder + file.name)
+
+    for number in range(max(map(len, planned))):  # one file of each stage at a time: a failed upload stops all ranks
+        file = planned[stage][number] if number < len(planned[stage]) else None
+        retry(lambda file=file: on_all_ranks(lambda: write(file), group), "exporting to", storage.uri)  # type: ignore[misc]
+
+    def finish() -> None:
+        if dist.get_rank(group) == 0:
+            write_index(storage, folder, planned, sum(sum(stage.values()) for stage in stages), config)
+
+    retry(lambda: on_all_ranks(finish, group), "exporting to", storage.uri)
+
+
+def export_checkpoint(
+    uri: str,
+    config: Mapping[str, Any],
+    storage: Storage,
+    *,
+    prefix: str = "",
+    shared: Iterable[Sequence[str]] = (),
+    limit: int = MAX_FILE_BYTES,
+) -> None:
+    """Export the model of a checkpoint in one process without a process group, one file in memory at a time.
+
+    `shared`: the names of each tensor with several names, all of which the checkpoint has. `limit`: bytes per file.
+    Raises OSError if the storage fails.
+    """
+    entries = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
+    sizes = {
+        name.removeprefix("model.").removeprefix(prefix): entry.size.numel() * entry.properties.dtype.itemsize
+        for name, entry in entries.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    for names in shared:
+        for name in [name for name in names if name in sizes][1:]:
+            del sizes[name]
+    (files,) = plan_files([sizes], limit)
+    for file in files:
+        exported_names = {f"model.{prefix}{name}": name for name in file.tensors}  # by name in the checkpoint
+        state_dict = read_state_dict(uri, set(exported_names))
+        upload_tensors({name: state_dict[key] for key, name in exported_names.items()}, storage, file.name)
+    write_index(storage, "", [files], sum(sizes.values()), config)
+
+
+def load_exported_weights(model: nn.Module, storage: Storage, *, prefix: str = "", folder: str = "export/") -> None:
+    """Load exported weights into a whole model, one file at a time."""
+    # With all names of shared weights: the export may use another name than the first of this model.
+    state_dict = model.state_dict(keep_vars=True)
+    tensors = {_unwrapped_name(name).removeprefix(prefix): tensor for name, tensor in state_dict.items()}
+    missing = {id(tensor): name for name, tensor in tensors.items()}
+    with tempfile.TemporaryDirectory(prefix="export-") as scratch, torch.no_grad():
+        for key in sorted(storage.sizes(folder.rstrip("/"))):
+            if "/" in key or not key.endswith(".safetensors"):
+                continue
+            storage.download(folder + key, Path(scratch) / key)
+            for name, value in load_file(Path(scratch) / key).items():
+                tensors[name].copy_(value)
+                missing.pop(id(tensors[name]), None)
+            (Path(scratch) / key).unlink()
+    assert not missing, f"not in the export: {', '.join(missing.values())}"
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers by their names without wrappers, each tensor once."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensors.setdefault(id(tensor), (_unwrapped_name(name), tensor))
+    return dict(tensors.values())
+
+
+def _unwrapped_name(name: str) -> str:
+    return reduce(lambda shortened, wrapper: shortened.replace(wrapper, ""), _WRAPPERS, name)
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
+
+def upload_tensors(
+    content: dict[str, Tensor], storage: Storage, key: str, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors as one safetensors file to `key`."""
+    with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+        path = Path(scratch) / "model.safetensors"
+        save_file(content, path, metadata={"format": "pt", **(metadata or {})})
+        storage.upload(path, key)
+
+
+def write_index(
+    storage: Storage, folder: str, planned: list[list[SafetensorsFile]], total: int, config: Mapping[str, Any]
+) -> None:
+    """Write the index and `config.json`, and delete files of an earlier export with another number of files.
+
+    `total`: bytes of all tensors.
+    """
+    files = [file for stage in planned for file in stage]
+    if len(files) > 1:
+        file_by_tensor = {name: file.name for file in files for name in file.tensors}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_by_tensor.items()))}
+        storage.write(folder + INDEX, json.dumps(index, indent=1).encode())
+    storage.write(folder + CONFIG, json.dumps(dict(config), indent=1).encode())
+    current = {file.name for file in files} | ({INDEX} if len(files) > 1 else set())
+    for key in storage.sizes(folder.rstrip("/")):
+        if key.startswith("model") and "safetensors" in key and key not in current:
+            storage.delete(folder + key)

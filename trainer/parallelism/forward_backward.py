@@ -1,0 +1,163 @@
+"""Forward and backward passes of a step: gradient accumulation over micro-batches, or a pipeline schedule."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.distributed import DistributedContext
+from trainer.precision import Precision
+from trainer.telemetry.timing import StepTimer
+from trainyard.config.training import TrainerConfig
+
+Batch = Sequence[Tensor]
+
+
+class ForwardBackward(ABC):
+    """Forward and backward passes over the micro-batches of a step.
+
+    Losses are means over the micro-batches, detached. With pipeline parallelism only the last stage has the loss; other
+    stages return 0.
+    """
+
+    @abstractmethod
+    def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
+        """Run one step's micro-batches and return their mean loss.
+
+        Gradients are those of the mean loss over all data-parallel ranks.
+        """
+
+    def warm_up(self, batch: Batch) -> None:
+        """Run one-time initialization, so that the first step after a resume has the same result as without it."""
+        return
+
+    @abstractmethod
+    def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, without gradients."""
+
+
+class AccumulatedForwardBackward(ForwardBackward):
+    """Gradient accumulation: micro-batches run one after the other; gradients are reduced after the last."""
+
+    def __init__(self, module: nn.Module, distributed: DistributedContext, precision: Precision) -> None:
+        self._module, self._precision = module, precision
+        self._device, self._count = distributed.device, distributed.layout.accumulation
+
+    def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
+        """Run one step's micro-batches and return their mean loss."""
+        total = torch.zeros((), device=self._device)
+        for number in range(1, self._count + 1):
+            with timer.phase("data"):
+                batch = next(batches)
+            with self._gradient_sync(enabled=number == self._count):
+                with timer.phase("forward"), self._precision.autocast():
+                    loss = self._module(*_to_device(batch, self._device)) / self._count
+                with timer.phase("backward"):
+                    self._precision.loss_scale.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def warm_up(self, batch: Batch) -> None:
+        """Run a backward pass in which DDP assigns gradients to buckets, which sets the order of sums over ranks.
+
+        Buffers that the forward pass changes (running statistics) are restored.
+        """
+        if isinstance(self._module, DistributedDataParallel):
+            before = [buffer.clone() for buffer in self._module.buffers()]
+            with self._precision.autocast():
+                loss = self._module(*_to_device(batch, self._device))
+            loss.backward()
+            for buffer, value in zip(self._module.buffers(), before, strict=True):
+                buffer.copy_(value)
+
+    def _gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
+        if isinstance(self._module, FSDPModule):
+            self._module.set_requires_gradient_sync(enabled)
+        elif isinstance(self._module, DistributedDataParallel) and not enabled:
+            return self._module.no_sync()
+        return nullcontext()
+
+    def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, without gradients."""
+        total = torch.zeros((), device=self._device)
+        for _ in range(count):
+            with self._precision.autocast():
+                total += self._module(*_to_device(next(batches), self._device))
+        return total / count
+
+
+class PipelinedForwardBackward(ForwardBackward):
+    """Pipeline parallelism: a step's micro-batches pass through the stages. Each rank is one stage."""
+
+    def __init__(
+        self, module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
+    ) -> None:
+        self._module, self._distributed, self._scale = module, distributed, precision.loss_scale
+        self._schedule = self._build_schedule(
+            Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe, distributed.layout.accumulation
+        )
+        self._evaluation_schedules: dict[int, PipelineScheduleSingle] = {}  # by number of micro-batches
+
+    def _build_schedule(self, schedule: type[PipelineScheduleSingle], count: int) -> PipelineScheduleSingle:
+        distributed = self._distributed
+        stage = PipelineStage(
+            self._module,
+            distributed.pipeline_stage,
+            distributed.layout.pipeline,
+            distributed.device,
+            group=distributed.group("pipeline"),
+        )
+        # Losses are divided before the sum, as in `AccumulatedForwardBackward`: undivided sums can overflow fp16.
+        return schedule(stage, count, loss_fn=partial(self._loss, count), scale_grads=False)
+
+    def _loss(self, count: int, loss: Tensor, _: Tensor) -> Tensor:
+        """Scale the loss, which is the output of the last stage's forward pass."""
+        return self._scale.scale_loss(loss / count) if torch.is_grad_enabled() else loss / count
+
+    def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
+        """Run one step's micro-batches and return their mean loss; 0 on all stages but the last."""
+        count = self._distributed.layout.accumulation
+        with timer.phase("data"):
+            inputs = self._stage_inputs(batches, count)
+        losses: list[Tensor] = []
+        with timer.phase("backward"):  # includes the forward passes, which overlap
+            self._schedule.step(**inputs, losses=losses, return_outputs=False)
+        return self._sum(losses) / self._scale.value
+
+    def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, without gradients; 0 on all stages but the last."""
+        if count not in self._evaluation_schedules:
+            self._evaluation_schedules[count] = self._build_schedule(ScheduleGPipe, count)
+        losses: list[Tensor] = []
+        inputs = self._stage_inputs(batches, count)
+        self._evaluation_schedules[count].eval(**inputs, losses=losses, return_outputs=False)
+        return self._sum(losses)
+
+    def _stage_inputs(self, batches: Iterator[Batch], count: int) -> dict[str, Any]:
+        """Return the tokens on the first stage, and their successors on the last."""
+        device = self._distributed.device
+        pairs = [_to_device(next(batches), device) for _ in range(count)]
+        inputs: dict[str, Any] = {}
+        if self._distributed.pipeline_stage == 0:
+            inputs["arg_mbs"] = [(tokens,) for tokens, _ in pairs]
+        if self._distributed.is_last_stage:
+            inputs["kwarg_mbs"] = [{"successors": successors} for _, successors in pairs]
+            inputs["target_mbs"] = [torch.zeros((), device=device)] * count  # required by torch, not used
+        return inputs
+
+    def _sum(self, losses: list[Tensor]) -> Tensor:
+        if not losses:
+            return torch.zeros((), device=self._distributed.device)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+
+def _to_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)

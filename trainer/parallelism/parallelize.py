@@ -1,0 +1,144 @@
+"""Initialize a model and parallelize it block by block, so that a device holds at most its shard and one block.
+
+The decoder is on the `meta` device before, and uses no more host memory either. A library's model is whole in host
+memory.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from trainer.distributed import DistributedContext
+from trainer.models.decoder import Block
+from trainer.models.model import Initialize, Model
+from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
+from trainer.precision import Precision, to_float8
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
+
+
+def parallelize(
+    model: Model, config: TrainerConfig, distributed: DistributedContext, precision: Precision
+) -> nn.Module:
+    """Initialize the model's weights and apply tensor parallelism, recomputation, compilation and FSDP or DDP.
+
+    Returns the module to call: `model.module`, or DistributedDataParallel around it.
+    """
+    module, memory = model.module, config.memory
+    on_gpu = distributed.device.type == "cuda"
+    compiled = memory.compile if memory.compile is not None else on_gpu
+    tensor = distributed.mesh["tensor"] if config.parallel.tensor > 1 else None
+    if on_gpu and getattr(config.model, "synchronize_batch_norm", False):
+        nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
+    if config.precision == "float8":
+        to_float8(model.blocks)
+    for name, block in model.blocks.items():
+        _materialize(block, name, model, config.seed, distributed.device)
+        if tensor is not None:
+            parallelize_block(block, tensor)
+        if memory.activation_checkpointing != "none":
+            _recompute(block, selective=memory.activation_checkpointing == "selective")
+        if compiled:
+            # The parts of a library's block that torch cannot compile run uncompiled; of our decoder that is an error.
+            block.compile(fullgraph=isinstance(config.model, DecoderConfig))
+        if config.parallel.sharded:
+            _shard(block, config, distributed, precision)
+    _materialize(module, "", model, config.seed, distributed.device)
+    if tensor is not None:
+        parallelize_embedding_and_head(module, tensor)
+    if config.parallel.sharded:
+        _shard(module, config, distributed, precision)
+        return module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about a new name of broadcast_buffers
+        return DistributedDataParallel(
+            module,
+            device_ids=[distributed.device.index] if on_gpu else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+
+def _materialize(module: nn.Module, name: str, model: Model, seed: int, device: torch.device) -> None:
+    """Allocate memory on the device and initialize weights by (seed, name): the same for each layout.
+
+    Blocks must be materialized before the module that contains them.
+    """
+    materialized: dict[int, nn.Parameter] = {}  # two names may share a parameter
+    for submodule_name, submodule in _submodules(module, name, set(model.blocks.values()) - {module}):
+        has_meta = any(parameter is not None and parameter.is_meta for parameter in submodule._parameters.values())
+        for key, parameter in submodule._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                allocated = nn.Parameter(torch.empty_like(parameter, device=device))
+                submodule._parameters[key] = materialized.setdefault(id(parameter), allocated)
+            elif parameter is not None:
+                parameter.data = parameter.data.to(device)
+        for key, buffer in submodule._buffers.items():
+            submodule._buffers[key] = None if buffer is None else buffer.to(device)
+        if has_meta:
+            assert model.initialize is not None, "a model on the meta device has an initialize function"
+            _initialize(submodule_name, submodule, model.initialize, seed, device)
+
+
+def _submodules(module: nn.Module, name: str, excluded: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    for child_name, child in module.named_children():
+        if child not in excluded:
+            yield from _submodules(child, f"{name}.{child_name}" if name else child_name, excluded)
+
+
+@torch.no_grad()
+def _initialize(name: str, module: nn.Module, initialize: Initialize, seed: int, device: torch.device) -> None:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        initialize(name, module)
+
+
+def _shard(module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision) -> None:
+    mesh = distributed.mesh["shard"] if distributed.layout.replicate == 1 else distributed.mesh["replicate", "shard"]
+    # A pipeline runs a stage's forward and backward passes several times per step.
+    reshard = config.parallel.reshard_after_forward and config.parallel.pipeline == 1
+    # The inputs of a decoder block are the residual stream, which has the type, and the rotary table, which is fp32.
+    policy = precision.policy(module, cast_inputs=not isinstance(module, Block))
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+
+
+# Operations whose outputs selective checkpointing saves: matrix products and attention take most of the time.
+_SAVED_OPERATIONS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten.convolution.default,
+}
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _recompute(block: nn.Module, *, selective: bool) -> None:
+    """Apply activation checkpointing to a block; its parameters keep their names."""
+    context: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    )
+    forward = block.forward
+
+    # A function, not a partial: torch.compile skips a partial of a torch function and all functions that it calls.
+    def checkpointed_forward(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **context, **kwargs)
+
+    block.forward = checkpointed_forward

@@ -1,0 +1,66 @@
+"""Amazon EC2 Auto Scaling calls on groups and their instances."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from trainyard.aws.clients import client
+
+# LaunchInstances accepts at most 100 instances per call.
+MAX_INSTANCES_PER_CALL = 100
+
+
+def describe_groups(region: str, groups: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the descriptions of the named groups; groups that do not exist are omitted."""
+    response = client("autoscaling", region).describe_auto_scaling_groups(AutoScalingGroupNames=list(groups))
+    descriptions: list[dict[str, Any]] = response["AutoScalingGroups"]
+    return descriptions
+
+
+def describe_activities(region: str, group: str) -> list[dict[str, Any]]:
+    """Return the latest 100 scaling activities of a group, newest first."""
+    response = client("autoscaling", region).describe_scaling_activities(AutoScalingGroupName=group, MaxRecords=100)
+    activities: list[dict[str, Any]] = response["Activities"]
+    return activities
+
+
+def launch_instances(region: str, group: str, subnet: str, count: int, token: str) -> dict[str, Any]:
+    """Launch `count` instances synchronously, without retries by Auto Scaling; return the response of LaunchInstances.
+
+    `token` makes the call idempotent; it has at most 64 characters.
+    """
+    response: dict[str, Any] = client("autoscaling", region).launch_instances(
+        AutoScalingGroupName=group,
+        RequestedCapacity=count,
+        SubnetIds=[subnet],
+        ClientToken=token,
+        RetryStrategy="none",
+    )
+    return response
+
+
+def set_desired_capacity(region: str, group: str, instances: int) -> None:
+    """Set the desired capacity of a group, regardless of cooldown periods."""
+    client("autoscaling", region).set_desired_capacity(
+        AutoScalingGroupName=group, DesiredCapacity=instances, HonorCooldown=False
+    )
+
+
+def terminate_instance(region: str, instance: str) -> None:
+    """Terminate a member of a group and decrement the desired capacity, so that it is not replaced."""
+    client("autoscaling", region).terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+    )
+
+
+def complete_lifecycle_action(region: str, group: str, hook: str, instance: str) -> None:
+    """Let the termination of an instance that waits at a lifecycle hook continue."""
+    client("autoscaling", region).complete_lifecycle_action(
+        AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance, LifecycleActionResult="CONTINUE"
+    )
+
+
+def set_unhealthy(region: str, instance: str) -> None:
+    """Mark a member of a group unhealthy, regardless of the health check grace period: the group replaces it."""
+    client("autoscaling", region).set_instance_health(
+        InstanceId=instance, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
+    )

@@ -1,0 +1,111 @@
+"""Amazon EC2 calls on instances, launch templates and images (AMIs)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from trainyard.aws.clients import client
+
+Tags = dict[str, str]
+_EXISTING_STATES = ["pending", "running", "stopping", "stopped"]
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Convert tags to the list form of the EC2 API."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tags_of(resource: Mapping[str, Any]) -> Tags:
+    """Return the tags of a described resource."""
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
+
+
+def tag_specifications(tags: Mapping[str, str], resource_types: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the request parameter that tags new resources of these types."""
+    return [{"ResourceType": kind, "Tags": tag_list(tags)} for kind in resource_types]
+
+
+def run_instance(region: str, request: Mapping[str, Any]) -> str:
+    """Launch one instance with these parameters of RunInstances; return its id."""
+    return str(client("ec2", region).run_instances(**request)["Instances"][0]["InstanceId"])
+
+
+def stop_instance(region: str, instance: str) -> None:
+    """Stop an instance and keep its disk."""
+    client("ec2", region).stop_instances(InstanceIds=[instance])
+
+
+def terminate_instances(region: str, instances: Iterable[str]) -> None:
+    """Terminate instances; there must be at least one."""
+    client("ec2", region).terminate_instances(InstanceIds=list(instances))
+
+
+def find_instances(region: str, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the descriptions of all instances that have these tags and are not terminated or shutting down."""
+    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+    states = {"Name": "instance-state-name", "Values": _EXISTING_STATES}
+    pages = client("ec2", region).get_paginator("describe_instances").paginate(Filters=[*filters, states])
+    return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
+
+
+def instance_state(region: str, instance: str) -> str:
+    """Return the state of an instance; `unknown` while a new instance is not visible in the EC2 API."""
+    try:
+        reservations = client("ec2", region).describe_instances(InstanceIds=[instance])["Reservations"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "InvalidInstanceID.NotFound":
+            return "unknown"
+        raise
+    return str(reservations[0]["Instances"][0]["State"]["Name"]) if reservations else "unknown"
+
+
+def console_output(region: str, instance: str) -> str:
+    """Return the console output of an instance; empty when EC2 has none."""
+    return str(client("ec2", region).get_console_output(InstanceId=instance).get("Output", ""))
+
+
+def launch_template_data(region: str, template: str, version: str) -> dict[str, Any]:
+    """Return the data of one version of a launch template; `template` is its id, `version` may be `$Default`."""
+    (description,) = client("ec2", region).describe_launch_template_versions(
+        LaunchTemplateId=template, Versions=[version]
+    )["LaunchTemplateVersions"]
+    data: dict[str, Any] = description["LaunchTemplateData"]
+    return data
+
+
+def create_image(region: str, instance: str, name: str, description: str, tags: Mapping[str, str]) -> str:
+    """Start the creation of an image from a stopped instance, tagged like its snapshots; return the image's id."""
+    response = client("ec2", region).create_image(
+        InstanceId=instance,
+        Name=name,
+        Description=description,
+        TagSpecifications=tag_specifications(tags, ("image", "snapshot")),
+    )
+    return str(response["ImageId"])
+
+
+def delete_image(region: str, image: str) -> None:
+    """Deregister an image and delete its snapshots."""
+    client("ec2", region).deregister_image(ImageId=image, DeleteAssociatedSnapshots=True)
+
+
+def describe_image(region: str, image: str) -> dict[str, Any] | None:
+    """Return the description of an image; None when it does not exist or, being new, is not visible in the EC2 API."""
+    try:
+        images = client("ec2", region).describe_images(ImageIds=[image])["Images"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] in {"InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"}:
+            return None
+        raise
+    return images[0] if images else None
+
+
+def find_images(region: str, tags: Mapping[str, str], states: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the descriptions of the account's own images that have these tags and one of these states."""
+    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+    response = client("ec2", region).describe_images(
+        Owners=["self"], Filters=[*filters, {"Name": "state", "Values": list(states)}]
+    )
+    images: list[dict[str, Any]] = response["Images"]
+    return images

@@ -1,0 +1,85 @@
+"""The `trainyard` command. Exit status: 0 success, 1 failure, 2 invalid input, 130 interrupted."""
+
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Annotated, Any, NoReturn
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from typer.core import TyperGroup
+
+from trainyard.cli.bake import bake
+from trainyard.cli.launch import launch
+from trainyard.cli.logs import logs
+from trainyard.cli.rehearse import rehearse
+from trainyard.cli.results import results
+from trainyard.cli.status import status
+from trainyard.cli.stop import stop
+from trainyard.errors import InputError
+from trainyard.operations.stack_file import PROJECT_ROOT
+
+
+class _Commands(TyperGroup):
+    """Prints each expected error as one message on stderr and sets its exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):  # subclasses of RuntimeError
+            raise
+        except InputError as error:
+            _fail(str(error), 2)
+        except (RuntimeError, TimeoutError, BotoCoreError, ClientError) as error:
+            _fail(str(error), 1)
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+
+
+def _fail(message: str, exit_status: int) -> NoReturn:
+    print(f"trainyard: {message}", file=sys.stderr)
+    raise typer.Exit(exit_status)
+
+
+app = typer.Typer(cls=_Commands, add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(is_set: bool) -> None:
+    if is_set:
+        print(f"trainyard {_version()}")
+        raise typer.Exit
+
+
+def _version() -> str:
+    """Return the version of the installed package, or of the project when it runs without installation."""
+    try:
+        return installed_version("trainyard")
+    except PackageNotFoundError:
+        project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())
+        return str(project["project"]["version"])
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 invalid input."""
+
+
+app.command()(launch)
+app.command()(status)
+app.command()(logs)
+app.command()(results)
+app.command()(stop)
+app.command()(bake)
+# All options of `rehearse` are those of the rehearsal itself, including --help.
+_PASS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(add_help_option=False, context_settings=_PASS_OPTIONS)(rehearse)
+
+
+def main() -> None:
+    """Run the command line: the console script `trainyard`."""
+    app(prog_name="trainyard")

@@ -1,0 +1,37 @@
+"""`trainyard bake`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.options import JsonOption, StackOption
+from trainyard.operations import bake as operation
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import create_display
+
+
+def bake(
+    stack: StackOption,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Worker group that boots the image. Default: the first group.")
+    ] = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type",
+            help="Instance type of the builder. Default: the group's. With another type, the image has no drivers for "
+            "the group's hardware, and nodes install them.",
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", min=1, help="Time limit; the builder then terminates.")] = 90,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create the image of a stack's workers from a configured instance, and write it into the stack's file."""
+    options = operation.BakeOptions(minutes=minutes, group=group, instance_type=instance_type, file=file)
+    with create_display() as display:
+        result = operation.bake(Cluster.from_environment(stack), options, display)
+        print(result.model_dump_json() if as_json else "\n".join(operation.format_result(result, stack)))

@@ -1,0 +1,34 @@
+"""`trainyard launch`."""
+
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.options import ManifestOption, StackOption
+from trainyard.operations.archive import tag_old_objects
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch
+from trainyard.operations.progress import create_display
+
+
+def launch(
+    stack: StackOption,
+    manifest: ManifestOption = None,
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Stop a run of another manifest first; keep a run that matches the manifest."),
+    ] = False,
+    sha256: Annotated[str | None, typer.Option("--sha256", help="SHA-256 that the manifest must have.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Has no effect: the result is always one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """Start the stack's job on all nodes or none, or add nodes to its current run.
+
+    Returns when the job has started; the last line on stdout is a JSON object.
+    """
+    with create_display() as display:
+        cluster = Cluster.from_environment(stack, manifest, sha256)
+        result = Launch(cluster, display).start(update)
+        tag_old_objects(cluster, display)
+        print(result.model_dump_json())

@@ -1,0 +1,32 @@
+"""`trainyard logs`."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.options import RunOption, StackOption
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.runs import read_logs
+
+
+def logs(
+    stack: StackOption,
+    run: RunOption = None,
+    source: Annotated[
+        str,
+        typer.Option(help="Regular expression on instance/boot/attempt-source, e.g. rank0-stderr or torchrun."),
+    ] = "rank",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line, with the keys writer and line.")
+    ] = False,
+) -> None:
+    """Print the output of the ranks; each line begins with its writer."""
+    has_lines = False
+    for writer, line in read_logs(Cluster.from_environment(stack), run, source, follow):
+        print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
+        has_lines = True
+    if not has_lines:
+        print(f"trainyard: S3 has no log lines of a source that matches --source {source!r}", file=sys.stderr)

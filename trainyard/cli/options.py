@@ -1,0 +1,12 @@
+"""Options that several commands have."""
+
+from typing import Annotated
+
+import typer
+
+StackOption = Annotated[str, typer.Option("--stack", "-s", help="Pulumi stack, e.g. a100-cluster.")]
+RunOption = Annotated[str | None, typer.Option("--run", help="Run id. Default: the newest run.")]
+ManifestOption = Annotated[
+    str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest. Default: found by the stack's tags.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

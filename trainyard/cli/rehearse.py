@@ -1,0 +1,24 @@
+"""`trainyard rehearse`."""
+
+import os
+import sys
+
+import typer
+
+from trainyard.errors import InputError, Problem
+from trainyard.operations.stack_file import PROJECT_ROOT
+
+
+def rehearse(context: typer.Context) -> None:
+    """Rehearse a stack offline in an emulated AWS; `trainyard rehearse --help` lists the options."""
+    if not (PROJECT_ROOT / "rehearsal" / "__main__.py").is_file():
+        problem = Problem(
+            key="rehearse",
+            value=str(PROJECT_ROOT),
+            reason="this folder does not contain the package rehearsal",
+            fix="Run the command from a checkout of the Trainyard repository",
+        )
+        raise InputError([problem])
+    # The rehearsal replaces this process, so that signals reach it directly.
+    os.chdir(PROJECT_ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "rehearsal", "run", *context.args])  # noqa: S606

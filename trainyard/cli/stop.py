@@ -1,0 +1,23 @@
+"""`trainyard stop`."""
+
+import json
+
+from trainyard.cli.options import JsonOption, ManifestOption, StackOption
+from trainyard.operations.archive import tag_old_objects
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.image_builder import terminate_builders
+from trainyard.operations.progress import create_display
+from trainyard.operations.runs import stop_run
+
+
+def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:
+    """Stop the stack's run and terminate its worker nodes."""
+    with create_display() as display:
+        cluster = Cluster.from_environment(stack, manifest)
+        if manifest is None:  # `pulumi destroy` passes a manifest, and may run after the stack is deleted
+            cluster.require_manifest()
+        terminated = stop_run(cluster)
+        if builders := terminate_builders(cluster):
+            display.line("builder", f"terminated: {', '.join(builders)}")
+        tag_old_objects(cluster, display)
+        print(json.dumps({"terminated": terminated}) if as_json else f"{len(terminated)} nodes terminated")

@@ -1,0 +1,139 @@
+"""Types of setting fields: numbers and strings with the syntax that AWS or S3 requires."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+
+def _refuse_boolean(error_type: str) -> BeforeValidator:
+    """YAML's true and false are no numbers, though Python converts them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError(error_type, "a boolean")
+        return value
+
+    return BeforeValidator(check)
+
+
+Integer = Annotated[int, _refuse_boolean("int_type")]
+Number = Annotated[float, _refuse_boolean("float_type"), AllowInfNan(False)]
+
+
+def matching(pattern: str, description: str) -> Callable[[str], str]:
+    """A validator of a string that must match `pattern`; `description` completes the message "must be ..."."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {description}")
+        return value
+
+    return check
+
+
+JobName = Annotated[
+    str,
+    AfterValidator(
+        matching("[a-z][a-z0-9-]{0,30}", "a lower-case letter, then up to 30 lower-case letters, digits and hyphens")
+    ),
+]
+DatasetName = Annotated[
+    str,
+    AfterValidator(
+        matching("[a-z0-9][a-z0-9._-]{0,62}", "up to 63 lower-case letters, digits, dots, hyphens and underscores")
+    ),
+]
+RunId = Annotated[
+    str, AfterValidator(matching("[a-z0-9][a-z0-9-]{0,62}", "the id of a run, such as 20260131-183012-base-4f1a"))
+]
+VariableName = Annotated[
+    str,
+    AfterValidator(
+        matching("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
+    ),
+]
+ParameterName = Annotated[
+    str,
+    AfterValidator(matching("[A-Za-z0-9_./-]{1,1011}", "the name of an SSM parameter: letters, digits and . - _ /")),
+]
+ContainerImage = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            r"[a-z0-9][\w.:/@-]{0,254}",
+            "a reference to a container image, such as nvcr.io/nvidia/pytorch:26.10-py3",
+        )
+    ),
+]
+# S3 user guide, "General purpose bucket naming rules". Dots are refused: TLS to the bucket's virtual host fails.
+BucketName = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            "[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
+            "the name of a bucket: 3 to 63 lower-case letters, digits and hyphens, without a hyphen at either end",
+        )
+    ),
+]
+ZoneName = Annotated[
+    str,
+    AfterValidator(
+        matching("[a-z]{2}(-[a-z]+)+-[0-9]+[a-z]?(-[a-z0-9]+-[0-9]+[a-z])?", "an Availability Zone, such as us-east-1a")
+    ),
+]
+ReservationId = Annotated[
+    str, AfterValidator(matching("cr-[0-9a-f]{8,17}", "the id of a capacity reservation, such as cr-0123456789abcdef0"))
+]
+VpcId = Annotated[str, AfterValidator(matching("vpc-[0-9a-f]{8,17}", "the id of a VPC, such as vpc-0123456789abcdef0"))]
+SubnetId = Annotated[
+    str, AfterValidator(matching("subnet-[0-9a-f]{8,17}", "the id of a subnet, such as subnet-0123456789abcdef0"))
+]
+KeyArn = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            "arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}",
+            "the ARN of a KMS key, such as arn:aws:kms:us-east-1:123456789012:key/ and the key's id",
+        )
+    ),
+]
+PolicyArn = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            r"arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/[A-Za-z0-9+=,.@_/-]{1,512}",
+            "the ARN of an IAM policy, such as arn:aws:iam::123456789012:policy/boundary",
+        )
+    ),
+]
+EmailAddress = Annotated[
+    str, AfterValidator(matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address, such as team@example.com"))
+]
+# EC2 user guide, "Tag restrictions"; keys with the prefix aws: are reserved.
+TagKey = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            r"(?!(?i:aws):)[\w\s.:/=+\-@]{1,128}",
+            "a tag key: up to 128 letters, digits, spaces and _ . : / = + - @, without the prefix aws:",
+        )
+    ),
+]
+TagValue = Annotated[
+    str,
+    AfterValidator(
+        matching(r"[\w\s.:/=+\-@]{0,256}", "a tag value: up to 256 letters, digits, spaces and _ . : / = + - @")
+    ),
+]
+ImageName = Annotated[
+    str,
+    AfterValidator(
+        matching(
+            "deep-learning|ubuntu-24.04|debian-12|ami-[0-9a-f]{8,17}",
+            "deep-learning, ubuntu-24.04, debian-12 or the id of an image such as ami-0123456789abcdef0",
+        )
+    ),
+]

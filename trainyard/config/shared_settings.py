@@ -1,0 +1,81 @@
+"""Settings that both the stack file and the manifest of the nodes contain."""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from trainyard.base import StrictModel
+from trainyard.config.field_types import ContainerImage, JobName, ParameterName, RunId, VariableName
+from trainyard.config.training import TrainerConfig
+
+Market = Literal["on-demand", "spot", "capacity-block"]
+SystemRole = Literal["nvidia_driver", "cuda", "efa", "container", "nvme", "lustre"]
+
+
+class NodeSettings(StrictModel):
+    """How nodes get their software."""
+
+    provisioning: Literal["configure", "skip"] = Field(
+        "configure",
+        description="configure: the node playbook configures the system and verifies the software of the image "
+        "(driver, EFA). skip: the image is complete; the playbook verifies the Python environment and starts services.",
+    )
+    skip_roles: tuple[SystemRole, ...] = Field(
+        (), description="Ansible roles that the node playbook skips, because the image contains their software."
+    )
+    variables: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables of the Ansible roles. They override playbooks/roles/*/defaults/main.yml.",
+    )
+    use_gpus: bool = Field(
+        True, description="Whether the job uses the GPUs and EFA devices of the nodes; false runs it on their CPUs."
+    )
+    venv: str | None = Field(
+        None, description="Path of an existing Python environment for the job on the nodes; none: nodes create one."
+    )
+    package_index: str | None = Field(
+        None,
+        description="URL of a Python package index, or a folder of wheels on the nodes or in S3 (s3://bucket/prefix/); "
+        "none: pip's default.",
+    )
+
+    @property
+    def s3_wheels(self) -> str | None:
+        """The S3 URI of the wheels, where `package_index` is one: nodes need permission to read it."""
+        return self.package_index if (self.package_index or "").startswith("s3://") else None
+
+
+class JobSpec(StrictModel):
+    """The fields of a job that the stack file and the manifest share."""
+
+    name: JobName = Field(description="Name of the job, part of its run ids.")
+    builtin_corpus: bool = Field(
+        False,
+        description="Fill an empty dataset with the built-in corpus: the source code of Python's standard library.",
+    )
+    train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
+    command: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Script in the source folder and its arguments, run by torchrun; none: the built-in trainer.",
+    )
+    checkpoint_on_request: bool = Field(
+        False,
+        description="The custom job saves a checkpoint when the file CHECKPOINT_REQUEST appears, and then removes the "
+        "file: before its nodes drain, or other nodes join. The built-in trainer always does.",
+    )
+    environment: dict[VariableName, str] = Field(
+        default_factory=dict, description="Environment variables of the job, not secret."
+    )
+    container: ContainerImage | None = Field(
+        None,
+        description="Container image of the custom job, run with the node's network, GPUs and EFA devices. Its python "
+        "has torch and the packages of the job. The container role pulls it from ECR. None: the node's Python "
+        "environment.",
+    )
+    secrets: dict[VariableName, ParameterName] = Field(
+        default_factory=dict,
+        description="Environment variable -> name of the SSM parameter with its value, encrypted with the AWS managed "
+        "key of SSM.",
+    )
+    resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")

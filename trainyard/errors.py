@@ -1,0 +1,32 @@
+"""User errors: one form for every message about invalid input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One invalid value of the user's input.
+
+    `key` is the path of the value, `reason` is why it is invalid, `fix` is the change to make. `code` is stable across
+    versions: the name of the validator, or pydantic's error type.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    fix: str
+    code: str = "invalid_value"
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}: {self.reason}. {self.fix}."
+
+
+class InputError(ValueError):
+    """Invalid input. Holds every problem; the command line exits with status 2."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems, "an InputError needs a problem"
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))

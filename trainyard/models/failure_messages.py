@@ -1,0 +1,8 @@
+"""Fragments of the trainer's failure messages that the controller's failure analysis matches.
+
+The trainer prints them (trainer/failures/). trainyard/node/controller/failure_analysis.py attributes the failure of a
+rank with such a message to another rank.
+"""
+
+HUNG_WITH_PEERS = "hung with the other ranks"
+PEER_LOST = "lost the connection to another rank"
