@@ -1,0 +1,1 @@
+"""Lints of the project that no library has."""
