@@ -14,7 +14,7 @@ BAKE ?=
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' trainyard/node/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.made
+STAMP := $(VENV)/.installed
 REQUIREMENTS := requirements.txt infra/requirements.txt trainyard/node/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt constraints.txt
 
 help: ## Show this list

@@ -33,7 +33,7 @@ from rehearsal.hypervisor.nspawn.backend import NspawnBackend
 from rehearsal.hypervisor.nspawn.machine import Machine
 from rehearsal.hypervisor.nspawn.requirements import check_inotify_limit
 from rehearsal.hypervisor.registry import select_backend
-from rehearsal.scaling import scale
+from rehearsal.substitutions import substitute_settings
 from rehearsal.workspace import aws_environment
 from trainyard.aws import clients
 from trainyard.config import CONFIG_KEY
@@ -65,7 +65,7 @@ def start_cluster(nodes: int) -> StartupResult:
     """Start a new cluster in a new account, and measure until its job has started."""
     stack = f"startup-{nodes}"
     config: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{STACK}.yaml").read_text())["config"]
-    settings, _ = scale(config[CONFIG_KEY], nodes, "nspawn")
+    settings, _ = substitute_settings(config[CONFIG_KEY], nodes, "nspawn")
     settings["job"] |= {
         "processes_per_node": 1,
         "command": ["train.py", "--epochs", "100000"],

@@ -45,8 +45,8 @@ def print_report(report: Report, console: Console) -> None:
     facts.add_row("S3 objects", ", ".join(f"{kind}: {count}" for kind, count in report.objects.items()) or "none")
     facts.add_row("results", report.results_uri or "none")
     console.print(facts)
-    differences = len(report.scaled) + len(report.not_rehearsed)
-    text = f"{differences} differences from AWS: see `scaled` and `not_rehearsed` in report.json"
+    differences = len(report.substitutions) + len(report.not_rehearsed)
+    text = f"{differences} differences from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)
     for error in report.errors:
         console.print("error", style="red", end=" ")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from rehearsal.audit import Losses
 from rehearsal.timeline import Timeline
-from trainyard.models.report import BackendName, Billed, EngineName, LeakedResource, NotRehearsed, Report, Scaled
+from trainyard.models.report import BackendName, Billed, EngineName, LeakedResource, NotRehearsed, Report, Substitution
 
 
 @dataclass
@@ -25,7 +25,7 @@ class RehearsalResult:
     checkpoints: tuple[str, ...] = ()
     results_uri: str | None = None
     objects: dict[str, int] = field(default_factory=dict)
-    scaled: list[Scaled] = field(default_factory=list)
+    substitutions: list[Substitution] = field(default_factory=list)
     not_rehearsed: list[NotRehearsed] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -62,6 +62,6 @@ class RehearsalResult:
             checkpoints=self.checkpoints,
             results_uri=self.results_uri,
             objects=self.objects,
-            scaled=tuple(self.scaled),
+            substitutions=tuple(self.substitutions),
             not_rehearsed=tuple(self.not_rehearsed),
         )

@@ -35,7 +35,7 @@ from rehearsal.workspace import (
     read_stack,
 )
 from trainyard.errors import InputError
-from trainyard.models.report import Report, Scaled
+from trainyard.models.report import Report, Substitution
 
 
 def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tuple[Report, Timeline]:
@@ -44,8 +44,8 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
     Raises InputError for invalid input, before any resource is created.
     """
     clock = PhaseClock("account")
-    config, settings, scaled = read_stack(options)
-    result = RehearsalResult(scaled=scaled)
+    config, settings, substitutions = read_stack(options)
+    result = RehearsalResult(substitutions=substitutions)
     with ExitStack() as stack:
         account = attached_account()
         if account is not None:
@@ -67,8 +67,8 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 stack.enter_context(aws_environment(aws.environment()))
                 for name in create_existing_resources(aws, settings):
                     display.print_line("account", f"created {name}, which the stack expects to exist")
-                    scaled.append(
-                        Scaled(
+                    substitutions.append(
+                        Substitution(
                             original=f"{name} in the real account",
                             replacement="a resource created to match the stack",
                             reason="only a preview on AWS can check that it exists",

@@ -14,26 +14,26 @@ from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.hypervisor import Hypervisor, instances_of_stack
 from rehearsal.interrupts import INTERRUPTED
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, FollowError, skipped_roles, wait_until
-from rehearsal.scaling import skip_reason
+from rehearsal.substitutions import skip_reason
 from rehearsal.timeline import fill_timeline
 from trainyard.aws.s3 import Bucket
-from trainyard.models.report import Scaled
+from trainyard.models.report import Substitution
 
 NO_DELAYS = "an account without delays"
 _AWS_FAULTS = {"capacity", "eventual-consistency", "outage", "throttle"}  # faults that also occur on AWS
 
 
-def emulation_differences(faults: Iterable[str]) -> list[Scaled]:
+def emulation_differences(faults: Iterable[str]) -> list[Substitution]:
     """Return how the emulated AWS differs from AWS, given the injected faults in the syntax of --fault."""
     injected = [fault for fault in faults if fault.partition(",")[0] in _AWS_FAULTS]
     behavior = f"{NO_DELAYS}, except for the injected faults: {'; '.join(injected)}" if injected else NO_DELAYS
     return [
-        Scaled(
+        Substitution(
             original="the operator's IAM permissions",
             replacement="permission for every action",
             reason="the emulated AWS evaluates the policies of roles only",
         ),
-        Scaled(
+        Substitution(
             original="delays, quotas and throttling of AWS",
             replacement=behavior,
             reason="the emulated AWS runs on this machine",
@@ -123,10 +123,14 @@ class Teardown:
     def record_substitutions(self) -> None:
         """Add the substitutions of the backend, the engine and the emulated AWS to the report."""
         result = self.context.result
-        result.scaled += [*self.backend.scaled(), *self.engine.scaled(), *emulation_differences(result.faults)]
+        result.substitutions += [
+            *self.backend.substitutions(),
+            *self.engine.substitutions(),
+            *emulation_differences(result.faults),
+        ]
         if self.context.options.bake:
-            result.scaled.append(
-                Scaled(
+            result.substitutions.append(
+                Substitution(
                     original="the baked AMI",
                     replacement="the builder's disk, which is deleted with the rehearsal",
                     reason="the emulated AWS does not store disks",

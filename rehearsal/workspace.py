@@ -21,12 +21,12 @@ from rehearsal.display import Display
 from rehearsal.faults import check_faults
 from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE
 from rehearsal.hypervisor.registry import remove_leftovers
-from rehearsal.scaling import scale
+from rehearsal.substitutions import substitute_settings
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import MAX_NODES, StackSettings
 from trainyard.errors import InputError, Problem
-from trainyard.models.report import BackendName, EngineName, Scaled
+from trainyard.models.report import BackendName, EngineName, Substitution
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
@@ -73,10 +73,10 @@ class Options:
         return self.root / "build" / "rehearsal" / self.stack
 
 
-def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Scaled]]:
+def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Substitution]]:
     """Read the stack file and scale its settings to this machine.
 
-    Returns the stack config with the scaled settings, the validated settings, and the list of changes. Raises
+    Returns the stack config with the substituted settings, the validated settings, and the list of changes. Raises
     InputError for an invalid stack file, before any resource is created.
     """
     file = find_stack_file(options.stack, options.root / "stacks")
@@ -84,12 +84,12 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Sc
     config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
     load_settings(config.get(CONFIG_KEY), options.root, source)
-    scaled, changes = scale(config[CONFIG_KEY], options.nodes, options.backend)
-    settings = load_settings(scaled, options.root, source)
+    substituted, changes = substitute_settings(config[CONFIG_KEY], options.nodes, options.backend)
+    settings = load_settings(substituted, options.root, source)
     check_faults(options.faults, settings)
     if settings.job.source is not None:
         pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
-    return {**config, CONFIG_KEY: scaled}, settings, changes
+    return {**config, CONFIG_KEY: substituted}, settings, changes
 
 
 def find_stack_file(stack: str, stacks: Path) -> Path:

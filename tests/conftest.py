@@ -57,7 +57,7 @@ def deselect_unsupported(config: pytest.Config, items: list[pytest.Item]) -> Non
             items[:] = [item for item in items if item not in marked]
             config.hook.pytest_deselected(items=marked)
             if reporter := config.pluginmanager.get_plugin("terminalreporter"):
-                reporter.write_line(f"{len(marked)} tests skipped: {reason}")
+                reporter.write_line(f"{len(marked)} tests deselected: {reason}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m

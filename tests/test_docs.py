@@ -68,6 +68,6 @@ def _module(token: str) -> str:
 @pytest.mark.parametrize("stack", ["a100-cluster", "h200-cluster"])
 def test_permissions_table_has_every_service(stack: str) -> None:
     documented = set(
-        re.findall(r"^\| `(\w+)` \|", DEPLOY[DEPLOY.index("### Rights") : DEPLOY.index("### Quotas")], re.M)
+        re.findall(r"^\| `(\w+)` \|", DEPLOY[DEPLOY.index("### IAM permissions") : DEPLOY.index("### Quotas")], re.M)
     )
     assert {SERVICES.get(module, module) for module in modules(stack)} <= documented

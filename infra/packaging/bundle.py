@@ -14,7 +14,7 @@ OPERATOR_ONLY = tuple(
     for name in (
         *("__main__.py", "launcher", "cli", "operations"),
         *(f"config/{name}" for name in ("settings", "validators", "catalog.py", "catalog.json", "prices.py")),
-        *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "demand.py", "loader.py")),
+        *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py")),
         *("aws/ec2.py", "models/report.py", "models/schemas.py"),
     )
 )

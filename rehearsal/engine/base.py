@@ -7,7 +7,7 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.teardown import DestroyResult
 from rehearsal.aws.journal import JournalEntry
 from trainyard.errors import InputError
-from trainyard.models.report import Scaled
+from trainyard.models.report import Substitution
 
 
 class Engine(Protocol):
@@ -37,7 +37,7 @@ class Engine(Protocol):
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources (URN -> name) with the API calls that created them. Return the differences."""
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the parts of the real engine for which the rehearsal uses a substitute."""
 
 

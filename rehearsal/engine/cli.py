@@ -21,7 +21,7 @@ from rehearsal.engine.log import CRASHED, EngineLog
 from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
 from trainyard.errors import InputError, Problem
-from trainyard.models.report import EngineName, Scaled
+from trainyard.models.report import EngineName, Substitution
 
 REQUIRED_PROGRAMS = ("pulumi", "pulumi-language-python")
 
@@ -130,14 +130,14 @@ class CliEngine:
         """Compare the created resources with the API calls in the journal."""
         return check_journal(created, journal, ACCESS_KEY)
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the Pulumi plugins that the rehearsal's provider replaces."""
         reasons = {
             "aws": "the plugin's own AWS client does not mark its calls with the resource that they are for",
             "command": "it is not on PATH and not among Pulumi's installed plugins",
         }
         return [
-            Scaled(
+            Substitution(
                 original=f"the plugin pulumi-resource-{name}",
                 replacement="the rehearsal's own provider",
                 reason=reasons[name],

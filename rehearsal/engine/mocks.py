@@ -11,7 +11,7 @@ from rehearsal.adapter.teardown import DestroyResult, destroy
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.context import Context
-from trainyard.models.report import Scaled
+from trainyard.models.report import Substitution
 
 
 class MocksEngine:
@@ -52,7 +52,7 @@ class MocksEngine:
         """Compare the created resources with the API calls in the journal."""
         return check_journal(created, journal, ACCESS_KEY)
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return nothing: the report already names the engine."""
         return []
 

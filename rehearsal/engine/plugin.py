@@ -15,7 +15,7 @@ from rehearsal.aws.journal import JournalEntry
 from rehearsal.context import Context
 from rehearsal.engine.cli import CliEngine, attached_providers, check_cli, has_plugin
 from trainyard.errors import InputError, Problem
-from trainyard.models.report import Scaled
+from trainyard.models.report import Substitution
 
 # Types and functions whose AWS service differs from the module of their token: by token, or by the token's module.
 _SERVICES = {
@@ -78,11 +78,11 @@ class PluginEngine(CliEngine):
         """Return no differences: the plugin's calls do not name their resource, so there is nothing to compare."""
         return []
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the substitutes of CliEngine, and the check that is not possible."""
-        check_calls = Scaled(
+        check_calls = Substitution(
             original="the check that each created resource has an API call in the account's journal",
             replacement="the list of resources in the CLI's state",
             reason="the plugin's calls do not name the resource that they are for",
         )
-        return [*super().scaled(), check_calls]
+        return [*super().substitutions(), check_calls]

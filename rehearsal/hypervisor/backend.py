@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from trainyard.models.report import BackendName, NotRehearsed, Scaled
+from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Backend(Protocol):
     def log_tails(self) -> str:
         """Return the last log lines of all machines, including stopped machines."""
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the substitutions that this backend has made."""
 
     def not_rehearsed(self) -> list[NotRehearsed]:

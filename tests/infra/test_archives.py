@@ -12,7 +12,7 @@ import pytest
 
 from infra.packaging import source
 from infra.packaging.archive import Packed
-from infra.packaging.bundle import FILES, FOLDERS, SCHEMA, pack_bundle
+from infra.packaging.bundle import FILES, FOLDERS, OPERATOR_ONLY, SCHEMA, pack_bundle
 from infra.packaging.source import pack_source
 from rehearsal.adapter.deployment import Deployment
 from tests.infra.conftest import ROOT
@@ -67,6 +67,10 @@ def test_bundle_contains_every_import_of_node_programs(tmp_path: Path) -> None:
         [sys.executable, "-c", program, *modules], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_excluded_path_exists() -> None:
+    assert [name for name in OPERATOR_ONLY if not (ROOT / name).exists()] == []
 
 
 def test_new_price_does_not_change_the_bundle(tree: Path) -> None:

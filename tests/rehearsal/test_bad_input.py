@@ -445,7 +445,7 @@ def test_build_without_disk_space(clone: Path) -> None:
 
 def test_make_passes_arguments_and_reports_the_exit_status(clone: Path) -> None:
     (clone / ".venv/bin").mkdir(parents=True)
-    (clone / ".venv/.made").touch()
+    (clone / ".venv/.installed").touch()
     python = clone / ".venv/bin/python"
     python.write_text("#!/bin/sh\necho $#: $*\nexit 7\n")
     python.chmod(0o755)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.scaling import SMALL_MODEL, SMALL_STEPS
+from rehearsal.substitutions import SMALL_MODEL, SMALL_STEPS
 from tests.rehearsal.conftest import run_rehearsal
 
 pytestmark = pytest.mark.slow
@@ -29,10 +29,10 @@ def test_rehearsal_succeeds(report: dict[str, Any]) -> None:
 
 
 def test_report_has_the_scaled_settings(report: dict[str, Any]) -> None:
-    scaled = {part["original"]: part["replacement"] for part in report["scaled"]}
-    assert scaled["8 processes per node"] == "2 processes per node"
+    substitutions = {part["original"]: part["replacement"] for part in report["substitutions"]}
+    assert substitutions["8 processes per node"] == "2 processes per node"
     small = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, bf16, {SMALL_STEPS['steps']} steps"
-    assert scaled["model, optimizer, batch size, steps and intervals of the stack"] == small
+    assert substitutions["model, optimizer, batch size, steps and intervals of the stack"] == small
 
 
 def test_report_has_the_skipped_roles(report: dict[str, Any]) -> None:

@@ -19,12 +19,11 @@ from tests.rehearsal.conftest import clean_environment
 from tests.rehearsal.running import RehearsalProcess, assert_no_leftovers, rehearsal_starter
 from trainyard.models.layout import MANIFEST
 
+pytestmark = pytest.mark.slow
 # A job that prints its world size and its start count, and saves its count when a checkpoint is requested.
 COUNTING = """\
 import os, pathlib, time
 import boto3
-
-pytestmark = pytest.mark.slow
 bucket, _, prefix = os.environ["CHECKPOINT_URI"].removeprefix("s3://").partition("/")
 s3 = boto3.client("s3")
 saved = s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])

@@ -21,7 +21,7 @@ from rehearsal.timeline import CreatedResource, Span, Timeline, node_timelines
 from tests.conftest import find_chromium
 from tests.metrics import metric
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
-from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Report, Scaled
+from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Report, Substitution
 
 NARROW, WIDE = 400, 1400
 BROWSER_SECONDS = 120
@@ -69,7 +69,7 @@ def create_report(**changes: Any) -> Report:
         "checkpoints": ("s3://trainyard-data-0000/runs/20260101-000000-line-0000/checkpoints/step-00000060/",),
         "results_uri": "s3://trainyard-data-0000/runs/20260101-000000-line-0000/results/",
         "objects": {"metrics": 30},
-        "scaled": (Scaled(original="EC2 instances", replacement="folders", reason="no virtual machine"),),
+        "substitutions": (Substitution(original="EC2 instances", replacement="folders", reason="no virtual machine"),),
         "not_rehearsed": (NotRehearsed(subject="the kernel", reason="no virtual machine"),),
     }
     return Report.model_validate({**fields, **changes})
@@ -336,10 +336,12 @@ def test_browser_renders_the_page(served: tuple[str, Path, list[str]], tmp_path:
 @pytest.mark.browser
 def test_long_values_do_not_widen_a_narrow_page(served: tuple[str, Path, list[str]], tmp_path: Path) -> None:
     long = "x" * 400
-    scaled = (Scaled(original=long, replacement=long, reason=long),)
+    substitutions = (Substitution(original=long, replacement=long, reason=long),)
     leaks = (LeakedResource(service="ec2", kind="volume", id=long),)
     write_page(
-        create_report(ok=False, errors=(long,), stack=long, scaled=scaled, leaked=leaks), create_timeline(), tmp_path
+        create_report(ok=False, errors=(long,), stack=long, substitutions=substitutions, leaked=leaks),
+        create_timeline(),
+        tmp_path,
     )
     assert measure_page(served, NARROW, tmp_path / "profile")["overflow"] <= 0
 

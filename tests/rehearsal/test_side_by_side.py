@@ -48,7 +48,7 @@ class Clone:
 
     def start(self, stack: str, output: IO[str]) -> "subprocess.Popen[str]":
         """Start `make rehearsal` as the user."""
-        command = ["make", "-o", ".venv/.made", "rehearsal", f"STACK={stack}"]
+        command = ["make", "-o", ".venv/.installed", "rehearsal", f"STACK={stack}"]
         process = subprocess.Popen(
             [*self._user_prefix(), *command],
             cwd=self.tree,

@@ -89,7 +89,7 @@ def check_text(path: Path, text: str, vocabulary: Vocabulary) -> Iterator[Violat
     """Prose of a Markdown page; comments and task names of a YAML file, a script or a template."""
     for number, line in enumerate(text.splitlines(), start=1):
         prose = line
-        if path.suffix != ".md":
+        if path.suffix not in (".md", ".json"):
             name = _TASK_NAME.match(line)
             prose = name[1] if name else line.partition("#")[2]
         yield from (Violation(path, number, phrase, use) for _, phrase, use in vocabulary.in_prose(prose))
@@ -110,7 +110,7 @@ def tracked(paths: list[str]) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *paths], capture_output=True, text=True, check=True
     )
-    suffixes = {".py", ".md", ".yml", ".yaml", ".sh", ".j2", ".txt", ".toml"}
+    suffixes = {".py", ".md", ".yml", ".yaml", ".sh", ".j2", ".txt", ".toml", ".json"}
     files = [Path(name) for name in listed.stdout.splitlines()]
     return [
         file

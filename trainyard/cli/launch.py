@@ -16,7 +16,10 @@ def launch(
     manifest: ManifestOption = None,
     update: Annotated[
         bool,
-        typer.Option("--update", help="Stop a run of another manifest first; keep a run that matches the manifest."),
+        typer.Option(
+            "--update",
+            help="Apply a changed manifest: add nodes to the current run if only sizes grew, else start a new run.",
+        ),
     ] = False,
     sha256: Annotated[str | None, typer.Option("--sha256", help="SHA-256 that the manifest must have.")] = None,
     as_json: Annotated[

@@ -11,7 +11,7 @@ from trainyard.operations.runs import stop_run
 
 
 def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:
-    """Stop the stack's run and terminate its worker nodes."""
+    """Stop the stack's run, and terminate its worker nodes and image builders."""
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest)
         if manifest is None:  # `pulumi destroy` passes a manifest, and may run after the stack is deleted

@@ -35,8 +35,8 @@ class NodeSettings(StrictModel):
     )
     package_index: str | None = Field(
         None,
-        description="URL of a Python package index, or a folder of wheels on the nodes or in S3 (s3://bucket/prefix/); "
-        "none: pip's default.",
+        description="URL of a Python package index, which ends in /simple; or a folder of wheels: a URL of links, a "
+        "path on the nodes, or an S3 prefix (s3://bucket/prefix/). None: pip's default.",
     )
 
     @property
@@ -70,8 +70,8 @@ class JobSpec(StrictModel):
     container: ContainerImage | None = Field(
         None,
         description="Container image of the custom job, run with the node's network, GPUs and EFA devices. Its python "
-        "has torch and the packages of the job. The container role pulls it from ECR. None: the node's Python "
-        "environment.",
+        "has torch and the packages of the job. The container role pulls it, from ECR with the node's IAM role. "
+        "None: the node's Python environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,

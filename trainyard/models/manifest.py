@@ -176,7 +176,7 @@ class Manifest(StrictModel):
 
     @property
     def capacity_end_time(self) -> float | None:
-        """Unix time at which the capacity of the first group ends, and with it the run; None: never."""
+        """Earliest Unix time at which the capacity of a group ends, and with it the run; None: never."""
         return min(
             (group.capacity_end_time for group in self.groups if group.capacity_end_time is not None), default=None
         )

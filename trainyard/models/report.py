@@ -17,7 +17,7 @@ class NotRehearsed(StrictModel):
     reason: str = Field(description="Why it cannot run on this machine.")
 
 
-class Scaled(StrictModel):
+class Substitution(StrictModel):
     """A part of the real cluster that the rehearsal replaces so that it fits this machine."""
 
     original: str = Field(description="The part of the real cluster.")
@@ -70,5 +70,7 @@ class Report(StrictModel):
     )
     results_uri: str | None = Field(description="S3 URI of the results of the run.")
     objects: dict[str, int] = Field(description="Number of S3 objects of the run, by kind.")
-    scaled: tuple[Scaled, ...] = Field(description="Parts of the real cluster that the rehearsal replaces.")
+    substitutions: tuple[Substitution, ...] = Field(
+        description="Parts of the real cluster that the rehearsal replaces."
+    )
     not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Parts of the real cluster that do not run.")

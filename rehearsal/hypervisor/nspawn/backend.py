@@ -13,7 +13,7 @@ from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 from rehearsal.hypervisor.nspawn.image import base_root
 from rehearsal.hypervisor.nspawn.machine import Machine, MachineSpec, kill_namespace_processes
 from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER, Network, run_ip
-from trainyard.models.report import BackendName, NotRehearsed, Scaled
+from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 LOG_LINES = 40
 _REASON_NETWORK = "all nodes are connected to one bridge without a route to other networks"
@@ -101,7 +101,7 @@ class NspawnBackend:
         parts = [f"--- {name}\n{machine.read_journal(LOG_LINES)}" for name, machine in sorted(self.machines.items())]
         return "\n".join(parts)
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the substitutions of this backend; none before a machine has booted."""
         if not self.machines:
             return []
@@ -115,7 +115,7 @@ class NspawnBackend:
             ("TLS of AWS endpoints", "plain HTTP", "the emulated AWS runs on this machine"),
         ]
         return [
-            Scaled(original=original, replacement=replacement, reason=reason)
+            Substitution(original=original, replacement=replacement, reason=reason)
             for original, replacement, reason in substitutions
         ]
 

@@ -15,7 +15,7 @@ from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import systemctl as systemctl_module
 from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE, kill_rehearsal_processes
-from trainyard.models.report import BackendName, NotRehearsed, Scaled
+from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 _ROOT = Path(__file__).parents[3]
 _FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
@@ -135,7 +135,7 @@ class ProcessBackend:
                 parts.append("\n".join([f"--- {log.relative_to(self.folder / 'nodes')}", *text]))
         return "\n".join(parts)
 
-    def scaled(self) -> list[Scaled]:
+    def substitutions(self) -> list[Substitution]:
         """Return the substitutions of this backend; none before a node has booted."""
         if not self._nodes:
             return []
@@ -154,7 +154,7 @@ class ProcessBackend:
             ),
         ]
         return [
-            Scaled(original=original, replacement=replacement, reason=reason)
+            Substitution(original=original, replacement=replacement, reason=reason)
             for original, replacement, reason in substitutions
         ]
 

@@ -85,5 +85,5 @@ def test_no_provider_of_the_rehearsal_is_attached(context: Context, config: dict
 def test_report_lists_the_check_that_is_skipped(context: Context) -> None:
     with plugin_engine(context) as engine:
         assert engine.check_calls({"urn:a": "a"}, []) == []
-        (described,) = engine.scaled()
+        (described,) = engine.substitutions()
     assert described.original == "the check that each created resource has an API call in the account's journal"

@@ -34,7 +34,7 @@ class JobSettings(JobSpec):
 
 
 class LaunchSettings(StrictModel):
-    """Deadlines of a launch."""
+    """Timeouts of the startup and of the lease."""
 
     startup_timeout_minutes: Number = Field(
         45.0, gt=0, description="Minutes from the launch until the job must have started."

@@ -46,7 +46,7 @@ class StackSettings(StrictModel):
     )
     node: NodeSettings = Field(default_factory=NodeSettings, description="How nodes get their software.")
     job: JobSettings = Field(description="The job.")
-    launch: LaunchSettings = Field(default_factory=LaunchSettings, description="Deadlines of a launch.")
+    launch: LaunchSettings = Field(default_factory=LaunchSettings, description="Timeouts of startup and lease.")
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, description="Tags on every resource that supports them, for cost allocation."
     )

@@ -130,7 +130,7 @@ class TrainerConfig(StrictModel):
     deterministic: bool | None = Field(
         None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
     )
-    timeout_seconds: Integer = Field(300, gt=0, description="Seconds after which a hung collective fails the job.")
+    timeout_seconds: Integer = Field(300, gt=0, description="Seconds without progress until the watchdog ends a step.")
     threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
 
     @model_validator(mode="after")

@@ -41,5 +41,5 @@ class IdleDetector:
         resource = "GPU" if any(event is not None and event.resource == "gpu" for event in events) else "CPU"
         return (
             f"all nodes were idle for {minutes:g} minutes: {resource} utilization was below {IDLE_PERCENT:g} % "
-            "(limits.idle_timeout_minutes)"
+            "(guardrails.idle_timeout_minutes)"
         )

@@ -320,9 +320,9 @@ def test_group_update_is_allowed_by_tag_condition(
     client: Client, role: Role, tagged: str, stack: str, expected: tuple[str | None, int]
 ) -> None:
     condition = {"StringEquals": {"aws:ResourceTag/stack": stack}}
-    scaling = role(allow("autoscaling:SetDesiredCapacity", "*", Condition=condition))("autoscaling")
+    substitution = role(allow("autoscaling:SetDesiredCapacity", "*", Condition=condition))("autoscaling")
     resize = {"AutoScalingGroupName": tagged, "DesiredCapacity": 1}
-    assert outcome(lambda: scaling.set_desired_capacity(**resize)) == expected
+    assert outcome(lambda: substitution.set_desired_capacity(**resize)) == expected
     (described,) = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[tagged])[
         "AutoScalingGroups"
     ]
@@ -331,25 +331,25 @@ def test_group_update_is_allowed_by_tag_condition(
 
 def test_tag_condition_uses_current_tags(client: Client, role: Role, tagged: str) -> None:
     condition = {"StringEquals": {"autoscaling:ResourceTag/stack": "mine"}}
-    scaling = role(allow("autoscaling:SuspendProcesses", "*", Condition=condition))("autoscaling")
-    assert outcome(lambda: scaling.suspend_processes(AutoScalingGroupName=tagged)) == ALLOWED
+    substitution = role(allow("autoscaling:SuspendProcesses", "*", Condition=condition))("autoscaling")
+    assert outcome(lambda: substitution.suspend_processes(AutoScalingGroupName=tagged)) == ALLOWED
     tag = {"ResourceId": tagged, "ResourceType": "auto-scaling-group", "Key": "stack", "PropagateAtLaunch": False}
     client("autoscaling").create_or_update_tags(Tags=[{**tag, "Value": "another"}])
-    assert outcome(lambda: scaling.suspend_processes(AutoScalingGroupName=tagged)) == DENIED
+    assert outcome(lambda: substitution.suspend_processes(AutoScalingGroupName=tagged)) == DENIED
 
 
 def test_tag_condition_does_not_match_an_unknown_group(role: Role) -> None:
     condition = {"StringEquals": {"aws:ResourceTag/stack": "mine"}}
-    scaling = role(allow("autoscaling:*", "*", Condition=condition))("autoscaling")
-    assert outcome(lambda: scaling.set_desired_capacity(AutoScalingGroupName="none", DesiredCapacity=0)) == DENIED
-    assert outcome(scaling.describe_auto_scaling_groups) == DENIED
+    substitution = role(allow("autoscaling:*", "*", Condition=condition))("autoscaling")
+    assert outcome(lambda: substitution.set_desired_capacity(AutoScalingGroupName="none", DesiredCapacity=0)) == DENIED
+    assert outcome(substitution.describe_auto_scaling_groups) == DENIED
 
 
 def test_group_is_matched_by_arn(role: Role, tagged: str) -> None:
     arn = f"arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/{tagged}"
-    scaling = role(allow("autoscaling:*", arn))("autoscaling")
-    assert outcome(lambda: scaling.set_desired_capacity(AutoScalingGroupName=tagged, DesiredCapacity=0)) == ALLOWED
-    assert outcome(scaling.describe_auto_scaling_groups) == DENIED  # the action has no resource-level permissions
+    substitution = role(allow("autoscaling:*", arn))("autoscaling")
+    assert outcome(lambda: substitution.set_desired_capacity(AutoScalingGroupName=tagged, DesiredCapacity=0)) == ALLOWED
+    assert outcome(substitution.describe_auto_scaling_groups) == DENIED  # the action has no resource-level permissions
 
 
 def test_parameter_is_matched_by_arn(client: Client, role: Role, name: str) -> None:

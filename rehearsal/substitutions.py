@@ -9,7 +9,7 @@ from rehearsal.seed import to_emulated_account
 from trainyard.config.catalog import catalog
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import ParallelConfig
-from trainyard.models.report import BackendName, Scaled
+from trainyard.models.report import BackendName, Substitution
 
 STARTUP_TIMEOUT_MINUTES = 10.0
 # Roles that booted nodes skip -> why the role cannot run.
@@ -39,12 +39,12 @@ def skip_reason(role: str, backend: BackendName) -> str | None:
     return UNAVAILABLE_ROLES.get(role)
 
 
-class Scaling:
+class SettingsSubstitution:
     """Settings that are being changed, and the list of changes."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.settings = copy.deepcopy(raw)
-        self.changes: list[Scaled] = []
+        self.changes: list[Substitution] = []
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a top-level section of the settings; it is created if it does not exist."""
@@ -57,22 +57,22 @@ class Scaling:
         """Set a key of a section, and record the change if the value differs."""
         if section.get(key) != value:
             section[key] = value
-            self.changes.append(Scaled(original=original, replacement=replacement, reason=reason))
+            self.changes.append(Substitution(original=original, replacement=replacement, reason=reason))
 
 
-def scale(
+def substitute_settings(
     raw: dict[str, Any], nodes: int | None, backend: BackendName = "process"
-) -> tuple[dict[str, Any], list[Scaled]]:
+) -> tuple[dict[str, Any], list[Substitution]]:
     """Return the settings to rehearse and the list of changes. `raw`: valid settings of a stack file."""
-    scaling = Scaling(raw)
-    settings, node = scaling.settings, scaling.section("node")
+    substitution = SettingsSubstitution(raw)
+    settings, node = substitution.settings, substitution.section("node")
     if nodes is not None:
         original = f"{settings['nodes']} nodes"
-        scaling.change(
+        substitution.change(
             settings, "nodes", nodes, original=original, replacement=f"{nodes} nodes", reason="set with --nodes"
         )
     if backend == "process":
-        scaling.change(
+        substitution.change(
             node,
             "provisioning",
             "skip",
@@ -83,7 +83,7 @@ def scale(
     else:
         # The playbook reports the skipped roles in its events.
         node["skip_roles"] = sorted({*UNAVAILABLE_ROLES, *node.get("skip_roles", ())})
-    scaling.change(
+    substitution.change(
         node,
         "venv",
         sys.prefix,
@@ -91,8 +91,8 @@ def scale(
         replacement="the Python environment of the rehearsal",
         reason="installing one takes 5 GB per node",
     )
-    launch = scaling.section("launch")
-    scaling.change(
+    launch = substitution.section("launch")
+    substitution.change(
         launch,
         "startup_timeout_minutes",
         min(STARTUP_TIMEOUT_MINUTES, launch.get("startup_timeout_minutes", STARTUP_TIMEOUT_MINUTES)),
@@ -100,19 +100,19 @@ def scale(
         replacement=f"{STARTUP_TIMEOUT_MINUTES:g} minutes",
         reason="the nodes install no packages",
     )
-    _remove_container(scaling)
-    _move_to_emulated_account(scaling)
+    _remove_container(substitution)
+    _move_to_emulated_account(substitution)
     if nodes is not None:
-        _adjust_batch_size(scaling)
-    _replace_gpus(scaling)
-    return settings, scaling.changes
+        _adjust_batch_size(substitution)
+    _replace_gpus(substitution)
+    return settings, substitution.changes
 
 
-def _remove_container(scaling: Scaling) -> None:
+def _remove_container(substitution: SettingsSubstitution) -> None:
     """Run a job that uses a container image without the image."""
-    job = scaling.settings["job"]
+    job = substitution.settings["job"]
     if image := job.get("container"):
-        scaling.change(
+        substitution.change(
             job,
             "container",
             None,
@@ -122,15 +122,15 @@ def _remove_container(scaling: Scaling) -> None:
         )
 
 
-def _move_to_emulated_account(scaling: Scaling) -> None:
+def _move_to_emulated_account(substitution: SettingsSubstitution) -> None:
     """Replace ARNs of the real account."""
-    storage, identity = scaling.settings.get("storage") or {}, scaling.settings.get("identity") or {}
+    storage, identity = substitution.settings.get("storage") or {}, substitution.settings.get("identity") or {}
     if key := storage.get("kms_key"):
         arn = to_emulated_account(key)
         reason = "the emulated account has another account id"
-        scaling.change(storage, "kms_key", arn, original=key, replacement=arn, reason=reason)
+        substitution.change(storage, "kms_key", arn, original=key, replacement=arn, reason=reason)
     if boundary := identity.get("permissions_boundary"):
-        scaling.change(
+        substitution.change(
             identity,
             "permissions_boundary",
             None,
@@ -140,9 +140,9 @@ def _move_to_emulated_account(scaling: Scaling) -> None:
         )
 
 
-def _adjust_batch_size(scaling: Scaling) -> None:
+def _adjust_batch_size(substitution: SettingsSubstitution) -> None:
     """Increase the batch size to the next multiple that the number of nodes set with --nodes can split."""
-    settings, job = scaling.settings, scaling.settings["job"]
+    settings, job = substitution.settings, substitution.settings["job"]
     train = job.get("train")
     if train is None:
         return
@@ -158,7 +158,7 @@ def _adjust_batch_size(scaling: Scaling) -> None:
     batch_size = max(-(-config.batch_size // multiple), config.parallel.pipeline) * multiple
     if batch_size == config.batch_size:
         return
-    scaling.change(
+    substitution.change(
         train,
         "batch_size",
         batch_size,
@@ -168,25 +168,25 @@ def _adjust_batch_size(scaling: Scaling) -> None:
     )
 
 
-def _replace_gpus(scaling: Scaling) -> None:
+def _replace_gpus(substitution: SettingsSubstitution) -> None:
     """Run a GPU stack on CPUs, with the same nodes but few processes and a model for two cores."""
-    settings = scaling.settings
+    settings = substitution.settings
     worker = catalog().get(settings["instance_type"])
     assert worker is not None, "the settings are valid"
     if worker.gpu is None:
         return
     job, gpus = settings["job"], f"{worker.gpu.count} {worker.gpu.model} per node"
-    scaling.change(
-        scaling.section("node"),
+    substitution.change(
+        substitution.section("node"),
         "use_gpus",
         False,
         original=f"{gpus}, NCCL",
         replacement="CPUs, Gloo",
         reason="the rehearsal needs no GPU",
     )
-    if scaling.section("launch").get("health_check_timeout_minutes") != 0:
-        scaling.changes.append(
-            Scaled(
+    if substitution.section("launch").get("health_check_timeout_minutes") != 0:
+        substitution.changes.append(
+            Substitution(
                 original="GPUs, EFA and the catalog's minimum measurements in the health check",
                 replacement="the same health check on CPUs with Gloo",
                 reason="this machine has no GPUs and no EFA device",
@@ -194,7 +194,7 @@ def _replace_gpus(scaling: Scaling) -> None:
         )
     original_processes = job.get("processes_per_node") or worker.gpu.count
     processes = min(original_processes, GPU_PROCESSES)
-    scaling.change(
+    substitution.change(
         job,
         "processes_per_node",
         processes,
@@ -202,12 +202,12 @@ def _replace_gpus(scaling: Scaling) -> None:
         replacement=f"{processes} processes per node",
         reason="all nodes share the cores of this machine",
     )
-    _replace_model(scaling, processes)
+    _replace_model(substitution, processes)
 
 
-def _replace_model(scaling: Scaling, processes: int) -> None:
+def _replace_model(substitution: SettingsSubstitution, processes: int) -> None:
     """Train a small model on the built-in corpus, with the parallelism of the stack as far as the processes allow."""
-    settings, job = scaling.settings, scaling.settings["job"]
+    settings, job = substitution.settings, substitution.settings["job"]
     if job.get("train") is None:
         return
     config = TrainerConfig.model_validate(job["train"])
@@ -225,7 +225,7 @@ def _replace_model(scaling: Scaling, processes: int) -> None:
         "batch_size": multiple * parallel.pipeline,
         **SMALL_STEPS,
     }
-    scaling.change(
+    substitution.change(
         job,
         "train",
         train,
@@ -236,9 +236,9 @@ def _replace_model(scaling: Scaling, processes: int) -> None:
     before, after = _describe_parallelism(config.parallel), _describe_parallelism(parallel)
     if before != after:
         reason = f"the rehearsal runs {world_size} processes"
-        scaling.changes.append(Scaled(original=before, replacement=after, reason=reason))
+        substitution.changes.append(Substitution(original=before, replacement=after, reason=reason))
     if not job.get("builtin_corpus"):
-        scaling.change(
+        substitution.change(
             job,
             "builtin_corpus",
             True,

@@ -1,4 +1,4 @@
-"""Scaling changes only the necessary settings of a stack and lists each change."""
+"""Substitution changes only the necessary settings of a stack and lists each change."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from rehearsal.scaling import UNAVAILABLE_ROLES, scale, skip_reason
+from rehearsal.substitutions import UNAVAILABLE_ROLES, skip_reason, substitute_settings
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
@@ -23,14 +23,17 @@ def read_stack_settings(stack: str) -> dict[str, Any]:
     return settings
 
 
-def scaled(stack: str, nodes: int | None = None) -> tuple[StackSettings, list[str]]:
-    """Return the scaled settings of a stack, and the originals of the changes."""
-    settings, changes = scale(read_stack_settings(stack), nodes)
+def substituted_settings(stack: str, nodes: int | None = None) -> tuple[StackSettings, list[str]]:
+    """Return the substituted settings of a stack, and the originals of the changes."""
+    settings, changes = substitute_settings(read_stack_settings(stack), nodes)
     return load_settings(settings, ROOT, "x"), [change.original for change in changes]
 
 
 def test_gpu_stack_keeps_its_topology() -> None:
-    before, (after, _) = load_settings(read_stack_settings("a100-cluster"), ROOT, "x"), scaled("a100-cluster", 3)
+    before, (after, _) = (
+        load_settings(read_stack_settings("a100-cluster"), ROOT, "x"),
+        substituted_settings("a100-cluster", 3),
+    )
     assert (after.instance_type, after.efa, after.placement_group, after.fsx, after.network) == (
         before.instance_type,
         before.efa,
@@ -41,7 +44,7 @@ def test_gpu_stack_keeps_its_topology() -> None:
 
 
 def test_gpu_stack_gets_a_small_model_and_reports_it() -> None:
-    after, changes = scaled("a100-cluster", 3)
+    after, changes = substituted_settings("a100-cluster", 3)
     assert (after.nodes, after.processes_per_node, after.node.use_gpus) == (3, 2, False)
     assert after.job.train is not None
     assert isinstance(after.job.train.model, DecoderConfig)
@@ -66,7 +69,7 @@ def test_gpu_stack_keeps_its_parallelism_with_smaller_degrees(
 ) -> None:
     raw = read_stack_settings("a100-cluster")
     raw["job"]["train"] |= {"parallel": parallel, "batch_size": 768}
-    settings, changes = scale(raw, nodes)
+    settings, changes = substitute_settings(raw, nodes)
     train = load_settings(settings, ROOT, "x").job.train
     assert train is not None
     unchanged = {key: value for key, value in parallel.items() if key in ("schedule", "reshard_after_forward")}
@@ -79,24 +82,24 @@ def test_gpu_stack_with_another_dataset_uses_the_builtin_corpus() -> None:
     raw = read_stack_settings("a100-cluster")
     raw["job"] |= {"builtin_corpus": False, "dataset": "photos"}
     raw["job"]["train"]["model"] = {"kind": "images"}
-    settings, changes = scale(raw, None)
+    settings, changes = substitute_settings(raw, None)
     assert load_settings(settings, ROOT, "x").job.builtin_corpus
     assert "the dataset photos" in [change.original for change in changes]
 
 
 def test_health_check_of_a_gpu_stack_reports_missing_hardware() -> None:
-    _, changes = scaled("a100-cluster")
+    _, changes = substituted_settings("a100-cluster")
     assert "GPUs, EFA and the catalog's minimum measurements in the health check" in changes
 
 
 def test_cpu_stack_keeps_its_job() -> None:
-    before, (after, changes) = load_settings(read_stack_settings("local"), ROOT, "x"), scaled("local")
+    before, (after, changes) = load_settings(read_stack_settings("local"), ROOT, "x"), substituted_settings("local")
     assert after.job == before.job
     assert not any("model" in change or "nodes" in change for change in changes)
 
 
 def test_batch_size_is_adjusted_to_the_number_of_nodes() -> None:
-    after, changes = scaled("local", 3)
+    after, changes = substituted_settings("local", 3)
     assert after.job.train is not None
     assert after.job.train.batch_size == 48
     assert "batch size 32" in changes
@@ -105,13 +108,13 @@ def test_batch_size_is_adjusted_to_the_number_of_nodes() -> None:
 @pytest.mark.parametrize("stack", ["local", "a100-cluster", "custom-job"])
 def test_scaling_does_not_modify_its_input(stack: str) -> None:
     raw = read_stack_settings(stack)
-    scale(raw, 5)
+    substitute_settings(raw, 5)
     assert raw == read_stack_settings(stack)
 
 
 def test_batch_size_of_a_gpu_stack_is_adjusted_too() -> None:
     """The small model replaces it in the rehearsal; on AWS the stack file must change."""
-    _, changes = scaled("a100-cluster", 3)
+    _, changes = substituted_settings("a100-cluster", 3)
     assert "batch size 512" in changes
 
 
@@ -120,7 +123,7 @@ def test_container_job_runs_without_its_container(backend: BackendName) -> None:
     raw = read_stack_settings("custom-job")
     raw["job"]["container"] = "nvcr.io/nvidia/pytorch:26.10-py3"
     load_settings(raw, ROOT, "x")
-    settings, changes = scale(raw, None, backend)
+    settings, changes = substitute_settings(raw, None, backend)
     assert load_settings(settings, ROOT, "x").job.container is None
     [container_change] = [change for change in changes if "nvcr.io" in change.original]
     assert container_change.reason.startswith("nodes cannot reach a container registry")
@@ -129,7 +132,7 @@ def test_container_job_runs_without_its_container(backend: BackendName) -> None:
 def test_booted_node_skips_unavailable_roles_and_the_skipped_roles_of_the_stack() -> None:
     raw = read_stack_settings("a100-cluster")
     raw["node"] = {**raw.get("node", {}), "skip_roles": ["container"]}
-    settings, _ = scale(raw, None, "nspawn")
+    settings, _ = substitute_settings(raw, None, "nspawn")
     assert set(load_settings(settings, ROOT, "x").node.skip_roles) == {*UNAVAILABLE_ROLES, "container"}
     assert UNAVAILABLE_ROLES.keys() <= set(get_args(SystemRole))
     assert skip_reason("efa", "nspawn") == "this machine has no EFA device"
