@@ -63,4 +63,4 @@ schemas: $(STAMP) ## Write JSON Schemas of the models to build/schemas
 	@$(BIN)/python -m trainyard.models.schemas build/schemas
 
 clean: ## Remove build outputs and caches, not the virtual environment
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache

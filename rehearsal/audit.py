@@ -71,12 +71,13 @@ def check_checkpoints(uris: Sequence[str], environment: Mapping[str, str]) -> li
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=CHECKPOINT_TIMEOUT_SECONDS,
+            timeout=CHECKPOINT_TIMEOUT_SECONDS * max(len(uris), 1),
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         return [f"checkpoint {uri} does not load: {error}" for uri in uris]
-    results = {result["uri"].rstrip("/"): result for result in map(json.loads, process.stdout.splitlines())}
+    lines = [line for line in process.stdout.splitlines() if line.startswith("{")]  # libraries may print other lines
+    results = {result["uri"].rstrip("/"): result for result in map(json.loads, lines)}
     problems = []
     for uri in uris:
         result = results.get(uri.rstrip("/"), {"loadable": False, "error": process.stderr.strip()[-500:]})

@@ -8,8 +8,8 @@ from infra.lookups.errors import lookup_failure
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError
 
-# Public SSM parameters of Canonical, Debian, AWS (Deep Learning AMIs developer guide, "Base
-# OSS Nvidia Driver GPU AMI"). All images are x86_64 with cloud-init. The second value is the root device.
+# Public SSM parameters of Canonical, Debian and AWS (Deep Learning AMIs developer guide, "Base OSS Nvidia Driver GPU
+# AMI"). All images are x86_64 with cloud-init. The second value is the root device.
 _PUBLIC = {
     "ubuntu-24.04": ("/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id", "/dev/sda1"),
     "debian-12": ("/aws/service/debian/release/12/latest/amd64", "/dev/xvda"),

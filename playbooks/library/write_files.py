@@ -6,6 +6,7 @@ configuration files take 0.3 s with this module and 3 s with five `template` tas
 """
 
 import os
+import subprocess
 import tempfile
 from typing import Any
 
@@ -26,6 +27,13 @@ options:
     description: Mode of every file, as an octal string.
     type: str
     default: "0644"
+  reload_systemd:
+    description:
+      - Make systemd read its units again if a file was written.
+      - Also if systemd reports that it has read an older version of a unit, because an earlier run was interrupted.
+      - Otherwise not, because a reload can take the GPUs from running containers.
+    type: bool
+    default: false
 author: Trainyard
 """
 
@@ -43,6 +51,10 @@ written:
   returned: success
   type: list
   elements: str
+reloaded:
+  description: Whether systemd has read all units again.
+  returned: success
+  type: bool
 """
 
 
@@ -73,9 +85,25 @@ def write(path: str, content: bytes, mode: int) -> None:
         raise
 
 
+def needs_reload(paths: list[str]) -> bool:
+    """Return whether systemd has read an older version of one of these units. Raises OSError, CalledProcessError."""
+    names = [os.path.basename(path) for path in paths if "/systemd/system/" in path]  # noqa: PTH119
+    command = ["systemctl", "show", "--property=NeedDaemonReload", *names]
+    return "NeedDaemonReload=yes" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def reload_systemd() -> None:
+    """Make systemd read all units again. Raises OSError, CalledProcessError."""
+    subprocess.run(["systemctl", "daemon-reload"], check=True, capture_output=True, text=True)
+
+
 def main() -> None:
     """Run the module with the arguments that Ansible passes on standard input."""
-    spec: dict[str, Any] = {"files": {"type": "dict", "required": True}, "mode": {"type": "str", "default": "0644"}}
+    spec: dict[str, Any] = {
+        "files": {"type": "dict", "required": True},
+        "mode": {"type": "str", "default": "0644"},
+        "reload_systemd": {"type": "bool", "default": False},
+    }
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     mode = int(module.params["mode"], 8)
     contents = {path: text.encode() for path, text in module.params["files"].items()}
@@ -87,7 +115,13 @@ def main() -> None:
             write(path, contents[path], mode)
     except OSError as error:
         module.fail_json(msg=f"cannot write {error.filename}: {error.strerror}")
-    module.exit_json(changed=bool(written), written=written)
+    try:
+        reloaded = module.params["reload_systemd"] and (bool(written) or needs_reload(list(contents)))
+        if reloaded and not module.check_mode:
+            reload_systemd()
+    except (OSError, subprocess.CalledProcessError) as error:
+        module.fail_json(msg=f"cannot reload systemd: {getattr(error, 'stderr', None) or error}")
+    module.exit_json(changed=bool(written) or reloaded, written=written, reloaded=reloaded)
 
 
 if __name__ == "__main__":

@@ -384,7 +384,7 @@ def test_validator_runs_in_the_program(name: str, patched: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("arguments", "changes", "key", "fact"), MISSING, ids=[key for _, _, key, _ in MISSING])
 def test_missing_resource_is_reported(arguments: dict[str, Any], changes: dict[str, Any], key: str, fact: str) -> None:
     (problem,) = refused(arguments, changes)
-    assert problem.key == f"{CONFIG_KEY}.{key}"
+    assert (problem.key, problem.code) == (f"{CONFIG_KEY}.{key}", "lookup_failed")
     assert fact in str(problem)
 
 

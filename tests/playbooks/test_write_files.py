@@ -1,10 +1,13 @@
 """The project's Ansible module `write_files` writes several text files in one task."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 MODULE = Path(__file__).parents[2] / "playbooks/library/write_files.py"
 
@@ -46,6 +49,32 @@ def test_a_path_that_cannot_be_written_fails_with_its_name(tmp_path: Path) -> No
     result = run({str(tmp_path / "file/a"): "x"})
     assert result["failed"]
     assert result["msg"].startswith(f"cannot write {tmp_path / 'file'}")
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `systemctl` on PATH that prints the content of the returned file and records its calls in calls.txt."""
+    answer, program = tmp_path / "answer", tmp_path / "bin/systemctl"
+    answer.write_text("NeedDaemonReload=no\n")
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls.txt\ncat {answer}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return answer
+
+
+@pytest.mark.parametrize(("answer", "reloaded"), [("no", False), ("yes", True)])
+def test_systemd_is_reloaded_if_a_unit_was_written_or_is_outdated(
+    tmp_path: Path, systemctl: Path, answer: str, reloaded: bool
+) -> None:
+    unit = {str(tmp_path / "etc/systemd/system/a.service"): "[Service]\n"}
+    assert run(unit, reload_systemd=True)["reloaded"]
+    systemctl.write_text(f"NeedDaemonReload={answer}\n")
+    result = run(unit, reload_systemd=True)
+    assert (result["reloaded"], result["changed"], result["written"]) == (reloaded, reloaded, [])
+    calls = (tmp_path / "calls.txt").read_text().splitlines()
+    assert calls.count("daemon-reload") == 1 + reloaded
+    assert calls[1] == "show --property=NeedDaemonReload a.service"
 
 
 def test_a_relative_path_is_refused() -> None:

@@ -14,6 +14,8 @@ import yaml
 
 WORD_LIST = Path(__file__).with_name("vocabulary.yaml")
 _EXCLUDED = {"vocabulary.yaml", "test_vocabulary.py"}  # they contain the retired words
+# Python 3.12 and newer split an f-string into several tokens.
+_TEXT_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _TASK_NAME = re.compile(r"^\s*(?:- )?name: (.+)$")
 
@@ -60,7 +62,7 @@ def check_python(path: Path, text: str, vocabulary: Vocabulary) -> Iterator[Viol
     for name, line in defined_names(ast.parse(text)):
         yield from (Violation(path, line, word, use) for word, use in vocabulary.in_name(name))
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
+        if token.type in _TEXT_TOKENS:
             for offset, phrase, use in vocabulary.in_prose(token.string):
                 yield Violation(path, token.start[0] + offset, phrase, use)
 

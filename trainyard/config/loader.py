@@ -20,9 +20,11 @@ def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
     types and keys; if there are none, with every problem that the validators report.
     """
     if not isinstance(raw, Mapping):
-        reason = "the stack file has no such key" if raw is None else "must be a mapping"
+        is_missing = raw is None
+        reason = "the stack file has no such key" if is_missing else "must be a mapping"
+        code = "missing" if is_missing else "mapping_type"
         fix = f"Describe the cluster under it in {source}"
-        raise InputError([Problem(key=CONFIG_KEY, value=raw, reason=reason, fix=fix, code="missing")])
+        raise InputError([Problem(key=CONFIG_KEY, value=raw, reason=reason, fix=fix, code=code)])
     try:
         settings = StackSettings.model_validate(raw)
     except ValidationError as error:

@@ -146,7 +146,7 @@ class Manifest(StrictModel):
     partition: str = Field(description="AWS partition, e.g. aws.")
     bundle: Archive = Field(
         description="Archive of the code and playbooks that nodes run.",
-        json_schema_extra={"producer": "infra/packaging/bundle.py"},
+        json_schema_extra={"producer": "infra/components/archives.py"},
     )
     data_bucket: str = Field(
         description="Bucket that outlives the cluster.", json_schema_extra={"producer": "infra/components/storage.py"}

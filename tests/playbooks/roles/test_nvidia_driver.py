@@ -303,6 +303,19 @@ def test_the_verification_reports_each_problem(configured_node: Node, change: st
     assert (result.returncode, result.stderr) == (1, f"{message}\n")
 
 
+def test_a_service_that_does_not_start_is_reported_with_its_log(configured_node: Node) -> None:
+    drop_in = "/run/systemd/system/nvidia-fabricmanager.service.d/fails.conf"
+    failing = "[Service]\nExecStartPre=/bin/sh -c 'echo no NVSwitch found; exit 1'\n"
+    configured_node.machine.write_file(drop_in, failing)
+    configured_node.run_script("systemctl daemon-reload; systemctl stop nvidia-fabricmanager")
+    result = configured_node.run_role(nvidia_driver_fabric_manager=True, nvidia_driver_clocks="1215,1410")
+    configured_node.run_script(f"rm {drop_in}; systemctl daemon-reload; systemctl reset-failed")
+    configured_node.run_script("systemctl start nvidia-fabricmanager")
+    assert result.exit_code == 2
+    assert "nvidia-fabricmanager.service does not start: " in result.failure
+    assert "no NVSwitch found" in result.failure
+
+
 @pytest.fixture(scope="module")
 def configured_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with machine(tmp_path_factory) as node:

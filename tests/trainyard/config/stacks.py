@@ -1,4 +1,4 @@
-"""A stack without a fault, and the same with some of its keys changed."""
+"""Settings of a valid stack, and copies with changed keys."""
 
 import copy
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ GOOD: Mapping[str, Any] = MappingProxyType(
 
 
 def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """By path, such as job.train; objects on the way are made where there are none."""
+    """Return a copy of GOOD with changed values. `changes` maps paths, such as `job.train`, to values."""
     raw = copy.deepcopy(dict(GOOD))
     for path, value in changes.items():
         *above, last = path.split(".")

@@ -3,12 +3,17 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.trainyard.config.stacks import changed
+from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import CostItem, cost_items, max_run_usd, usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.prices import monthly_to_hourly, prices
 from trainyard.config.settings import StackSettings
+
+ROOT = Path(__file__).parents[3]
+LOCAL = ROOT / "stacks/Pulumi.local.yaml"
 
 
 @pytest.fixture
@@ -23,6 +28,20 @@ def test_item_costs_count_times_unit_price() -> None:
 def test_cluster_costs_the_sum_of_its_items(settings: StackSettings) -> None:
     total = sum(item.usd_per_hour for item in cost_items(settings))
     assert usd_per_hour(settings) == pytest.approx(total, abs=0.005)
+
+
+def test_items_of_the_local_stack_are_complete() -> None:
+    settings = load_settings(yaml.safe_load(LOCAL.read_text())["config"][CONFIG_KEY], ROOT, LOCAL.name)
+    assert [item.name for item in cost_items(settings)] == [
+        "workers, c7i.xlarge (on-demand)",
+        "head, t3.medium",
+        "root volumes, GiB of gp3",
+        "interface endpoints",
+        "NAT gateway and its address",
+        "CloudWatch alarms",
+        "KMS key",
+    ]
+    assert usd_per_hour(settings) == 0.48  # AWS's prices of 2026 in us-east-1, added by hand
 
 
 def test_run_costs_the_cluster_until_the_time_limit(settings: StackSettings) -> None:

@@ -30,7 +30,7 @@ def test_missing_settings_are_refused(tmp_path: Path) -> None:
 
 def test_settings_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
     (problem,) = problems(["c7i.xlarge"], tmp_path)
-    assert (problem.key, problem.value, problem.reason) == (CONFIG_KEY, ["c7i.xlarge"], "must be a mapping")
+    assert (problem.key, problem.value, problem.code) == (CONFIG_KEY, ["c7i.xlarge"], "mapping_type")
 
 
 def test_all_type_problems_are_reported_together(tmp_path: Path) -> None:

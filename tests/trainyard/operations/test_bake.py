@@ -77,7 +77,7 @@ def write_playbook_events(cluster: clusters.Cluster, *statuses: str) -> Callable
             for number, status in enumerate(statuses):
                 fields = clusters.event_fields(name, "builder", number * PLAYBOOK_RETRY_SECONDS)
                 event = PlaybookEvent.model_validate({**fields, "status": status, "message": "no disk"})
-                key = chunk_key(chunk_prefix(BAKE_EVENTS, name, "0001", "play"), number)
+                key = chunk_key(chunk_prefix(BAKE_EVENTS, name, "0001", "playbook"), number)
                 cluster.staging.write(key, event.model_dump_json().encode())
             return True
         return False

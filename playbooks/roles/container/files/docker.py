@@ -154,6 +154,8 @@ def configure(gpus: str, data_root: str, registry: str, *directories: str) -> No
             changed = True
     settings = daemon_settings(read_json(DAEMON_SETTINGS), gpus == "gpus", data_root)
     changed |= write_mount_condition(settings.get("data-root", ""))
+    if "yes" in run("systemctl", "show", "--property=NeedDaemonReload", "docker.service").stdout:
+        print("reload")  # not in every run: a reload can take the GPUs from running containers
     settings_changed = write_json(DAEMON_SETTINGS, settings, is_daemon=True)
     if registry:
         client = read_json(CLIENT_SETTINGS)

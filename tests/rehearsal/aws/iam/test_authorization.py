@@ -320,9 +320,9 @@ def test_group_update_is_allowed_by_tag_condition(
     client: Client, role: Role, tagged: str, stack: str, expected: tuple[str | None, int]
 ) -> None:
     condition = {"StringEquals": {"aws:ResourceTag/stack": stack}}
-    substitution = role(allow("autoscaling:SetDesiredCapacity", "*", Condition=condition))("autoscaling")
+    autoscaling = role(allow("autoscaling:SetDesiredCapacity", "*", Condition=condition))("autoscaling")
     resize = {"AutoScalingGroupName": tagged, "DesiredCapacity": 1}
-    assert outcome(lambda: substitution.set_desired_capacity(**resize)) == expected
+    assert outcome(lambda: autoscaling.set_desired_capacity(**resize)) == expected
     (described,) = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[tagged])[
         "AutoScalingGroups"
     ]
@@ -331,25 +331,25 @@ def test_group_update_is_allowed_by_tag_condition(
 
 def test_tag_condition_uses_current_tags(client: Client, role: Role, tagged: str) -> None:
     condition = {"StringEquals": {"autoscaling:ResourceTag/stack": "mine"}}
-    substitution = role(allow("autoscaling:SuspendProcesses", "*", Condition=condition))("autoscaling")
-    assert outcome(lambda: substitution.suspend_processes(AutoScalingGroupName=tagged)) == ALLOWED
+    autoscaling = role(allow("autoscaling:SuspendProcesses", "*", Condition=condition))("autoscaling")
+    assert outcome(lambda: autoscaling.suspend_processes(AutoScalingGroupName=tagged)) == ALLOWED
     tag = {"ResourceId": tagged, "ResourceType": "auto-scaling-group", "Key": "stack", "PropagateAtLaunch": False}
     client("autoscaling").create_or_update_tags(Tags=[{**tag, "Value": "another"}])
-    assert outcome(lambda: substitution.suspend_processes(AutoScalingGroupName=tagged)) == DENIED
+    assert outcome(lambda: autoscaling.suspend_processes(AutoScalingGroupName=tagged)) == DENIED
 
 
 def test_tag_condition_does_not_match_an_unknown_group(role: Role) -> None:
     condition = {"StringEquals": {"aws:ResourceTag/stack": "mine"}}
-    substitution = role(allow("autoscaling:*", "*", Condition=condition))("autoscaling")
-    assert outcome(lambda: substitution.set_desired_capacity(AutoScalingGroupName="none", DesiredCapacity=0)) == DENIED
-    assert outcome(substitution.describe_auto_scaling_groups) == DENIED
+    autoscaling = role(allow("autoscaling:*", "*", Condition=condition))("autoscaling")
+    assert outcome(lambda: autoscaling.set_desired_capacity(AutoScalingGroupName="none", DesiredCapacity=0)) == DENIED
+    assert outcome(autoscaling.describe_auto_scaling_groups) == DENIED
 
 
 def test_group_is_matched_by_arn(role: Role, tagged: str) -> None:
     arn = f"arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/{tagged}"
-    substitution = role(allow("autoscaling:*", arn))("autoscaling")
-    assert outcome(lambda: substitution.set_desired_capacity(AutoScalingGroupName=tagged, DesiredCapacity=0)) == ALLOWED
-    assert outcome(substitution.describe_auto_scaling_groups) == DENIED  # the action has no resource-level permissions
+    autoscaling = role(allow("autoscaling:*", arn))("autoscaling")
+    assert outcome(lambda: autoscaling.set_desired_capacity(AutoScalingGroupName=tagged, DesiredCapacity=0)) == ALLOWED
+    assert outcome(autoscaling.describe_auto_scaling_groups) == DENIED  # the action has no resource-level permissions
 
 
 def test_parameter_is_matched_by_arn(client: Client, role: Role, name: str) -> None:
