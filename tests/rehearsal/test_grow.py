@@ -44,6 +44,7 @@ class GrowingRehearsal(RehearsalProcess):
 
     def aws(self) -> EmulatedAws:
         """Return a client of the rehearsal's account."""
+        assert self.process.poll() is None, f"the rehearsal has ended: {self.stderr()}"
         return EmulatedAws.attach(f"http://127.0.0.1:{self.account_port()}")
 
     def set_node_count(self, nodes: int) -> None:
