@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainyard.aws.region import configured_region
 from trainyard.errors import InputError, Problem
 from trainyard.models.layout import split_s3_uri
 
@@ -19,13 +20,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a URI with a missing slash
 def open_storage(uri: str, name: str) -> "Storage":
     """Return the storage at `uri`; `name` is the variable with the URI, for error messages."""
     return S3Storage(uri, name) if "://" in uri else LocalStorage(uri, name)
-
-
-def region() -> str | None:
-    """Return the AWS region from the environment or the profile; boto3 does not read AWS_REGION."""
-    import boto3
-
-    return os.environ.get("AWS_REGION") or boto3.Session().region_name
 
 
 class Storage(ABC):
@@ -172,7 +166,8 @@ class S3Storage(Storage):
             self._bucket, self._prefix = split_s3_uri(self.uri)
         except ValueError:
             raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI") from None
-        if region() is None:
+        region = configured_region()
+        if region is None:
             raise self._problem("is in S3, and no AWS region is configured", "Set AWS_REGION")
 
         import boto3
@@ -181,7 +176,7 @@ class S3Storage(Storage):
         # A custom endpoint has no DNS names of buckets.
         style = "path" if os.environ.get("AWS_ENDPOINT_URL") else "auto"
         settings = Config(retries={"mode": "standard", "max_attempts": 8}, s3={"addressing_style": style})
-        self._client: Any = boto3.client("s3", region_name=region(), config=settings)
+        self._client: Any = boto3.client("s3", region_name=region, config=settings)
 
     def require(self, *, create: bool = False) -> None:
         """Raise InputError unless the bucket exists and is accessible. `create` has no effect."""

@@ -2,8 +2,8 @@
 
 import re
 
-from trainyard.config import CONFIG_KEY
-from trainyard.errors import InputError, Problem
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError
 
 # The SDK and the engine prefix the provider's message.
 _PREFIX = re.compile(r"(invoke of \S+ failed|invocation of \S+ returned an error): ?")
@@ -17,5 +17,4 @@ def lookup_failure(error: Exception) -> str:
 def lookup_error(key: str, value: str, error: Exception) -> InputError:
     """Return the error of a setting whose resource cannot be looked up. `key` is relative to the cluster's settings."""
     fix = "Use a resource of this account and region, or request permission to read it"
-    reason = lookup_failure(error)
-    return InputError([Problem(key=f"{CONFIG_KEY}.{key}", value=value, reason=reason, fix=fix, code="lookup_failed")])
+    return InputError([invalid_setting(key, value, lookup_failure(error), fix, code="lookup_failed")])

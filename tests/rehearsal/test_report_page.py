@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.charts import loss_chart, nice_ticks, phases_chart
 from rehearsal.phases import PhaseClock
 from rehearsal.report_page import python_name, render_page, write_page
 from rehearsal.timeline import CreatedResource, Span, Timeline, node_timelines
 from tests.conftest import find_chromium
 from tests.metrics import metric
+from tests.rehearsal.aws.instances import example_record
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Report, Substitution
 
@@ -75,26 +75,6 @@ def create_report(**changes: Any) -> Report:
     return Report.model_validate({**fields, **changes})
 
 
-def instance_record(instance: str, launched: float, state: str) -> InstanceRecord:
-    """Return the record of an instance. `launched`: Unix time."""
-    return InstanceRecord(
-        id=instance,
-        region="us-east-1",
-        state=state,
-        private_ip="127.77.0.2",
-        instance_type="c7i.xlarge",
-        subnet="subnet-1",
-        zone="us-east-1a",
-        image="ami-1",
-        user_data="",
-        role_name=None,
-        tags={},
-        launch_time=launched,
-        autoscaling_group=None,
-        lifecycle_state="InService",
-    )
-
-
 def playbook_event(time: float, status: str, instance: str = "i-w", boot: str = "0001") -> PlaybookEvent:
     """Return an event of a playbook run on the worker i-w or the head i-h."""
     role = "head" if instance == "i-h" else "worker"
@@ -125,7 +105,10 @@ def create_timeline() -> Timeline:
         agent_event(22, "workers_up"),
         agent_event(38, "workers_done"),
     ]
-    instances = [instance_record("i-h", 10, "running"), instance_record("i-w", 16, "terminated")]
+    instances = [
+        example_record(id="i-h", launch_time=10, state="running"),
+        example_record(id="i-w", launch_time=16, state="terminated"),
+    ]
     return Timeline(
         phases=[
             Span(name="setup", start=8, end=10),
@@ -176,7 +159,7 @@ def test_state_returns_to_working_after_a_playbook_run_during_the_job() -> None:
 
 def test_each_boot_has_a_timeline_and_only_the_last_continues() -> None:
     events: list[NodeEvent] = [playbook_event(2, "started"), playbook_event(6, "started", boot="0002")]
-    first, second = states(node_timelines(events, [instance_record("i-w", 1, "running")], 9))
+    first, second = states(node_timelines(events, [example_record(id="i-w", launch_time=1, state="running")], 9))
     assert first == [("booting", 1, 2), ("configuring", 2, 2)]
     assert second == [("configuring", 6, 9)]
 

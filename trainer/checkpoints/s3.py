@@ -13,7 +13,7 @@ from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
 from s3torchconnector.dcp.s3_file_system import S3FileSystem
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from trainer.storage import region
+from trainyard.aws.region import configured_region
 
 _MAX_GAP_BYTES = 2**20  # a request takes as long as the transfer of this many bytes
 
@@ -58,7 +58,7 @@ def _client(region: str, endpoint: str | None) -> Any:
 
 
 def _region() -> str:
-    name = region()
+    name = configured_region()
     assert name, "open_storage has checked it"
     return name
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from trainer.storage import region
+from trainyard.aws.region import configured_region
 from trainyard.errors import InputError, Problem
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -147,7 +147,7 @@ def _locate(uri: str) -> tuple[Any, str]:
         return fs.LocalFileSystem(), str(Path(uri).absolute())
     if not uri.startswith("s3://"):
         raise InputError([_source_problem(uri, "is neither a path nor s3://bucket/prefix/", "Correct it")])
-    if region() is None:
+    if configured_region() is None:
         raise InputError([_source_problem(uri, "is in S3, and no region is configured", "Set AWS_REGION")])
     return _s3(), uri.removeprefix("s3://").rstrip("/")
 
@@ -157,4 +157,6 @@ def _s3() -> Any:
     from pyarrow import fs
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL")  # pyarrow does not read this variable
-    return fs.S3FileSystem(region=region(), endpoint_override=endpoint, connect_timeout=10, request_timeout=60)
+    return fs.S3FileSystem(
+        region=configured_region(), endpoint_override=endpoint, connect_timeout=10, request_timeout=60
+    )

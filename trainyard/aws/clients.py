@@ -1,6 +1,5 @@
 """boto3 clients, one per service and region, with retries that outlive a short outage."""
 
-import os
 from functools import cache
 from typing import Any
 
@@ -14,11 +13,3 @@ _CONFIG = Config(retries={"mode": "standard", "max_attempts": 8}, connect_timeou
 def client(service: str, region: str) -> Any:
     """Return the boto3 client of a service, created once: creation is slow, and clients are thread-safe."""
     return boto3.client(service, region_name=region, config=_CONFIG)
-
-
-def configured_region() -> str | None:
-    """Return the AWS region of the environment or the AWS profile; None where no region is configured.
-
-    botocore reads AWS_DEFAULT_REGION only; Pulumi and the other AWS SDKs use AWS_REGION.
-    """
-    return os.environ.get("AWS_REGION") or boto3.session.Session().region_name

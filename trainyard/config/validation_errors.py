@@ -57,9 +57,9 @@ MESSAGES = {
 }
 
 
-def invalid_setting(key: str, value: Any, reason: str, fix: str) -> Problem:
+def invalid_setting(key: str, value: Any, reason: str, fix: str, code: str = "invalid_value") -> Problem:
     """Return the problem of one setting. `key` is relative to the cluster's settings."""
-    return Problem(key=f"{CONFIG_KEY}.{key}", value=value, reason=reason, fix=fix)
+    return Problem(key=f"{CONFIG_KEY}.{key}", value=value, reason=reason, fix=fix, code=code)
 
 
 def problems_from(error: ValidationError, prefix: str, source: str) -> list[Problem]:

@@ -8,7 +8,7 @@ from typing import Self
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import tags
-from trainyard.aws.clients import configured_region
+from trainyard.aws.region import configured_region
 from trainyard.aws.s3 import Bucket, find_buckets
 from trainyard.errors import InputError, Problem
 from trainyard.models.health_check import HealthCheckResult

@@ -7,30 +7,16 @@ import pytest
 from rehearsal.aws.billing import billed_by_type, billed_seconds
 from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.process import EmulatedAws
-from tests.rehearsal.aws.autoscaling.test_lifecycle import instance_record, launch
+from tests.rehearsal.aws.autoscaling.test_lifecycle import launch
 from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.instances import example_record, instance_record
 
 NOW = 10_000.0
 
 
 def ran(launched: float, terminated: float | None) -> InstanceRecord:
-    return InstanceRecord(
-        id="i-1",
-        region="us-east-1",
-        state="running" if terminated is None else "terminated",
-        private_ip="10.0.0.4",
-        instance_type="p4d.24xlarge",
-        subnet="subnet-1",
-        zone="us-east-1a",
-        image="ami-1",
-        user_data="",
-        role_name=None,
-        tags={},
-        launch_time=launched,
-        terminated_time=terminated,
-        autoscaling_group=None,
-        lifecycle_state="InService",
-    )
+    state = "running" if terminated is None else "terminated"
+    return example_record(instance_type="p4d.24xlarge", state=state, launch_time=launched, terminated_time=terminated)
 
 
 @pytest.mark.parametrize(

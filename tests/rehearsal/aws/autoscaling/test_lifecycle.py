@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.instances import instance_record
 
 TERMINATING, LAUNCHING = "autoscaling:EC2_INSTANCE_TERMINATING", "autoscaling:EC2_INSTANCE_LAUNCHING"
 HEARTBEAT = 120
@@ -42,10 +42,6 @@ def members(client: Client, group: str) -> dict[str, str]:
 def state(client: Client, instance: str) -> str:
     (described,) = client("ec2").describe_instances(InstanceIds=[instance])["Reservations"]
     return str(described["Instances"][0]["State"]["Name"])
-
-
-def instance_record(aws: EmulatedAws, instance: str) -> InstanceRecord:
-    return next(each for each in aws.instances() if each.id == instance)
 
 
 def shrink(client: Client, group: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import EmulatedAws
-from tests.rehearsal.aws.autoscaling.test_lifecycle import HEARTBEAT, instance_record, launch, members, put_hook, state
+from tests.rehearsal.aws.autoscaling.test_lifecycle import HEARTBEAT, launch, members, put_hook, state
 from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.instances import instance_record
 
 
 def put_lease(client: Client, aws: EmulatedAws, group: str, seconds: float, **overrides: Any) -> float:

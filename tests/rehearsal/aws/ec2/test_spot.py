@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.faults import SpotInterruption
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.metadata import InstanceMetadata
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, refused, terminate_all
+from tests.rehearsal.aws.instances import instance_record
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,6 @@ def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
 
 def spot(**options: str) -> dict[str, Any]:
     return {"InstanceMarketOptions": {"MarketType": "spot", **({"SpotOptions": options} if options else {})}}
-
-
-def instance_record(aws: EmulatedAws, name: str) -> InstanceRecord:
-    return next(record for record in aws.instances() if record.id == name)
 
 
 def test_maximum_below_the_spot_price_is_refused(client: Client, network: Network) -> None:
