@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.log import configure_logging
 from trainer.settings import Environment, load_config
 from trainyard.config.training import TrainerConfig
 from trainyard.errors import InputError
+from trainyard.log import configure_logging
 
 
 def _run(
@@ -40,7 +40,8 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="JSON file of a TrainerConfig")
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints the stacks of a hung rank on its stderr
-    configure_logging(os.environ, sys.stdout)
+    names = {"run": "TRAINYARD_RUN", "node": "TRAINYARD_NODE", "rank": "RANK"}
+    configure_logging("trainer", sys.stdout, **{field: os.environ.get(name, "") for field, name in names.items()})
     try:
         environment = Environment.read(os.environ)
         config = load_config(arguments.config, environment.world_size, environment.local_world_size)

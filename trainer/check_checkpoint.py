@@ -1,15 +1,14 @@
 """Check that checkpoints can be loaded, in a separate process: `python -m trainer.check_checkpoint URI ...`."""
 
 import json
-import os
 import sys
 
 import torch
 
 from trainer.checkpoints.reader import read_state_dict
-from trainer.log import configure_logging
 from trainer.storage import open_storage
 from trainyard.errors import InputError
+from trainyard.log import configure_logging
 
 
 def check(uri: str) -> dict[str, object]:
@@ -35,7 +34,7 @@ def main() -> int:
     if len(sys.argv) < 2:
         print("usage: python -m trainer.check_checkpoint URI ...", file=sys.stderr)
         return 2
-    configure_logging(os.environ, sys.stderr)
+    configure_logging("trainer")
     exit_status = 0
     for uri in sys.argv[1:]:
         try:

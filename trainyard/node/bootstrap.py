@@ -263,9 +263,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     logging.Formatter.converter = time.gmtime
-    logging.basicConfig(  # the format of trainyard/node/log.py
+    logging.basicConfig(  # the format of trainyard/log.py
         level=logging.INFO,
-        format="%(asctime)s.%(msecs)03dZ %(levelname)s bootstrap run=- node=- %(message)s",
+        format="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
     try:

@@ -1,11 +1,11 @@
 """Writer for the events of a node."""
 
 from trainyard.aws.s3 import Bucket
+from trainyard.log import set_run
 from trainyard.models.layout import BAKE_EVENTS, CURRENT_RUN, HEAD_EVENTS, RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
 from trainyard.node.identity import Node
-from trainyard.node.log import set_run
 from trainyard.node.streams import ChunkWriter
 
 

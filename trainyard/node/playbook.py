@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import ansible_runner
 
+from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent, TaskEvent
 from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
@@ -25,7 +26,6 @@ from trainyard.node.identity import (
     read_manifest,
     read_node,
 )
-from trainyard.node.log import configure_logging
 
 REBOOT_REQUEST = ROOT / "run/trainyard/reboot-required"
 MAXIMUM_REBOOTS = 3
@@ -87,7 +87,7 @@ def failure_message(result: dict[str, Any]) -> str:
 def main() -> int:
     """Run the playbook of this node's role, then reboot if a role requests it; the exit code."""
     node, manifest = read_node(), read_manifest()
-    configure_logging("playbook", node.instance)
+    configure_logging(node=node.instance)
     playbook = "head.yml" if node.role == "head" else "node.yml"
     changed, failure = 0, ""
     started_at = time.monotonic()

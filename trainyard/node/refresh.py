@@ -13,13 +13,13 @@ import time
 from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
+from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import split_s3_uri
 from trainyard.models.manifest import SIZES_AND_DEADLINES, Manifest
 from trainyard.node import bootstrap
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import BASE, Node, read_manifest, read_node
-from trainyard.node.log import configure_logging
 
 UNIT = "trainyard-node.service"
 REJECTED = BASE / "rejected"  # the last manifest that was reported as unusable: it is reported once
@@ -63,7 +63,7 @@ def report_failure(node: Node, manifest: Manifest, reason: str) -> None:
 def main() -> int:
     """Compare the manifest in S3 with the local one and apply a change; the exit code."""
     node, file = read_node(), BASE / "manifest.json"
-    configure_logging("refresh", node.instance)
+    configure_logging(node=node.instance)
     bucket, key = split_s3_uri(node.manifest_uri)
     text = Bucket(bucket, node.region).read(key)
     if text == file.read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):

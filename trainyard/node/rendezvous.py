@@ -14,10 +14,10 @@ import threading
 import time
 from datetime import timedelta
 
+from trainyard.log import configure_logging
 from trainyard.models.events import ServiceEvent
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import read_manifest, read_node
-from trainyard.node.log import configure_logging
 
 LOG = logging.getLogger("rendezvous")
 
@@ -37,7 +37,7 @@ def main() -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     node, manifest = read_node(), read_manifest()
-    configure_logging("rendezvous", node.instance)
+    configure_logging(node=node.instance)
     # In a health check every process of every node has a connection; systemd's soft limit is 1,024.
     maximum = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.booted
 BUNDLE = "/opt/bundle"
 VENV = "/opt/trainyard/job-venv"
 CODE = (
-    *("__init__", "node/__init__", "node/bootstrap", "node/log", "node/environments/__init__"),
+    *("__init__", "log", "node/__init__", "node/bootstrap", "node/environments/__init__"),
     *(f"node/environments/{name}" for name in ("node", "wheelhouse", "job", "installed")),
 )
 LIST = "torch==2.15.0  # training\ns3torchconnector[dcp]==1.5.0\n"

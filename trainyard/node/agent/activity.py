@@ -18,7 +18,7 @@ IDLE_PERCENT = 5.0
 # nvidia-smi responds in one second; without the driver's persistence mode, in several.
 _SMI_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
-LOG = logging.getLogger("activity")
+LOG = logging.getLogger("agent.activity")
 
 
 @dataclass(frozen=True)

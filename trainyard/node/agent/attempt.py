@@ -120,6 +120,7 @@ class AttemptTorchrun(Torchrun):
             group=group,
             run=run,
             attempt=self.number,
+            instance=node.instance,
             address=node.address,
             metrics=self._metrics,
             request=self._request,

@@ -19,7 +19,7 @@ DRAIN_SECONDS = 600.0
 # Part of the two minutes of a spot notice; the rest is for the stop of torchrun and the last writes to S3. Source:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 INTERRUPTION_SECONDS = 95.0
-LOG = logging.getLogger("drain")
+LOG = logging.getLogger("agent.drain")
 
 Cause = Literal["terminating", "interrupted"]
 

@@ -107,6 +107,7 @@ def job_variables(
     group: WorkerGroup,
     run: RunRecord,
     attempt: int,
+    instance: str,
     address: str,
     metrics: Path,
     request: Path,
@@ -115,8 +116,8 @@ def job_variables(
 ) -> dict[str, str]:
     """Environment variables of the job.
 
-    `network`: NCCL's name for the network of the health check; None without a health check. With EFA, NCCL fails if it
-    does not find that network.
+    `instance`: EC2 instance id of this node. `address`: its private IPv4 address. `network`: NCCL's name for the
+    network of the health check; None without a health check. With EFA, NCCL fails if it does not find that network.
     """
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
@@ -126,6 +127,7 @@ def job_variables(
         "RESULTS_URI": f"{bucket}/{layout.results}",
         "TRAINYARD_RUN": run.run,
         "TRAINYARD_ATTEMPT": str(attempt),
+        "TRAINYARD_NODE": instance,
         "METRICS_DIR": str(metrics),
         "CHECKPOINT_REQUEST": str(request),
         "TRAINYARD_CACHE": str(cache),

@@ -6,11 +6,11 @@ import sys
 import threading
 import time
 
+from trainyard.log import configure_logging
 from trainyard.models.events import ServiceEvent
 from trainyard.node.controller.controller import POLL_SECONDS, Controller
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import EXIT_NEWER_BUNDLE, is_outdated, read_manifest, read_node
-from trainyard.node.log import configure_logging
 
 LOG = logging.getLogger("controller")
 
@@ -18,7 +18,7 @@ LOG = logging.getLogger("controller")
 def main() -> int:
     """Control runs until SIGTERM or SIGINT, or until a newer bundle exists; the exit code."""
     node, manifest = read_node(), read_manifest()
-    configure_logging("controller", node.instance)
+    configure_logging(node=node.instance)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

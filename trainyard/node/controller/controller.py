@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
+from trainyard.log import set_run
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from trainyard.models.manifest import Manifest
@@ -29,7 +30,6 @@ from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
-from trainyard.node.log import set_run
 
 POLL_SECONDS = 1.0
 MEMBERS_POLL_SECONDS = 5.0

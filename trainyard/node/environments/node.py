@@ -19,9 +19,9 @@ from pathlib import Path
 BUNDLE = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is not in the path
 
+from trainyard.log import configure_logging  # noqa: E402
 from trainyard.node.bootstrap import BASE, BootstrapError, replace_link, report_failure  # noqa: E402
 from trainyard.node.environments import wheelhouse  # noqa: E402
-from trainyard.node.log import configure_logging  # noqa: E402
 
 MINIMUM_PYTHON = (3, 11)
 ENVIRONMENTS, NODE_VENV, JOB_VENV = BASE / "venvs", BASE / "venv", BASE / "job-venv"
@@ -130,7 +130,7 @@ def prepare_python() -> Path:
 
 
 if __name__ == "__main__":
-    configure_logging("bootstrap", json.loads((BASE / "node.json").read_text())["instance"])
+    configure_logging(node=json.loads((BASE / "node.json").read_text())["instance"])
     try:
         python = prepare_python()
     except (BootstrapError, OSError) as error:

@@ -40,6 +40,7 @@ def create_variables(
         group=group,
         run=run,
         attempt=1,
+        instance="i-1",
         address="127.0.0.1",
         metrics=folder,
         request=folder,
