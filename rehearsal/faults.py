@@ -54,7 +54,7 @@ def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
         parse_denied_operations(os.environ.get(DENY_VARIABLE, ""))
     except ValueError as error:
         value, fix = os.environ[DENY_VARIABLE], "Set it to API operations separated by commas, or unset it"
-        problems.append(Problem(key=DENY_VARIABLE, value=value, reason=str(error), fix=fix))
+        problems.append(Problem(DENY_VARIABLE, value, str(error), fix, "invalid_permission_denial"))
     if problems:
         raise InputError(problems)
     return tuple(faults)
@@ -105,4 +105,4 @@ def _check_names(fault: Fault) -> None:
 
 
 def _error(spec: str, reasons: Iterable[str], fix: str) -> InputError:
-    return InputError([Problem(key="--fault", value=spec, reason="; ".join(reasons), fix=fix)])
+    return InputError([Problem("--fault", spec, "; ".join(reasons), fix, "invalid_fault")])

@@ -30,7 +30,7 @@ def stack_lock(folder: Path, stack: str) -> Iterator[str]:
             file.seek(0)
             reason = f"another rehearsal of this stack runs in {folder} (process {file.read().strip() or 'unknown'})"
             fix = "Wait until it ends, or kill that process"
-            raise InputError([Problem(key="--stack", value=stack, reason=reason, fix=fix)]) from None
+            raise InputError([Problem("--stack", stack, reason, fix, "stack_in_use")]) from None
         file.seek(0)
         killed_holder = file.read().strip()
         file.truncate(0)
@@ -58,4 +58,4 @@ def address_block() -> Iterator[str]:
         return
     reason = f"all 254 address blocks are in use, by other rehearsals or by a program that listens on port {_LOCK_PORT}"
     fix = f"End the processes that listen there; ss -ltnp 'sport = :{_LOCK_PORT}' lists them"
-    raise InputError([Problem(key="loopback network", value=f"{_NETWORK}.0.0/16", reason=reason, fix=fix)])
+    raise InputError([Problem("loopback network", f"{_NETWORK}.0.0/16", reason, fix, "loopback_blocks_in_use")])

@@ -24,21 +24,21 @@ def check_machine(folder: Path, root: Path, settings: StackSettings, backend: Ba
     if sys.platform != "linux":
         reason = "the rehearsal needs Linux: it uses /proc and the loopback network 127.0.0.0/8"
         fix = "Run it on a Linux machine or in a Linux virtual machine"
-        problems.append(Problem(key="operating system", value=sys.platform, reason=reason, fix=fix))
+        problems.append(Problem("operating system", sys.platform, reason, fix, "operating_system_unsupported"))
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     key, value = "rehearsal folder", str(folder.relative_to(root))
     if not existing.is_dir():
         reason = f"{existing.relative_to(root)} is not a folder"
-        problems.append(Problem(key=key, value=value, reason=reason, fix="Move or delete that file"))
+        problems.append(Problem(key, value, reason, "Move or delete that file", "not_a_folder"))
     elif not os.access(existing, os.W_OK | os.X_OK):
         reason = f"{existing} is not writable"
-        problems.append(Problem(key=key, value=value, reason=reason, fix="Give this user write access to it"))
+        problems.append(Problem(key, value, reason, "Give this user write access to it", "folder_not_writable"))
     elif (free := shutil.disk_usage(existing).free) < (required := required_disk_bytes(settings)):
         reason = (
             f"{free // 2**20} MiB are free there, but {settings.nodes} workers and the head need {required // 2**20}"
         )
         fix = "Free some disk space, or rehearse fewer nodes (--nodes)"
-        problems.append(Problem(key=key, value=value, reason=reason, fix=fix))
+        problems.append(Problem(key, value, reason, fix, "disk_space_insufficient"))
     if backend == "nspawn":
         problems += check_inotify_limit(settings.nodes + 1)
     if problems:

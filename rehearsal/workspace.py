@@ -43,7 +43,7 @@ def parse_nodes(text: str | None) -> int | None:
         return int(text)
     reason = f"not a whole number from 1 to {MAX_NODES}"
     fix = "Use such a number, or omit --nodes to use the stack's number of nodes"
-    raise InputError([Problem(key="--nodes", value=text, reason=reason, fix=fix)])
+    raise InputError([Problem("--nodes", text, reason, fix, "invalid_node_count")])
 
 
 def check_bake(bake: bool, backend: BackendName) -> bool:
@@ -51,7 +51,7 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
     if bake and backend != "nspawn":
         reason = "its nodes have no disk, so --bake (BAKE) cannot create an image of one"
         fix = "Add --backend nspawn (BACKEND=nspawn)"
-        raise InputError([Problem(key="--backend", value=backend, reason=reason, fix=fix)])
+        raise InputError([Problem("--backend", backend, reason, fix, "backend_without_disk")])
     return bake
 
 
@@ -105,7 +105,7 @@ def find_stack_file(stack: str, stacks: Path) -> Path:
     else:
         names = ", ".join(sorted(path.name[7:-5] for path in stacks.glob("Pulumi.*.yaml")))
         reason, fix = f"stacks/{file.name} does not exist", f"Use one of {names}"
-    raise InputError([Problem(key="--stack", value=stack, reason=reason, fix=fix)])
+    raise InputError([Problem("--stack", stack, reason, fix, "unknown_stack")])
 
 
 def read_config(file: Path, source: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
             reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
         else:
             return config
-    raise InputError([Problem(key=source, value="...", reason=reason, fix=fix)])
+    raise InputError([Problem(source, "...", reason, fix, "config_section_missing")])
 
 
 class StackLoader(yaml.SafeLoader):
@@ -149,7 +149,7 @@ def check_region(region: str, source: str, key: str = "aws:region") -> None:
     known = {name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)}
     if region not in known:
         fix = f"Change it in {source}"
-        raise InputError([Problem(key=key, value=region, reason="unknown AWS region", fix=fix)])
+        raise InputError([Problem(key, region, "unknown AWS region", fix, "unknown_region")])
 
 
 def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
@@ -202,10 +202,11 @@ def attached_account() -> EmulatedAws | None:
         return EmulatedAws.attach(endpoint)
     except ValueError as error:
         problem = Problem(
-            key="AWS_ENDPOINT_URL",
-            value=endpoint,
-            reason=str(error),
-            fix="Start an emulated AWS with `python -m rehearsal aws`, or unset the variable to use a temporary one",
+            "AWS_ENDPOINT_URL",
+            endpoint,
+            str(error),
+            "Start an emulated AWS with `python -m rehearsal aws`, or unset the variable to use a temporary one",
+            "invalid_endpoint",
         )
         raise InputError([problem]) from None
 

@@ -89,7 +89,7 @@ def choose_device(config: TrainerConfig, environment: Environment) -> torch.devi
         if environment.local_rank >= count:
             reason = f"this node has {count} GPUs, and each process needs a separate GPU"
             fix = f"Start {count} processes on it, or disable the GPUs with CUDA_VISIBLE_DEVICES="
-            raise InputError([Problem(key="LOCAL_RANK", value=environment.local_rank, reason=reason, fix=fix)])
+            raise InputError([Problem("LOCAL_RANK", environment.local_rank, reason, fix, "gpu_per_process_missing")])
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
@@ -108,7 +108,7 @@ def _require_precision(config: TrainerConfig, device: torch.device, capability: 
         fix = "Set it to fp16"
     else:
         return
-    raise InputError([Problem(key="config.precision", value=config.precision, reason=reason, fix=fix)])
+    raise InputError([Problem("config.precision", config.precision, reason, fix, "precision_unsupported")])
 
 
 def _describe_gpu(device: torch.device) -> str:

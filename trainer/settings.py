@@ -50,7 +50,7 @@ class Environment:
     def read(cls, variables: Mapping[str, str]) -> Self:
         """Read environment variables. Raises InputError that names each missing or invalid variable."""
         problems = [
-            Problem(key=name, value=None, reason="is not set", fix=f"Set it to {description}")
+            Problem(name, None, "is not set", f"Set it to {description}", "variable_missing")
             for name, description in _URIS.items()
             if not variables.get(name)
         ]
@@ -59,7 +59,7 @@ class Environment:
             text = variables.get(name, str(default))
             if not text.isdecimal() or int(text) < minimum:
                 reason, fix = f"is not an integer of {minimum} or more", "Start the job by torchrun, or unset it"
-                problems.append(Problem(key=name, value=text, reason=reason, fix=fix))
+                problems.append(Problem(name, text, reason, fix, "invalid_integer"))
                 return default
             return int(text)
 
@@ -92,10 +92,10 @@ class Environment:
         for name, rank, world_size in pairs:
             if rank >= world_size:
                 reason = f"must be less than {name.replace('RANK', 'WORLD_SIZE')}, which is {world_size}"
-                yield Problem(key=name, value=rank, reason=reason, fix="Start the job by torchrun, which sets both")
+                yield Problem(name, rank, reason, "Start the job by torchrun, which sets both", "rank_out_of_range")
         if self.world_size % self.local_world_size:
             reason = f"is not a multiple of LOCAL_WORLD_SIZE, which is {self.local_world_size} on each node"
-            yield Problem(key="WORLD_SIZE", value=self.world_size, reason=reason, fix="Start the job by torchrun")
+            yield Problem("WORLD_SIZE", self.world_size, reason, "Start the job by torchrun", "nodes_of_unequal_size")
 
 
 def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
@@ -111,11 +111,11 @@ def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
         (first, *_) = error.errors(include_url=False)
         if first["type"] == "json_invalid":  # the value of this error is the whole file
             reason = f"is not valid JSON: {first['ctx']['error']}"
-            raise InputError([Problem(key="--config", value=file, reason=reason, fix="Fix the syntax")]) from None
+            raise InputError([Problem("--config", file, reason, "Fix the syntax", "invalid_json")]) from None
         raise InputError(problems_from(error, "config", file)) from None
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-        raise InputError([Problem(key="--config", value=file, reason=reason, fix="Set it to a JSON file")]) from None
+        raise InputError([Problem("--config", file, reason, "Set it to a JSON file", "config_not_readable")]) from None
     if problems := config.problems(world_size, per_node):
         raise InputError([replace(problem, key=f"config.{problem.key}") for problem in problems])
     return config

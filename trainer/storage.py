@@ -72,8 +72,8 @@ class Storage(ABC):
     def delete_folder(self, folder: str) -> None:
         """Delete all objects below a folder."""
 
-    def _problem(self, reason: str, fix: str) -> InputError:
-        return InputError([Problem(key=self.name, value=self.uri, reason=reason, fix=fix)])
+    def _problem(self, reason: str, fix: str, code: str) -> InputError:
+        return InputError([Problem(self.name, self.uri, reason, fix, code)])
 
 
 class S3Error(OSError):
@@ -94,13 +94,15 @@ class LocalStorage(Storage):
     def require(self, *, create: bool = False) -> None:
         """Raise InputError unless the folder exists. `create`: create a missing folder."""
         if _SCHEME.match(self.uri):
-            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI")
+            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI", "invalid_uri")
         if not create and not self._root.is_dir():
-            raise self._problem("the folder does not exist", "Set it to an existing folder")
+            raise self._problem("the folder does not exist", "Set it to an existing folder", "folder_missing")
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._problem(f"cannot be created: {error.strerror}", "Set it to a writable folder") from None
+            raise self._problem(
+                f"cannot be created: {error.strerror}", "Set it to a writable folder", "folder_not_writable"
+            ) from None
 
     def read(self, key: str) -> bytes | None:
         """Return the file's content; None if it does not exist."""
@@ -165,10 +167,10 @@ class S3Storage(Storage):
         try:
             self._bucket, self._prefix = split_s3_uri(self.uri)
         except ValueError:
-            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI") from None
+            raise self._problem("is not a folder or s3://bucket/prefix/", "Correct the URI", "invalid_uri") from None
         region = configured_region()
         if region is None:
-            raise self._problem("is in S3, and no AWS region is configured", "Set AWS_REGION")
+            raise self._problem("is in S3, and no AWS region is configured", "Set AWS_REGION", "region_missing")
 
         import boto3
         from botocore.config import Config
@@ -188,10 +190,12 @@ class S3Storage(Storage):
                 self._client.head_bucket(Bucket=self._bucket)
         except S3Error as error:
             reason = reasons.get(error.code, str(error))
-            raise self._problem(reason, "Create the bucket, or set another bucket") from None
+            raise self._problem(reason, "Create the bucket, or set another bucket", "bucket_missing") from None
         except OSError as error:
             if isinstance(error.__cause__, NoCredentialsError):
-                raise self._problem("no AWS credentials are configured", "Configure a role or a profile") from None
+                raise self._problem(
+                    "no AWS credentials are configured", "Configure a role or a profile", "credentials_missing"
+                ) from None
             raise
 
     def read(self, key: str) -> bytes | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Problem:
     """One invalid value of the user's input.
 
@@ -17,7 +17,7 @@ class Problem:
     value: Any
     reason: str
     fix: str
-    code: str = "invalid_value"
+    code: str
 
     def __str__(self) -> str:
         return f"{self.key} = {self.value!r}: {self.reason}. {self.fix}."

@@ -17,4 +17,4 @@ def lookup_failure(error: Exception) -> str:
 def lookup_error(key: str, value: str, error: Exception) -> InputError:
     """Return the error of a setting whose resource cannot be looked up. `key` is relative to the cluster's settings."""
     fix = "Use a resource of this account and region, or request permission to read it"
-    return InputError([invalid_setting(key, value, lookup_failure(error), fix, code="lookup_failed")])
+    return InputError([invalid_setting(key, value, lookup_failure(error), fix, "lookup_failed")])

@@ -47,16 +47,24 @@ def look_up_image(name: str, root_volume_gib: int) -> Image:
     try:
         image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
     except Exception as error:
-        raise _unusable(name, lookup_failure(error)) from error
+        raise _unusable(name, lookup_failure(error), "image_lookup_failed") from error
     if image.architecture != "x86_64":
-        raise _unusable(name, f"is for {image.architecture}, and the instance types of the catalog are x86_64")
+        raise _unusable(
+            name,
+            f"is for {image.architecture}, and the instance types of the catalog are x86_64",
+            "image_wrong_architecture",
+        )
     for device in image.block_device_mappings:
         minimum_gib = int(device.ebs.get("volume_size") or 0)
         if device.device_name == image.root_device_name and minimum_gib > root_volume_gib:
-            raise _unusable(name, f"its root volume needs {minimum_gib} GiB, and root_volume_gib is {root_volume_gib}")
+            raise _unusable(
+                name,
+                f"its root volume needs {minimum_gib} GiB, and root_volume_gib is {root_volume_gib}",
+                "root_volume_below_image",
+            )
     return Image(id=name, family=CUSTOM, root_device=image.root_device_name, ignore_changes=False)
 
 
-def _unusable(name: str, reason: str) -> InputError:
+def _unusable(name: str, reason: str, code: str) -> InputError:
     fix = "Use an x86_64 AMI of this region that the account may launch"
-    return InputError([invalid_setting("image", name, reason, fix)])
+    return InputError([invalid_setting("image", name, reason, fix, code)])

@@ -30,10 +30,11 @@ def find_retained(
         raise InputError(
             [
                 Problem(
-                    key=f"{tags.STACK}={stack}, {tags.ROLE}={role}",
-                    value=ids,
-                    reason=f"more than one {resource_type} has these tags of the stack",
-                    fix="Remove the tags from all except one",
+                    f"{tags.STACK}={stack}, {tags.ROLE}={role}",
+                    ids,
+                    f"more than one {resource_type} has these tags of the stack",
+                    "Remove the tags from all except one",
+                    "retained_resource_ambiguous",
                 )
             ]
         )

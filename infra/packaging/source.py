@@ -33,7 +33,7 @@ def pack_source(root: Path, source: str) -> Packed:
         reason = _refusal(folder, path)
         if reason:
             fix = f"Remove it, or add it to {source}/{IGNORE_FILE}"
-            problems.append(invalid_setting("job.source", f"{source}/{name}", reason, fix))
+            problems.append(invalid_setting("job.source", f"{source}/{name}", reason, fix, "source_file_refused"))
             continue
         total += path.stat().st_size
         if total > LIMIT_BYTES:
@@ -92,4 +92,4 @@ def _refusal(folder: Path, path: Path) -> str | None:
 def _too_large(source: str, name: str) -> Problem:
     reason = f"contains more than {LIMIT_BYTES // 2**20} MiB (counted up to {name})"
     fix = f"Keep data in the data bucket, and list files other than code in {source}/{IGNORE_FILE}"
-    return invalid_setting("job.source", source, reason, fix)
+    return invalid_setting("job.source", source, reason, fix, "source_too_large")

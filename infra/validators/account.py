@@ -133,14 +133,15 @@ def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[
     for quota in required_quotas(settings):
         granted = facts.quotas.get(quota.code)
         if granted is not None and quota.vcpus > granted:
-            yield Problem(
-                key=quota.key,
-                value=quota.value,
-                reason=f"needs {quota.vcpus} vCPUs, and the quota {quota.name} ({quota.code}) of this account in "
-                f"{facts.region} is {granted:g}",
-                fix="Request an increase: aws service-quotas request-service-quota-increase --service-code ec2 "
-                f"--quota-code {quota.code} --desired-value {quota.vcpus} --region {facts.region}",
+            reason = (
+                f"needs {quota.vcpus} vCPUs, and the quota {quota.name} ({quota.code}) of this account in "
+                f"{facts.region} is {granted:g}"
             )
+            fix = (
+                "Request an increase: aws service-quotas request-service-quota-increase --service-code ec2 "
+                f"--quota-code {quota.code} --desired-value {quota.vcpus} --region {facts.region}"
+            )
+            yield Problem(quota.key, quota.value, reason, fix, "quotas_sufficient")
 
 
 def data_in_stack_region(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ def check_cli(engine: EngineName = "pulumi") -> None:
     if missing:
         reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on PATH"
         fix = "Install the Pulumi CLI (pulumi.com/docs/install), or omit ENGINE"
-        raise InputError([Problem(key="--engine", value=engine, reason=reason, fix=fix)])
+        raise InputError([Problem("--engine", engine, reason, fix, "program_not_on_path")])
 
 
 def has_plugin(package: str) -> bool:

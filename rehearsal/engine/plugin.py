@@ -32,7 +32,7 @@ def check_plugin() -> None:
     if not has_plugin("aws"):
         reason = "pulumi-resource-aws is not on PATH and not among Pulumi's installed plugins"
         fix = f"Run pulumi plugin install resource aws {version('pulumi-aws')}, or use --engine pulumi"
-        raise InputError([Problem(key="--engine", value="pulumi-aws", reason=reason, fix=fix)])
+        raise InputError([Problem("--engine", "pulumi-aws", reason, fix, "plugin_not_installed")])
 
 
 def services() -> list[str]:

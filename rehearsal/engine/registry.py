@@ -30,4 +30,4 @@ def select_engine(value: str) -> EngineName:
             _CHECKS[name]()
             return name
     fix = f"Use one of {', '.join(ENGINES)}"
-    raise InputError([Problem(key="--engine", value=value, reason="no such engine", fix=fix)])
+    raise InputError([Problem("--engine", value, "no such engine", fix, "unknown_engine")])

@@ -28,7 +28,7 @@ def select_backend(name: str) -> BackendName:
                 raise InputError(problems)
             return backend
     fix = f"Use one of {', '.join(BACKENDS)}"
-    raise InputError([Problem(key="--backend", value=name, reason="unknown backend", fix=fix)])
+    raise InputError([Problem("--backend", name, "unknown backend", fix, "unknown_backend")])
 
 
 def check_account_addresses(backend: BackendName, aws: EmulatedAws) -> None:
@@ -37,7 +37,7 @@ def check_account_addresses(backend: BackendName, aws: EmulatedAws) -> None:
         kind = "loopback addresses" if aws.uses_loopback else "addresses of their subnets"
         reason = f"its instances have {kind}, which the backend {backend} cannot use"
         fix = f"Start an account with `python -m rehearsal aws --backend {backend}`"
-        raise InputError([Problem(key="AWS_ENDPOINT_URL", value=aws.endpoint, reason=reason, fix=fix)])
+        raise InputError([Problem("AWS_ENDPOINT_URL", aws.endpoint, reason, fix, "instance_addresses_unreachable")])
 
 
 def remove_leftovers(folder: Path) -> int:

@@ -374,7 +374,7 @@ def test_problem_has_a_one_line_reason_and_fix(name: str, example: Example) -> N
 @each_validator
 def test_validator_runs_in_the_program(name: str, patched: pytest.MonkeyPatch) -> None:
     def always(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-        yield Problem(key=name, value=None, reason="always", fix="None")
+        yield Problem(name, None, "always", "None", "")
 
     replaced = tuple(always if each.__name__ == name else each for each in account.VALIDATORS)
     patched.setattr(account, "VALIDATORS", replaced)

@@ -16,7 +16,7 @@ from infra.packaging.bundle import FILES, FOLDERS, OPERATOR_ONLY, SCHEMA, pack_b
 from infra.packaging.source import pack_source
 from rehearsal.adapter.deployment import Deployment
 from tests.infra.conftest import ROOT
-from trainyard.errors import InputError
+from tests.problems import rejects
 
 Job = Callable[..., Packed]
 
@@ -123,13 +123,13 @@ def test_source_applies_its_ignore_file(job: Job) -> None:
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "id_rsa", "sub__id_ed25519", ".netrc"])
 def test_file_of_secrets_is_refused_by_name(job: Job, name: str) -> None:
-    with pytest.raises(InputError, match=name.replace("__", "/")):
+    with rejects("source_file_refused", name.replace("__", "/")):
         job(**{"train.py": "1", name: "secret"})
 
 
 def test_private_key_is_refused_under_any_name(job: Job) -> None:
     key = "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nabc\n"
-    with pytest.raises(InputError, match=r"notes\.md"):
+    with rejects("source_file_refused", "notes.md"):
         job(**{"train.py": "1", "notes.md": key})
 
 
@@ -141,13 +141,13 @@ def test_link_out_of_the_folder_is_refused(job: Job, tmp_path: Path) -> None:
     job(**{"train.py": "1"})
     (tmp_path / "outside").write_text("x")
     (tmp_path / "job/link").symlink_to(tmp_path / "outside")
-    with pytest.raises(InputError, match="link"):
+    with rejects("source_file_refused", "link"):
         job()
 
 
 def test_source_over_the_cap_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "LIMIT_BYTES", 10)
-    with pytest.raises(InputError, match="more than"):
+    with rejects("source_too_large", "train.py"):
         job(**{"train.py": "x" * 11})
 
 

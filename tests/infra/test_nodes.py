@@ -12,8 +12,8 @@ from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, templates_of
+from tests.problems import rejects
 from trainyard.config.catalog import catalog
-from trainyard.errors import InputError
 
 
 def template_of(run: Deployment) -> dict[str, Any]:
@@ -190,5 +190,5 @@ def test_ami_larger_than_the_root_volume_is_refused(
         return image
 
     monkeypatch.setattr(StaticEc2, "image", large)
-    with pytest.raises(InputError, match="its root volume needs 120 GiB, and root_volume_gib is 40"):
+    with rejects("root_volume_below_image", "120 GiB", "root_volume_gib is 40"):
         changed(image="ami-0123456789abcdef0")

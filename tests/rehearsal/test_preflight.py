@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rehearsal.preflight import check_machine
+from tests.problems import rejects
 from trainyard.config.settings import StackSettings
-from trainyard.errors import InputError
 
 SETTINGS = StackSettings.model_validate(
     {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
@@ -16,7 +16,7 @@ SETTINGS = StackSettings.model_validate(
 
 def test_operating_system_other_than_linux_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(InputError, match=r"operating system = 'darwin': the rehearsal needs Linux"):
+    with rejects("operating_system_unsupported", "darwin"):
         check_machine(tmp_path / "build/rehearsal/x", tmp_path, SETTINGS, "process")
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.problems import rejects
 from tests.trainer.conftest import tiny
 from trainer.distributed import choose_device
 from trainer.settings import Environment
-from trainyard.errors import InputError
 
 
 @pytest.fixture
@@ -28,9 +28,7 @@ def test_unsupported_precision_is_rejected_and_fp16_suggested(
     gpu: pytest.MonkeyPatch, alone: Environment, precision: str
 ) -> None:
     config = tiny(precision=precision, model={"dim": 32, "heads": 2, "kv_heads": 2, "hidden": 32})
-    with pytest.raises(
-        InputError, match=rf"(?s)config.precision.*{precision}.*Tesla T4 of compute capability 7.5.*Set it to fp16"
-    ):
+    with rejects("precision_unsupported", precision, "Tesla T4 of compute capability 7.5", "fp16"):
         choose_device(config, alone)
 
 
@@ -45,5 +43,5 @@ def test_bf16_is_accepted_from_compute_capability_8_0(gpu: pytest.MonkeyPatch, a
 
 
 def test_more_processes_than_gpus_are_rejected(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
-    with pytest.raises(InputError, match="this node has 1 GPUs"):
+    with rejects("gpu_per_process_missing", "1 GPUs"):
         choose_device(tiny(precision="fp16"), replace(alone, local_rank=1))

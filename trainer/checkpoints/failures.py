@@ -145,4 +145,4 @@ _TRANSIENT_CODES = ("InternalError", "RequestTimeout", "ServiceUnavailable", "Sl
 def _archived(uri: str) -> InputError:
     reason = "S3 has moved it to an archive class such as Deep Archive, from where nothing is read"
     fix = "Restore it (aws s3api restore-object; 12 to 48 hours) and start again, or resume from another run"
-    return InputError([Problem(key="checkpoint", value=uri, reason=reason, fix=fix)])
+    return InputError([Problem("checkpoint", uri, reason, fix, "checkpoint_archived")])

@@ -68,7 +68,7 @@ class Checkpoints:
             if uri is None:
                 reason = "holds no complete checkpoint"
                 fix = "Set it to the checkpoints of a run that has saved one, or unset it"
-                raise InputError([Problem(key="RESUME_URI", value=resume_uri, reason=reason, fix=fix)])
+                raise InputError([Problem("RESUME_URI", resume_uri, reason, fix, "checkpoint_missing")])
         return uri
 
     def save(self, state: State) -> str:

@@ -55,7 +55,7 @@ def load_newest(storage: Storage, state: State, group: dist.ProcessGroup, *, sam
     if damaged:
         reason = f"all its complete checkpoints are damaged ({', '.join(damaged)})"
         fix = "Delete them or set another URI to start from step 0; or resume from another run"
-        raise InputError([Problem(key=storage.name, value=storage.uri, reason=reason, fix=fix)])
+        raise InputError([Problem(storage.name, storage.uri, reason, fix, "checkpoints_damaged")])
     return None
 
 

@@ -113,13 +113,13 @@ class State:
         fix = "Restore the value of that checkpoint, or start a new run with another CHECKPOINT_URI"
         saved = json.loads(values.get("order", "{}"))
         problems = [
-            Problem(key=key, value=value, reason=f"changes the order of samples: {uri} has {before!r}", fix=fix)
+            Problem(key, value, f"changes the order of samples: {uri} has {before!r}", fix, "sample_order_changed")
             for key, value in self.order.items()
             if (before := saved.get(key, value)) != value
         ]
         if (consumed := values["progress"]["consumed"]) % self.batch_size:
             reason = f"does not divide the {consumed} samples after which {uri} was saved"
-            problems.append(Problem(key="config.batch_size", value=self.batch_size, reason=reason, fix=fix))
+            problems.append(Problem("config.batch_size", self.batch_size, reason, fix, "batch_size_not_a_divisor"))
         return problems
 
 
@@ -135,7 +135,7 @@ def require_same_sizes(tensors: Mapping[str, Tensor], metadata: Metadata, uri: s
 def model_mismatch(uri: str, reason: str) -> InputError:
     """Create the error for a checkpoint of another model."""
     fix = "Use the model of that checkpoint, or start a new run with another CHECKPOINT_URI"
-    return InputError([Problem(key="checkpoint", value=uri, reason=reason, fix=fix)])
+    return InputError([Problem("checkpoint", uri, reason, fix, "checkpoint_of_another_model")])
 
 
 def rng_state() -> dict[str, Tensor]:

@@ -34,18 +34,18 @@ _CPU_THREADS = 4  # for the part of decoding that runs on the CPU
 def _import_dali() -> Any:
     """Import DALI. Raises InputError if it is not installed or there is no GPU."""
 
-    def input_error(reason: str, fix: str) -> InputError:
-        return InputError([Problem(key="config.data.images", value="dali", reason=reason, fix=fix)])
+    def input_error(reason: str, fix: str, code: str) -> InputError:
+        return InputError([Problem("config.data.images", "dali", reason, fix, code)])
 
     if not torch.cuda.is_available():
-        raise input_error("DALI needs a GPU, and there is none", "Use torchvision, or a node with a GPU")
+        raise input_error("DALI needs a GPU, and there is none", "Use torchvision, or a node with a GPU", "gpu_missing")
     try:
         import nvidia.dali
         import nvidia.dali.fn
         import nvidia.dali.plugin.pytorch
     except ImportError as error:
         fix = "Install nvidia-dali-cuda130 (of the CUDA version of torch) on the nodes, or use torchvision"
-        raise input_error(f"nvidia.dali can't be imported: {error}", fix) from None
+        raise input_error(f"nvidia.dali can't be imported: {error}", fix, "dali_not_importable") from None
     return nvidia.dali
 
 

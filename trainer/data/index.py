@@ -16,15 +16,15 @@ def read_index(storage: Storage) -> Dataset:
     content = storage.read(INDEX)
     if content is None:
         fix = "Create the dataset with python -m trainer.prepare, or name its folder"
-        raise InputError([_problem(storage, f"holds no {INDEX}", fix)])
+        raise InputError([_problem(storage, f"holds no {INDEX}", fix, "dataset_index_missing")])
     try:
         return DATASET.validate_json(content)
     except ValidationError as error:
         raise InputError(problems_from(error, "dataset", storage.uri + INDEX)) from None
 
 
-def _problem(storage: Storage, reason: str, fix: str) -> Problem:
-    return Problem(key=storage.name, value=storage.uri, reason=reason, fix=fix)
+def _problem(storage: Storage, reason: str, fix: str, code: str) -> Problem:
+    return Problem(storage.name, storage.uri, reason, fix, code)
 
 
 def require_matching_model(index: Dataset, config: TrainerConfig, storage: Storage) -> None:
@@ -33,18 +33,22 @@ def require_matching_model(index: Dataset, config: TrainerConfig, storage: Stora
     kind = "images" if isinstance(model, ImageModelConfig) else "tokens"
     if index.kind != kind:
         reason = f"is a dataset of {index.kind}, and the model is trained on {kind}"
-        raise InputError([_problem(storage, reason, f"Name a dataset of {kind}, or another model")])
+        raise InputError(
+            [_problem(storage, reason, f"Name a dataset of {kind}, or another model", "dataset_of_another_kind")]
+        )
     if isinstance(model, ImageModelConfig):
         return
     assert isinstance(index, TokenDataset)
     if model.task == "masked" and index.mask is None:
         reason = "has no mask token, and the model's task is masked"
         fix = "Prepare it with a tokenizer that has a mask token, or train task: causal"
-        raise InputError([_problem(storage, reason, fix)])
+        raise InputError([_problem(storage, reason, fix, "mask_token_missing")])
     for purpose, shards in (("to train on", index.train), ("to hold out", index.validation)):
         if all(shard.count <= model.sequence_length for shard in shards):
             reason = f"has no sample of {model.sequence_length + 1} tokens {purpose}"
-            raise InputError([_problem(storage, reason, "Shorten model.sequence_length, or use more data")])
+            raise InputError(
+                [_problem(storage, reason, "Shorten model.sequence_length, or use more data", "dataset_too_small")]
+            )
 
 
 def require_vocabulary_fits(index: Dataset, limit: int, storage: Storage) -> None:
@@ -54,7 +58,13 @@ def require_vocabulary_fits(index: Dataset, limit: int, storage: Storage) -> Non
     else:
         size, unit, key = index.vocabulary, "token ids", "model.vocabulary (model.config.vocab_size)"
     if size > limit:
-        raise InputError([_problem(storage, f"has {size} {unit}, and the model only {limit}", f"Raise {key}")])
+        raise InputError(
+            [
+                _problem(
+                    storage, f"has {size} {unit}, and the model only {limit}", f"Raise {key}", "vocabulary_too_large"
+                )
+            ]
+        )
 
 
 def require_cache_fits(index: Dataset, config: TrainerConfig, samples: int, streams: int, limit: float) -> None:
@@ -74,4 +84,4 @@ def require_cache_fits(index: Dataset, config: TrainerConfig, samples: int, stre
         f"{required / GIB:.2f} GiB, and its cache has a limit of {limit / GIB:.2f} GiB"
     )
     fix = "Lower data.shuffle_block or data.streams, use smaller shards, or raise data.cache_gib"
-    raise InputError([Problem(key="config.data.shuffle_block", value=config.shuffle_block, reason=reason, fix=fix)])
+    raise InputError([Problem("config.data.shuffle_block", config.shuffle_block, reason, fix, "cache_too_small")])

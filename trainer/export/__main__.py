@@ -5,7 +5,6 @@ Runs in one process without GPUs. The exported weights are the fp32 weights of t
 
 import argparse
 import json
-import os
 import sys
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,10 +19,10 @@ from trainer.export.model_config import (
     shared_names,
 )
 from trainer.export.safetensors_export import export_checkpoint, load_exported_weights
-from trainer.log import configure_logging
 from trainer.storage import open_storage
 from trainyard.config.training.models import ModelConfig
 from trainyard.errors import InputError, Problem
+from trainyard.log import configure_logging
 
 
 def export(uri: str, target: str, *, int8: bool) -> None:
@@ -38,7 +37,7 @@ def export(uri: str, target: str, *, int8: bool) -> None:
         shape = TypeAdapter[ModelConfig](ModelConfig).validate_json(read_state_dict(source.uri, {"shape"})["shape"])
     except (KeyError, ValidationError):
         reason, fix = "is not a checkpoint of this trainer", "Set it to the URI of a checkpoint"
-        raise InputError([Problem(key="CHECKPOINT_URI", value=uri, reason=reason, fix=fix)]) from None
+        raise InputError([Problem("CHECKPOINT_URI", uri, reason, fix, "not_a_checkpoint")]) from None
     export_config, prefix = build_export_config(shape), name_prefix(shape)
     export_checkpoint(source.uri, export_config, storage, prefix=prefix, shared=shared_names(shape))
     if int8:
@@ -54,7 +53,7 @@ def main() -> int:
     parser.add_argument("target", metavar="TARGET", help="folder or s3:// URI to write to")
     parser.add_argument("--int8", action="store_true", help="also export int8 linear layers, to TARGET/int8/")
     arguments = parser.parse_args()
-    configure_logging(os.environ, sys.stderr)
+    configure_logging("trainer")
     try:
         export(arguments.checkpoint, arguments.target, int8=arguments.int8)
     except InputError as error:

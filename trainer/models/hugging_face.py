@@ -86,7 +86,9 @@ def load_transformers_config(config: HuggingFaceConfig) -> Any:
     try:
         if config.path is not None:
             if not (Path(config.path) / "config.json").is_file():
-                raise _input_error("path", config.path, "has no config.json", "Set it to the folder of a model")
+                raise _input_error(
+                    "path", config.path, "has no config.json", "Set it to the folder of a model", "model_config_missing"
+                )
             loaded = AutoConfig.from_pretrained(
                 config.path, local_files_only=True, trust_remote_code=False, **overrides
             )
@@ -100,7 +102,13 @@ def load_transformers_config(config: HuggingFaceConfig) -> Any:
     length = getattr(loaded, "max_position_embeddings", None)
     if isinstance(length, int) and config.sequence_length > length:
         reason = f"is longer than the {length} positions of the model (max_position_embeddings)"
-        raise _input_error("sequence_length", config.sequence_length, reason, "Shorten it, or raise that key in config")
+        raise _input_error(
+            "sequence_length",
+            config.sequence_length,
+            reason,
+            "Shorten it, or raise that key in config",
+            "sequence_too_long",
+        )
     loaded.use_cache = False
     return loaded
 
@@ -120,7 +128,7 @@ def _require_known_keys(overrides: Mapping[str, Any], config_class: Any) -> None
         if matches and not hasattr(default, key) and key in config_class(**{key: value}).to_dict():
             reason = f"is not a key of {config_class.__name__} of transformers, which would ignore it"
             problems.append(
-                Problem(key=f"config.model.config.{key}", value=value, reason=reason, fix=f"Write {matches[0]}")
+                Problem(f"config.model.config.{key}", value, reason, f"Write {matches[0]}", "unknown_model_config_key")
             )
     if problems:
         raise InputError(problems)
@@ -134,7 +142,7 @@ def _config_error(config: HuggingFaceConfig, error: Exception) -> InputError:
     key, value = ("path", config.path) if config.path else ("config", _overrides(config))
     message = " ".join(str(error).split())[:300].rstrip(".")
     reason = f"transformers cannot create a {config.task} language model from it: {message}"
-    return _input_error(key, value, reason, "Correct it")
+    return _input_error(key, value, reason, "Correct it", "model_config_rejected")
 
 
 def _flops(model: nn.Module, library_config: Any, config: HuggingFaceConfig) -> float | None:
@@ -145,8 +153,8 @@ def _flops(model: nn.Module, library_config: Any, config: HuggingFaceConfig) -> 
     return per_token * config.sequence_length
 
 
-def _input_error(key: str, value: Any, reason: str, fix: str) -> InputError:
-    return InputError([Problem(key=f"config.model.{key}", value=value, reason=reason, fix=fix)])
+def _input_error(key: str, value: Any, reason: str, fix: str, code: str) -> InputError:
+    return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
 
 
 def _head_input(head: nn.Module, model: Any, tokens: Tensor) -> Tensor:

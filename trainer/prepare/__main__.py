@@ -216,7 +216,7 @@ def _parse_count(text: str) -> int:
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("K", "M") else (text, "")
     if not number.isdigit() or int(number) == 0:
         reason, fix = "is no number of tokens", "Write a number such as 64M or 500K"
-        raise InputError([Problem(key="--shard-tokens", value=text, reason=reason, fix=fix)])
+        raise InputError([Problem("--shard-tokens", text, reason, fix, "invalid_token_count")])
     return int(number) * {"": 1, "K": 1_000, "M": 1_000_000}[unit]
 
 

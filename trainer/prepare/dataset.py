@@ -54,7 +54,7 @@ class Request:
         if not 0 < self.held_out < 1:
             reason = "leaves nothing to hold out" if self.held_out <= 0 else "leaves nothing to train on"
             fix = "Use a share between 0 and 1"
-            raise InputError([Problem(key="--held-out", value=self.held_out, reason=reason, fix=fix)])
+            raise InputError([Problem("--held-out", self.held_out, reason, fix, "split_empty")])
 
     @contextmanager
     def open_work_folder(self, settings: Mapping[str, Any]) -> Iterator[WorkFolder]:
@@ -175,26 +175,33 @@ def _require_writable(storage: Storage, replace: bool) -> None:
         storage.delete(_PROBE)
         has_dataset = storage.exists(INDEX)
     except OSError as error:
-        raise _target_error(storage, f"can't be written: {error}", "Name another, or request write access") from None
+        raise _target_error(
+            storage, f"can't be written: {error}", "Name another, or request write access", "target_not_writable"
+        ) from None
     if has_dataset and not replace:
-        raise _target_error(storage, f"holds a dataset ({INDEX}) already", "Name another, or replace it with --replace")
+        raise _target_error(
+            storage,
+            f"holds a dataset ({INDEX}) already",
+            "Name another, or replace it with --replace",
+            "target_has_dataset",
+        )
 
 
-def _target_error(storage: Storage, reason: str, fix: str) -> InputError:
-    return InputError([Problem(key="--target", value=storage.uri, reason=reason, fix=fix)])
+def _target_error(storage: Storage, reason: str, fix: str, code: str) -> InputError:
+    return InputError([Problem("--target", storage.uri, reason, fix, code)])
 
 
 def _require_both_splits(train: list[Shard], validation: list[Shard], samples: int, held_out: float) -> None:
     if not samples:
         reason = "holds nothing: every document is empty"
-        raise InputError([Problem(key="SOURCE", value=None, reason=reason, fix="Name another")])
+        raise InputError([Problem("SOURCE", None, reason, "Name another", "source_empty")])
     if samples == 1:
         reason = "nothing is left to train on once it is held out"
         fix = (
             "Split a text file into smaller documents, such as by --document-kib 16 --held-out 0.1, or add documents "
             "or images"
         )
-        raise InputError([Problem(key="SOURCE", value="one document, or image", reason=reason, fix=fix)])
+        raise InputError([Problem("SOURCE", "one document, or image", reason, fix, "training_split_empty")])
     if not validation or not train:
         split, action = ("held out", "Raise") if not validation else ("left to train on", "Lower")
         reason = f"of {samples} documents, or images, none is {split}"
@@ -203,4 +210,4 @@ def _require_both_splits(train: list[Shard], validation: list[Shard], samples: i
         fix = (
             f"{action} it{example}, or add documents or images; --document-kib splits text files into smaller documents"
         )
-        raise InputError([Problem(key="--held-out", value=held_out, reason=reason, fix=fix)])
+        raise InputError([Problem("--held-out", held_out, reason, fix, "split_empty")])

@@ -106,7 +106,7 @@ def _read_line(stream: Any, file: SourceFile, offset: int) -> bytes:
     line: bytes = stream.readline(MAX_LINE_BYTES)
     if len(line) == MAX_LINE_BYTES:
         reason = f"line {_line_number(file, offset)} is longer than {MAX_LINE_BYTES >> 20} MiB"
-        raise InputError([file.problem(reason, "Split it into several lines")])
+        raise InputError([file.problem(reason, "Split it into several lines", "line_too_long")])
     return line
 
 
@@ -116,15 +116,15 @@ def _parse_json(line: bytes, offset: int, file: SourceFile, options: ReadOptions
         row = json.loads(text.removeprefix("\ufeff") if offset == 0 else text)
     except ValueError as error:
         reason = f"line {_line_number(file, offset)} is no JSON: {error}"
-        raise InputError([file.problem(reason, "Correct the line")]) from None
+        raise InputError([file.problem(reason, "Correct the line", "invalid_json")]) from None
     if not isinstance(row, dict) or options.field not in row:
         content = f"has {', '.join(row) or 'no field'}" if isinstance(row, dict) else "is no object"
         reason = f"line {_line_number(file, offset)} has no field {options.field!r}: it {content}"
-        raise InputError([file.problem(reason, "Name the field of the text with --field")])
+        raise InputError([file.problem(reason, "Name the field of the text with --field", "field_missing")])
     value = row[options.field]
     if value is not None and not isinstance(value, str):
         reason = f"line {_line_number(file, offset)}: field {options.field!r} is no text but {json.dumps(value)[:40]}"
-        raise InputError([file.problem(reason, "Name the field of the text with --field")])
+        raise InputError([file.problem(reason, "Name the field of the text with --field", "field_not_text")])
     value = value or ""
     try:
         return Document(value, value.encode())
@@ -132,7 +132,9 @@ def _parse_json(line: bytes, offset: int, file: SourceFile, options: ReadOptions
         if options.replace_invalid:
             return _replace_invalid(value)
         reason = f"line {_line_number(file, offset)}: field {options.field!r} holds half a surrogate pair"
-        raise InputError([file.problem(reason, "Correct it, or use --encoding-errors replace")]) from None
+        raise InputError(
+            [file.problem(reason, "Correct it, or use --encoding-errors replace", "invalid_utf8")]
+        ) from None
 
 
 def _row_groups(file: SourceFile, options: ReadOptions) -> list[FilePart]:
@@ -142,11 +144,11 @@ def _row_groups(file: SourceFile, options: ReadOptions) -> list[FilePart]:
         schema, metadata = opened.schema_arrow, opened.metadata
         if options.field not in schema.names:
             reason = f"has no column {options.field!r}: it has {', '.join(schema.names)}"
-            raise InputError([file.problem(reason, "Name the column of the text with --field")])
+            raise InputError([file.problem(reason, "Name the column of the text with --field", "column_missing")])
         kind = schema.field(options.field).type
         if not (types.is_string(kind) or types.is_large_string(kind)):
             reason = f"column {options.field!r} is no text but {kind}"
-            raise InputError([file.problem(reason, "Name the column of the text with --field")])
+            raise InputError([file.problem(reason, "Name the column of the text with --field", "column_not_text")])
         column = schema.names.index(options.field)
         if metadata.num_columns != len(schema.names):  # a nested column counts as several
             paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
@@ -175,7 +177,9 @@ def _decode(raw: bytes, file: SourceFile, offset: int, options: ReadOptions) -> 
         if options.replace_invalid:
             return _replace_invalid(raw)
         reason = f"byte {offset + error.start} is no UTF-8: {raw[error.start : error.start + 4]!r}"
-        raise InputError([file.problem(reason, "Convert it, or use --encoding-errors replace")]) from None
+        raise InputError(
+            [file.problem(reason, "Convert it, or use --encoding-errors replace", "invalid_utf8")]
+        ) from None
 
 
 def _replace_invalid(value: bytes | str) -> Document:

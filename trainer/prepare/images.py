@@ -73,7 +73,7 @@ def prepare_images(source: str, shard_mib: int, request: Request, description: s
             if len(failed) > _MAX_FAILED_SHARE * len(images):
                 examples = "; ".join(failed[:5]) + (f"; and {len(failed) - 5} more" if len(failed) > 5 else "")
                 reason = f"{len(failed)} of {len(images)} images can't be decoded: {examples}"
-                raise InputError([Problem(key="SOURCE", value=source, reason=reason, fix="Repair or remove them")])
+                raise InputError([Problem("SOURCE", source, reason, "Repair or remove them", "images_not_decodable")])
 
         def create_index(train: list[Shard], validation: list[Shard], samples: int) -> ImageDataset:
             return ImageDataset(

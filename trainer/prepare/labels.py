@@ -41,9 +41,13 @@ def list_labelled_images(source: str) -> tuple[list[Image], tuple[str, ...]]:
         named = [(file, _class_of(file)) for file in list_files([source]) if file.suffix in SUFFIXES]
     classes = sorted({name for _, name in named}, key=_sort_key)
     if not named:
-        raise _input_error(source, "holds no images", "Name a folder with a folder for each class, or a list")
+        raise _input_error(
+            source, "holds no images", "Name a folder with a folder for each class, or a list", "source_empty"
+        )
     if len(classes) < 2:
-        raise _input_error(source, f"has one class only, {classes[0]!r}", "Create a folder for each class")
+        raise _input_error(
+            source, f"has one class only, {classes[0]!r}", "Create a folder for each class", "single_class"
+        )
     numbers = {name: number for number, name in enumerate(classes)}
     return [Image(file, numbers[name]) for file, name in named], tuple(classes)
 
@@ -52,7 +56,13 @@ def _class_of(file: SourceFile) -> str:
     """Return the name of the top folder in the source."""
     parts = PurePosixPath(file.name).parts
     if len(parts) < 2:
-        raise InputError([file.problem("is in no class's folder", "Move it to a class's folder, or use a list")])
+        raise InputError(
+            [
+                file.problem(
+                    "is in no class's folder", "Move it to a class's folder, or use a list", "image_without_class"
+                )
+            ]
+        )
     return parts[0]
 
 
@@ -71,10 +81,12 @@ def _read_list(source: str) -> list[tuple[SourceFile, str]]:
         if not name or label is None or label == "":
             reason = f"line {number} has no {_LABEL if name else _NAME}"
             fix = f"Set {_NAME}, relative to the list, and {_LABEL} for each image"
-            raise _input_error(source, reason, fix)
+            raise _input_error(source, reason, fix, "label_line_incomplete")
         file = files.get(str(PurePosixPath(str(name))))
         if file is None:
-            problems.append(_problem(source, f"line {number}: there is no file {name}", "Correct the list"))
+            problems.append(
+                _problem(source, f"line {number}: there is no file {name}", "Correct the list", "image_missing")
+            )
         else:
             named.append((file, str(label)))
     if problems:
@@ -95,17 +107,21 @@ def _read_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     row = json.loads(line)
                     if not isinstance(row, dict):
-                        raise _input_error(file.uri, f"line {number} is no object", "Correct the list")
+                        raise _input_error(
+                            file.uri, f"line {number} is no object", "Correct the list", "label_line_not_an_object"
+                        )
                     yield number, row
         except json.JSONDecodeError as error:
-            raise _input_error(file.uri, f"line {number} is no JSON: {error}", "Correct the list") from None
+            raise _input_error(
+                file.uri, f"line {number} is no JSON: {error}", "Correct the list", "invalid_json"
+            ) from None
         except UnicodeDecodeError as error:
-            raise _input_error(file.uri, f"is no UTF-8: {error}", "Convert the list") from None
+            raise _input_error(file.uri, f"is no UTF-8: {error}", "Convert the list", "invalid_utf8") from None
 
 
-def _problem(source: str, reason: str, fix: str) -> Problem:
-    return Problem(key="SOURCE", value=source, reason=reason, fix=fix)
+def _problem(source: str, reason: str, fix: str, code: str) -> Problem:
+    return Problem("SOURCE", source, reason, fix, code)
 
 
-def _input_error(source: str, reason: str, fix: str) -> InputError:
-    return InputError([_problem(source, reason, fix)])
+def _input_error(source: str, reason: str, fix: str, code: str) -> InputError:
+    return InputError([_problem(source, reason, fix, code)])

@@ -48,7 +48,7 @@ def digits() -> Iterator[Path]:
         from sklearn.datasets import load_digits
     except ImportError:
         reason, fix = "scikit-learn, which has the digits, is not installed", "Run pip install scikit-learn"
-        raise InputError([Problem(key="KIND", value="digits", reason=reason, fix=fix)]) from None
+        raise InputError([Problem("KIND", "digits", reason, fix, "package_missing")]) from None
     import numpy as np
     from PIL import Image
 

@@ -35,9 +35,9 @@ class SourceFile:
     size: int
     modified: int  # Unix time, nanoseconds
 
-    def problem(self, reason: str, fix: str) -> Problem:
+    def problem(self, reason: str, fix: str, code: str) -> Problem:
         """Return a problem of this file."""
-        return Problem(key="SOURCE", value=self.uri, reason=reason, fix=fix)
+        return Problem("SOURCE", self.uri, reason, fix, code)
 
     @property
     def suffix(self) -> str:
@@ -57,14 +57,20 @@ def list_files(sources: Sequence[str], pattern: str = "*", exclude: Sequence[str
         try:
             listed = list(_list_source(source, pattern, exclude))
         except OSError as error:
-            problems.append(_source_problem(source, f"can't be listed: {error}", "Check the permission to read it"))
+            problems.append(
+                _source_problem(
+                    source, f"can't be listed: {error}", "Check the permission to read it", "source_not_readable"
+                )
+            )
             continue
         if not listed:
             reason = f"no file in it has a name like {pattern}"
-            problems.append(_source_problem(source, reason, "Name a source with such files"))
+            problems.append(_source_problem(source, reason, "Name a source with such files", "no_file_matches_pattern"))
         files |= {file.uri: file for file in listed}
         if missing := [file for file in listed if file.size < 0]:
-            problems.append(_source_problem(source, "there is no such file or folder", "Name one that exists"))
+            problems.append(
+                _source_problem(source, "there is no such file or folder", "Name one that exists", "source_missing")
+            )
             del files[missing[0].uri]
     if problems:
         raise InputError(problems)
@@ -81,7 +87,7 @@ def require_target_outside_sources(sources: Sequence[str], target: str) -> None:
             is_inside = Path(target).resolve().is_relative_to(Path(source).resolve())
         if is_inside:
             reason = f"is in the source {source}, so that its shards would be source files"
-            problems.append(Problem(key="--target", value=target, reason=reason, fix="Name a location outside it"))
+            problems.append(Problem("--target", target, reason, "Name a location outside it", "target_inside_source"))
     if problems:
         raise InputError(problems)
 
@@ -102,11 +108,13 @@ def open_parquet(file: SourceFile) -> Any:
         # From S3, the pages of a column are read in one request each instead of one request per page.
         return pq.ParquetFile(path, filesystem=file_system, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except pa.ArrowInvalid as error:
-        raise InputError([file.problem(f"is no parquet file: {error}", "Repair or exclude it")]) from None
+        raise InputError(
+            [file.problem(f"is no parquet file: {error}", "Repair or exclude it", "invalid_parquet")]
+        ) from None
 
 
-def _source_problem(source: str, reason: str, fix: str) -> Problem:
-    return Problem(key="SOURCE", value=source, reason=reason, fix=fix)
+def _source_problem(source: str, reason: str, fix: str, code: str) -> Problem:
+    return Problem("SOURCE", source, reason, fix, code)
 
 
 def _list_source(source: str, pattern: str, exclude: Sequence[str]) -> Iterator[SourceFile]:
@@ -146,9 +154,13 @@ def _locate(uri: str) -> tuple[Any, str]:
     if "://" not in uri:
         return fs.LocalFileSystem(), str(Path(uri).absolute())
     if not uri.startswith("s3://"):
-        raise InputError([_source_problem(uri, "is neither a path nor s3://bucket/prefix/", "Correct it")])
+        raise InputError(
+            [_source_problem(uri, "is neither a path nor s3://bucket/prefix/", "Correct it", "invalid_uri")]
+        )
     if configured_region() is None:
-        raise InputError([_source_problem(uri, "is in S3, and no region is configured", "Set AWS_REGION")])
+        raise InputError(
+            [_source_problem(uri, "is in S3, and no region is configured", "Set AWS_REGION", "region_missing")]
+        )
     return _s3(), uri.removeprefix("s3://").rstrip("/")
 
 

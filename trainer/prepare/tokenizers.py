@@ -112,11 +112,15 @@ def parse_training(option: str) -> tuple[int, bool] | None:
         return None
     match = _TRAINED.fullmatch(option)
     if not match:
-        raise InputError([_problem(option, "is malformed", "Write train:32000 or train:32000:wordpiece")])
+        raise InputError(
+            [_problem(option, "is malformed", "Write train:32000 or train:32000:wordpiece", "invalid_tokenizer_option")]
+        )
     size, word_piece = int(match[1]), bool(match[2])
     minimum = len(_BERT_TOKENS) + 2 if word_piece else 256 + 2
     if size < minimum:
-        raise InputError([_problem(option, f"a vocabulary of {size} is too small", f"Use {minimum} or more")])
+        raise InputError(
+            [_problem(option, f"a vocabulary of {size} is too small", f"Use {minimum} or more", "vocabulary_too_small")]
+        )
     return size, word_piece
 
 
@@ -175,11 +179,22 @@ def load(file: Path) -> Any:
     from tokenizers import Tokenizer
 
     if not file.is_file():
-        raise InputError([_problem(str(file), "there is no such file", "Name a tokenizer.json, bytes, or train:VOCAB")])
+        raise InputError(
+            [
+                _problem(
+                    str(file),
+                    "there is no such file",
+                    "Name a tokenizer.json, bytes, or train:VOCAB",
+                    "tokenizer_missing",
+                )
+            ]
+        )
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower type
-        raise InputError([_problem(str(file), f"can't be read: {error}", "Name a model's tokenizer.json")]) from None
+        raise InputError(
+            [_problem(str(file), f"can't be read: {error}", "Name a model's tokenizer.json", "tokenizer_not_readable")]
+        ) from None
     tokenizer.no_truncation()  # a file for BERT often has 512
     tokenizer.no_padding()
     return tokenizer
@@ -213,7 +228,7 @@ def require_tokenizer(option: str, end: str | None) -> None:
     if option == "bytes":
         if end is not None:
             reason = "bytes have no such token"
-            raise InputError([Problem(key="--end", value=end, reason=reason, fix="Remove the option")])
+            raise InputError([Problem("--end", end, reason, "Remove the option", "token_missing")])
     elif not parse_training(option):
         _require_token(load(Path(option)), end, option)
 
@@ -221,7 +236,7 @@ def require_tokenizer(option: str, end: str | None) -> None:
 def _require_token(tokenizer: Any, end: str | None, name: str) -> None:
     if end is not None and tokenizer.token_to_id(end) is None:
         reason = f"{name} has no such token"
-        raise InputError([Problem(key="--end", value=end, reason=reason, fix="Name one of its tokens")])
+        raise InputError([Problem("--end", end, reason, "Name one of its tokens", "token_missing")])
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -239,5 +254,5 @@ def _first_id(tokenizer: Any, names: Sequence[Any]) -> int | None:
     return next((id for id in ids if id is not None), None)
 
 
-def _problem(value: str, reason: str, fix: str) -> Problem:
-    return Problem(key="--tokenizer", value=value, reason=reason, fix=fix)
+def _problem(value: str, reason: str, fix: str, code: str) -> Problem:
+    return Problem("--tokenizer", value, reason, fix, code)

@@ -81,7 +81,7 @@ def prepare_tokens(options: TextOptions, request: Request) -> Result:
     file_parts = _list_file_parts(options)
     if not file_parts:
         source = " ".join(options.sources)
-        raise InputError([Problem(key="SOURCE", value=source, reason="holds no text", fix="Name another")])
+        raise InputError([Problem("SOURCE", source, "holds no text", "Name another", "source_empty")])
     with request.open_work_folder(_settings(options, file_parts)) as work:
         vocabulary = _load_vocabulary(options, file_parts, request.held_out, work)
         bytes_per_token = _bytes_per_token(file_parts, options.reading, vocabulary)
@@ -152,7 +152,11 @@ def _list_file_parts(options: TextOptions) -> list[FilePart]:
         format = options.format or FORMATS.get(file.suffix)
         if format is None:
             reason = f"its suffix {file.suffix!r} has no known format"
-            problems.append(file.problem(reason, "Set --format text, jsonl or parquet, or select files with --pattern"))
+            problems.append(
+                file.problem(
+                    reason, "Set --format text, jsonl or parquet, or select files with --pattern", "unknown_file_format"
+                )
+            )
             continue
         try:
             file_parts += split_file(file, format, options.reading)

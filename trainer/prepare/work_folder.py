@@ -82,13 +82,15 @@ class WorkFolder:
             lock = (self.path / "lock").open("w")
         except OSError as error:
             reason = f"can't be written: {error.strerror}"
-            raise InputError([self._problem(reason, "Name another folder")]) from None
+            raise InputError([self._problem(reason, "Name another folder", "folder_not_writable")]) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             reason = "another process is preparing this target"
-            raise InputError([self._problem(reason, "Wait until it finishes, or stop it")]) from None
+            raise InputError(
+                [self._problem(reason, "Wait until it finishes, or stop it", "work_folder_in_use")]
+            ) from None
         return lock
 
     def _previous_settings(self) -> Any:
@@ -97,7 +99,9 @@ class WorkFolder:
         except FileNotFoundError:
             if any(entry.name != "lock" for entry in self.path.iterdir()):
                 self._lock.close()
-                raise InputError([self._problem("holds other files", "Name an empty folder")]) from None
+                raise InputError(
+                    [self._problem("holds other files", "Name an empty folder", "folder_not_empty")]
+                ) from None
             return None
         except ValueError:
             return {}
@@ -120,8 +124,8 @@ class WorkFolder:
             if file.name != _OBSOLETE:
                 file.unlink()
 
-    def _problem(self, reason: str, fix: str) -> Problem:
-        return Problem(key="--work", value=str(self.path), reason=reason, fix=fix)
+    def _problem(self, reason: str, fix: str, code: str) -> Problem:
+        return Problem("--work", str(self.path), reason, fix, code)
 
 
 def write_result(folder: Path, fingerprint: str, result: PartResult) -> None:

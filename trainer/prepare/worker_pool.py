@@ -61,7 +61,7 @@ def build_parts(
                 yield pending.pop(future), result
     except BrokenProcessPool:
         reason = "a process was killed, as the system does when memory runs out"
-        raise InputError([Problem(key="--workers", value=workers, reason=reason, fix="Use fewer")]) from None
+        raise InputError([Problem("--workers", workers, reason, "Use fewer", "worker_killed")]) from None
     finally:
         stop.value = 1
         pool.shutdown(cancel_futures=True)

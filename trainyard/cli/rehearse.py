@@ -13,10 +13,11 @@ def rehearse(context: typer.Context) -> None:
     """Rehearse a stack offline in an emulated AWS; `trainyard rehearse --help` lists the options."""
     if not (PROJECT_ROOT / "rehearsal" / "__main__.py").is_file():
         problem = Problem(
-            key="rehearse",
-            value=str(PROJECT_ROOT),
-            reason="this folder does not contain the package rehearsal",
-            fix="Run the command from a checkout of the Trainyard repository",
+            "rehearse",
+            str(PROJECT_ROOT),
+            "this folder does not contain the package rehearsal",
+            "Run the command from a checkout of the Trainyard repository",
+            "rehearsal_not_installed",
         )
         raise InputError([problem])
     # The rehearsal replaces this process, so that signals reach it directly.

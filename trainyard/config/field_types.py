@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, LiteralString
 
 from pydantic import AfterValidator, AllowInfNan, BeforeValidator
 from pydantic_core import PydanticCustomError
+
+
+def validation_error(code: LiteralString, reason: str) -> PydanticCustomError:
+    """Return the error of a pydantic validator. `code` and `reason` become those of the Problem."""
+    return PydanticCustomError(code, "{reason}", {"reason": reason})
 
 
 def _refuse_boolean(error_type: str) -> BeforeValidator:
@@ -28,7 +33,7 @@ def matching(pattern: str, description: str) -> Callable[[str], str]:
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
-            raise ValueError(f"must be {description}")
+            raise validation_error("invalid_format", f"must be {description}")
         return value
 
     return check

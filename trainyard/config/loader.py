@@ -24,7 +24,7 @@ def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
         reason = "the stack file has no such key" if is_missing else "must be a mapping"
         code = "missing" if is_missing else "mapping_type"
         fix = f"Describe the cluster under it in {source}"
-        raise InputError([Problem(key=CONFIG_KEY, value=raw, reason=reason, fix=fix, code=code)])
+        raise InputError([Problem(CONFIG_KEY, raw, reason, fix, code)])
     try:
         settings = StackSettings.model_validate(raw)
     except ValidationError as error:

@@ -57,9 +57,12 @@ MESSAGES = {
 }
 
 
-def invalid_setting(key: str, value: Any, reason: str, fix: str, code: str = "invalid_value") -> Problem:
-    """Return the problem of one setting. `key` is relative to the cluster's settings."""
-    return Problem(key=f"{CONFIG_KEY}.{key}", value=value, reason=reason, fix=fix, code=code)
+def invalid_setting(key: str, value: Any, reason: str, fix: str, code: str = "") -> Problem:
+    """Return the problem of one setting. `key` is relative to the cluster's settings.
+
+    A validator omits `code`: its caller sets the validator's name.
+    """
+    return Problem(f"{CONFIG_KEY}.{key}", value, reason, fix, code)
 
 
 def problems_from(error: ValidationError, prefix: str, source: str) -> list[Problem]:
@@ -73,7 +76,7 @@ def problems_from(error: ValidationError, prefix: str, source: str) -> list[Prob
         key = ".".join([prefix, *(str(part) for part in path)])
         message = message_of(item)
         fix = f"{message.fix} in {source}"
-        problems.append(Problem(key=key, value=value, reason=message.reason, fix=fix, code=item["type"]))
+        problems.append(Problem(key, value, message.reason, fix, item["type"]))
     return problems
 
 

@@ -141,7 +141,7 @@ def _find_group(cluster: Cluster, name: str | None) -> WorkerGroup:
             return group
     names = ", ".join(group.name for group in groups)
     problem = Problem(
-        key="--group", value=name, reason="the stack has no worker group of this name", fix=f"Use one of {names}"
+        "--group", name, "the stack has no worker group of this name", f"Use one of {names}", "unknown_worker_group"
     )
     raise InputError([problem])
 

@@ -50,10 +50,11 @@ def upload_corpus(bucket: Bucket, name: str, report: Callable[[str], None], fold
     files = list(list_source_files(folder))
     if not files:
         problem = Problem(
-            key=f"{CONFIG_KEY}.job.builtin_corpus",
-            value=True,
-            reason=f"this Python has no source files of its standard library in {folder}",
-            fix="Use a Python that has them, or upload a dataset",
+            f"{CONFIG_KEY}.job.builtin_corpus",
+            True,
+            f"this Python has no source files of its standard library in {folder}",
+            "Use a Python that has them, or upload a dataset",
+            "corpus_source_missing",
         )
         raise InputError([problem])
     start_time, uploaded_bytes = time.monotonic(), 0

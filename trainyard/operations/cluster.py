@@ -36,7 +36,7 @@ class Cluster:
         region = configured_region()
         if not region:
             problem = Problem(
-                key="AWS_REGION", value=None, reason="no AWS region is set", fix="Set it to the stack's aws:region"
+                "AWS_REGION", None, "no AWS region is set", "Set it to the stack's aws:region", "region_missing"
             )
             raise InputError([problem])
         return cls(stack, region, manifest_uri, manifest_sha256)
@@ -74,11 +74,12 @@ class Cluster:
         bucket = self._find_bucket(tags.DATA_BUCKET)
         if bucket is None:
             problem = Problem(
-                key="--stack",
-                value=self.stack,
-                reason=f"the stack has no data bucket in {self.region}",
-                fix=f"Deploy the stack first (pulumi up -s {self.stack}), or set AWS_REGION to its region; an existing "
+                "--stack",
+                self.stack,
+                f"the stack has no data bucket in {self.region}",
+                f"Deploy the stack first (pulumi up -s {self.stack}), or set AWS_REGION to its region; an existing "
                 "bucket that the stack uses (storage.bucket) is found only while the stack is deployed",
+                "data_bucket_missing",
             )
             raise InputError([problem])
         return bucket
@@ -88,10 +89,11 @@ class Cluster:
         content = self.staging.find(MANIFEST) if self.staging else None
         if content is None:
             problem = Problem(
-                key="--stack",
-                value=self.stack,
-                reason=f"the stack is not deployed in {self.region}: it has no manifest",
-                fix=f"Run pulumi up -s {self.stack}, or set AWS_REGION and AWS_PROFILE to its region and account",
+                "--stack",
+                self.stack,
+                f"the stack is not deployed in {self.region}: it has no manifest",
+                f"Run pulumi up -s {self.stack}, or set AWS_REGION and AWS_PROFILE to its region and account",
+                "stack_not_deployed",
             )
             raise InputError([problem])
         return content

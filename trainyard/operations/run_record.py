@@ -52,12 +52,11 @@ def require_capacity_time(manifest: Manifest, now: float) -> None:
         when = f"that is in {remaining_minutes:.0f} minutes" if remaining_minutes > 0 else "that is in the past"
         problems.append(
             Problem(
-                key=f"end of the capacity of group {group.name}",
-                value=format_time(end_time),
-                reason=f"{when}, and a launch may take {minutes:g} minutes (launch.startup_timeout_minutes)",
-                fix="Name a reservation or Capacity Block that ends later, or set a shorter "
-                "launch.startup_timeout_minutes",
-                code="capacity_ends_during_startup",
+                f"end of the capacity of group {group.name}",
+                format_time(end_time),
+                f"{when}, and a launch may take {minutes:g} minutes (launch.startup_timeout_minutes)",
+                "Name a reservation or Capacity Block that ends later, or set a shorter launch.startup_timeout_minutes",
+                "capacity_ends_during_startup",
             )
         )
     if problems:

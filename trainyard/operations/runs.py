@@ -41,7 +41,7 @@ def read_run_record(cluster: Cluster, run: str | None) -> RunRecord:
     else:
         reason = f"s3://{cluster.data.name} has no such run"
         fix = "Use the name of a folder in runs/, or omit --run for the newest run"
-    raise InputError([Problem(key="--run", value=run, reason=reason, fix=fix)])
+    raise InputError([Problem("--run", run, reason, fix, "unknown_run")])
 
 
 def read_logs(cluster: Cluster, run: str | None, source: str, follow: bool = False) -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def read_logs(cluster: Cluster, run: str | None, source: str, follow: bool = Fal
     except re.error as error:
         reason = f"not a regular expression: {error}"
         fix = "Use an expression such as rank0-stderr"
-        raise InputError([Problem(key="--source", value=source, reason=reason, fix=fix)]) from None
+        raise InputError([Problem("--source", source, reason, fix, "invalid_pattern")]) from None
     record = read_run_record(cluster, run)
     prefix = RunLayout(record.run).logs
     cursor, has_ended = Cursor(cluster.data, prefix), False
@@ -81,7 +81,7 @@ def download_results(cluster: Cluster, run: str | None, folder: Path) -> Downloa
     """Download a run's results into `folder`, and its metrics, when it has any, as metrics.jsonl."""
     if folder.exists() and not folder.is_dir():
         reason, fix = "it exists and is not a folder", "Name a folder"
-        raise InputError([Problem(key="--to", value=str(folder), reason=reason, fix=fix)])
+        raise InputError([Problem("--to", str(folder), reason, fix, "not_a_folder")])
     record = read_run_record(cluster, run)
     prefix = RunLayout(record.run).results
     files = []

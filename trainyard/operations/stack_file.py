@@ -30,7 +30,7 @@ class StackFile:
                 pass
         except (OSError, ValueError, yaml.YAMLError) as error:
             fix = "Name the file of the stack with --file"
-            raise InputError([Problem(key="--file", value=str(path), reason=str(error), fix=fix)]) from None
+            raise InputError([Problem("--file", str(path), str(error), fix, "stack_file_not_editable")]) from None
 
     @property
     def image(self) -> str | None:

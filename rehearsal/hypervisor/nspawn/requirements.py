@@ -29,16 +29,16 @@ def missing_requirements() -> list[Problem]:
     if os.geteuid() != 0:
         fix = "Run the rehearsal as root (sudo make rehearsal BACKEND=nspawn), or use BACKEND=process"
         reason = "only root can start systemd-nspawn containers and create network namespaces"
-        problems.append(Problem(key="user id", value=str(os.geteuid()), reason=reason, fix=fix))
+        problems.append(Problem("user id", str(os.geteuid()), reason, fix, "root_required"))
     if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
         fix = f"On Debian or Ubuntu: apt-get install {' '.join(missing)}"
         reason = "the nspawn backend needs these packages"
-        problems.append(Problem(key="packages", value=", ".join(missing), reason=reason, fix=fix))
+        problems.append(Problem("packages", ", ".join(missing), reason, fix, "packages_missing"))
     if sys.base_prefix != "/usr" or sys.version_info[:2] != PYTHON:
         current = f"{sys.base_prefix}, Python {sys.version_info[0]}.{sys.version_info[1]}"
         reason = f"nodes share this environment, and Debian 12 has Python {PYTHON[0]}.{PYTHON[1]} in /usr"
         fix = "Create it again with the system's Python: make clean; rm -r .venv; make setup PYTHON=/usr/bin/python3.11"
-        problems.append(Problem(key="virtual environment", value=current, reason=reason, fix=fix))
+        problems.append(Problem("virtual environment", current, reason, fix, "python_not_of_debian"))
     return problems
 
 
@@ -50,4 +50,4 @@ def check_inotify_limit(machines: int) -> list[Problem]:
     reason = f"{machines} booted nodes use up to {needed} inotify instances"
     recommended = max(1024, 2 * needed)
     fix = f"Raise it: sysctl -w fs.inotify.max_user_instances={recommended}, or rehearse fewer nodes (--nodes)"
-    return [Problem(key="fs.inotify.max_user_instances", value=str(limit), reason=reason, fix=fix)]
+    return [Problem("fs.inotify.max_user_instances", str(limit), reason, fix, "inotify_limit_too_low")]

@@ -6,6 +6,7 @@ import pytest
 
 from rehearsal.engine.cli import REQUIRED_PROGRAMS
 from rehearsal.engine.registry import select_engine
+from tests.problems import rejects
 from trainyard.errors import InputError
 
 
@@ -21,9 +22,7 @@ def test_mocks_need_no_installation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_error_of_an_unknown_engine_lists_the_engines() -> None:
-    with pytest.raises(
-        InputError, match=r"--engine = 'terraform': no such engine\. Use one of mocks, pulumi, pulumi-aws\."
-    ):
+    with rejects("unknown_engine", "terraform", "mocks, pulumi, pulumi-aws"):
         select_engine("terraform")
 
 
@@ -42,7 +41,7 @@ def test_error_without_the_cli_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_error_without_the_language_host_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program(tmp_path / "pulumi")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="'pulumi': pulumi-language-python is not on PATH"):
+    with rejects("program_not_on_path", "pulumi-language-python"):
         select_engine("pulumi")
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.problems import rejects
 from tests.trainer.checkpoints.states import open_checkpoints, save_all, trained_state
 from trainer import check_checkpoint
 from trainer.checkpoints import failures
-from trainyard.errors import InputError
 
 DATA, MARK = "__0_0.distcp", ".metadata"
 
@@ -87,7 +87,7 @@ def test_run_with_only_damaged_checkpoints_does_not_start_from_scratch(
     with open_checkpoints(tmp_path, group) as checkpoints:
         (uri,) = save_all(checkpoints, trained_state(2))
         random_bytes(Path(uri))
-        with pytest.raises(InputError, match=r"CHECKPOINT_URI = .*: all its complete checkpoints are damaged"):
+        with rejects("checkpoints_damaged", "CHECKPOINT_URI"):
             checkpoints.resume(trained_state(1))
 
 

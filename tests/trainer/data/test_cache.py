@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.polling import eventually
+from tests.problems import rejects
 from tests.trainer.data.conftest import config, write_shard, write_tokens
 from trainer.data import cache as caching
 from trainer.data import open_data
@@ -21,7 +22,6 @@ from trainer.data.disk_space import GIB, CacheFullError, file_lock
 from trainer.data.shards import MappedShards
 from trainer.settings import Environment
 from trainer.storage import S3Storage
-from trainyard.errors import InputError
 from trainyard.models.dataset import Shard
 
 SIZE = 1000
@@ -266,7 +266,7 @@ def test_cache_smaller_than_the_shuffle_blocks_is_rejected(
 ) -> None:
     write_tokens(tmp_path / "data", [8 * 400 + 1] * 4, vocabulary=1000)
     uri = uploaded(tmp_path / "data")
-    with pytest.raises(InputError, match=r"config\.data\.shuffle_block = 1000: a node shuffles 4 streams"):
+    with rejects("cache_too_small", "config.data.shuffle_block = 1000"):
         open_data(
             config(data={"shuffle_block": 1000, "cache_gib": 20_000 / GIB}), environment_for(uri), rank=0, ranks=1
         )

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tests.polling import eventually
+from tests.problems import rejects
 from tests.trainer.conftest import Job
 from tests.trainer.data.conftest import IMAGES, LENGTH, MASKED, MODEL, config, write_images, write_tokens
 from trainer.data import open_data
@@ -22,7 +23,6 @@ from trainer.data.loader import PositionDataset, _WorkerBatch, _WorkerDataset
 from trainer.data.order import SampleOrder
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
-from trainyard.errors import InputError
 
 CreateEnvironment = Callable[..., Environment]
 
@@ -225,43 +225,43 @@ def test_windows_cover_shards_up_to_their_edges(environment_for: CreateEnvironme
 
 
 @pytest.mark.parametrize(
-    ("index", "changes", "reason"),
+    ("changes", "code", "values"),
     [
-        ({}, {"model": MODEL | {"sequence_length": 500}}, "has no sample of 501 tokens to train on"),
-        ({}, {"model": MODEL | {"sequence_length": 100}}, "has no sample of 101 tokens to hold out"),
-        ({}, {"model": MASKED}, "has no mask token"),
-        ({}, {"model": IMAGES}, "is a dataset of tokens, and the model is trained on images"),
+        ({"model": MODEL | {"sequence_length": 500}}, "dataset_too_small", ("501 tokens", "train")),
+        ({"model": MODEL | {"sequence_length": 100}}, "dataset_too_small", ("101 tokens", "hold out")),
+        ({"model": MASKED}, "mask_token_missing", ()),
+        ({"model": IMAGES}, "dataset_of_another_kind", ("tokens", "images")),
     ],
 )
 def test_dataset_that_does_not_fit_the_model_is_rejected(
-    environment_for: CreateEnvironment, tmp_path: Path, index: dict[str, Any], changes: dict[str, Any], reason: str
+    environment_for: CreateEnvironment, tmp_path: Path, changes: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
-    write_tokens(tmp_path / "data", **index)
-    with pytest.raises(InputError, match=reason):
+    write_tokens(tmp_path / "data")
+    with rejects(code, *values):
         open_data(config(**changes), environment_for(tmp_path / "data"), rank=0, ranks=1)
 
 
 def test_images_for_a_text_model_are_rejected(environment_for: CreateEnvironment, tmp_path: Path) -> None:
     write_images(tmp_path / "data")
-    with pytest.raises(InputError, match="is a dataset of images, and the model is trained on tokens"):
+    with rejects("dataset_of_another_kind", "images", "tokens"):
         open_data(config(), environment_for(tmp_path / "data"), rank=0, ranks=1)
 
 
 @pytest.mark.parametrize(
-    ("write", "model", "size", "message"),
+    ("write", "model", "size", "value"),
     [
-        (write_tokens, MODEL, 614, "614 token ids, and the model only"),
-        (write_images, IMAGES, 3, "3 classes, and the"),
+        (write_tokens, MODEL, 614, "614 token ids"),
+        (write_images, IMAGES, 3, "3 classes"),
     ],
 )
 def test_dataset_with_too_large_a_vocabulary_is_rejected(
-    environment_for: CreateEnvironment, tmp_path: Path, write: Any, model: dict[str, Any], size: int, message: str
+    environment_for: CreateEnvironment, tmp_path: Path, write: Any, model: dict[str, Any], size: int, value: str
 ) -> None:
     write(tmp_path / "data")
     data = open_data(config(model=model), environment_for(tmp_path / "data"), rank=0, ranks=1)
     try:
         data.require_vocabulary_fits(size)
-        with pytest.raises(InputError, match=message):
+        with rejects("vocabulary_too_large", value):
             data.require_vocabulary_fits(size - 1)
     finally:
         data.close()

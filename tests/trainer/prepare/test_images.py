@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.problems import rejects
 from trainer.prepare.dataset import Request
 from trainer.prepare.images import prepare_images
-from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX, ImageDataset
 
 CreateRequest = Callable[..., Request]
@@ -87,26 +87,26 @@ def test_many_damaged_images_are_rejected(folder: Path, request_to: CreateReques
     for file in list((folder / "dog").iterdir())[:2]:
         file.write_bytes(b"no image")
     for _ in range(2):  # the second run resumes, and must fail in the same way
-        with pytest.raises(InputError, match=r"2 of 120 images can't be decoded: .*dog/.*; .*dog/.*: cannot identify"):
+        with rejects("images_not_decodable", "2 of 120", "dog/"):
             prepare_images(str(folder), 64, request_to())
 
 
 @pytest.mark.parametrize(
-    ("files", "source", "message"),
+    ("files", "source", "code", "value"),
     [
-        ({"a/x.png": ""}, "", "has one class only, 'a'"),
-        ({"x.png": ""}, "", "is in no class's folder"),
-        ({"a/x.txt": ""}, "", "holds no images"),
-        ({"l.csv": "file,label\n1.png,a\n"}, "l.csv", "line 2 has no file_name. Set file_name"),
-        ({"l.csv": "file_name,label\n1.png,a\n"}, "l.csv", "line 2: there is no file 1.png"),
-        ({"l.jsonl": '{"file_name": \n'}, "l.jsonl", "line 1 is no JSON"),
+        ({"a/x.png": ""}, "", "single_class", "'a'"),
+        ({"x.png": ""}, "", "image_without_class", "x.png"),
+        ({"a/x.txt": ""}, "", "source_empty", "images"),
+        ({"l.csv": "file,label\n1.png,a\n"}, "l.csv", "label_line_incomplete", "line 2"),
+        ({"l.csv": "file_name,label\n1.png,a\n"}, "l.csv", "image_missing", "1.png"),
+        ({"l.jsonl": '{"file_name": \n'}, "l.jsonl", "invalid_json", "line 1"),
     ],
 )
 def test_invalid_source_is_rejected(
-    files: dict[str, str], source: str, message: str, tmp_path: Path, request_to: CreateRequest
+    files: dict[str, str], source: str, code: str, value: str, tmp_path: Path, request_to: CreateRequest
 ) -> None:
     for name, content in files.items():
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).write_text(content)
-    with pytest.raises(InputError, match=message):
+    with rejects(code, value):
         prepare_images(str(tmp_path / "images" / source), 64, request_to())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.problems import rejects
 from tests.trainer.prepare.conftest import read_ids, read_index, read_texts
 from trainer.prepare.dataset import Request
 from trainer.prepare.documents import ReadOptions
@@ -80,7 +81,7 @@ def test_held_out_documents_do_not_depend_on_order_or_shards(lines: Path, reques
 
 def test_dataset_is_replaced_only_on_request(lines: Path, request_to: CreateRequest) -> None:
     prepare_tokens(TextOptions(sources=(str(lines),)), request_to())
-    with pytest.raises(InputError, match=r"holds a dataset \(dataset.json\) already. Name another, or replace it"):
+    with rejects("target_has_dataset", "dataset.json", "--replace"):
         prepare_tokens(TextOptions(sources=(str(lines),)), request_to())
     prepare_tokens(TextOptions(sources=(str(lines),), tokenizer="train:300"), request_to(replace=True))
     target = Path(request_to().target)
@@ -89,96 +90,92 @@ def test_dataset_is_replaced_only_on_request(lines: Path, request_to: CreateRequ
     assert {file.name for file in target.iterdir()} == expected
 
 
-def rejection(options: dict[str, Any], request: Request) -> str:
-    """Prepare a dataset with invalid options and return the error message."""
-    with pytest.raises(InputError) as error:
+def assert_rejected(options: dict[str, Any], request: Request, code: str, *values: str) -> None:
+    """Prepare a dataset with invalid options and check the problem."""
+    with rejects(code, *values):
         prepare_tokens(TextOptions(**options), request)
     assert not (Path(request.target) / "dataset.json").exists()
-    return str(error.value)
 
 
 def test_all_missing_sources_are_reported_together(request_to: CreateRequest, tmp_path: Path) -> None:
-    message = rejection({"sources": (str(tmp_path / "a"), str(tmp_path / "b"))}, request_to())
-    assert message.count("there is no such file or folder. Name one that exists.") == 2
+    with pytest.raises(InputError) as caught:
+        prepare_tokens(TextOptions(sources=(str(tmp_path / "a"), str(tmp_path / "b"))), request_to())
+    assert [problem.code for problem in caught.value.problems] == ["source_missing", "source_missing"]
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "end", "message"),
+    ("tokenizer", "end", "code", "value"),
     [
-        ("none.json", None, "--tokenizer = 'none.json': there is no such file"),
-        ("train:abc", None, "--tokenizer = 'train:abc': is malformed"),
-        ("train:10", None, "--tokenizer = 'train:10': a vocabulary of 10 is too small"),
-        ("bytes", "</s>", "--end = '</s>': bytes have no such token"),
+        ("none.json", None, "tokenizer_missing", "--tokenizer"),
+        ("train:abc", None, "invalid_tokenizer_option", "--tokenizer"),
+        ("train:10", None, "vocabulary_too_small", "--tokenizer"),
+        ("bytes", "</s>", "token_missing", "--end"),
     ],
 )
 def test_invalid_option_does_not_clear_the_work_folder(
-    lines: Path, request_to: CreateRequest, tokenizer: str, end: str | None, message: str
+    lines: Path, request_to: CreateRequest, tokenizer: str, end: str | None, code: str, value: str
 ) -> None:
     request = request_to()
     assert request.work
     with pytest.raises(KeyboardInterrupt), request.open_work_folder({"--field": "text"}):
         raise KeyboardInterrupt
     before = (request.work / "settings.json").read_bytes()
-    assert message in rejection({"sources": (str(lines),), "tokenizer": tokenizer, "end": end}, request)
+    assert_rejected({"sources": (str(lines),), "tokenizer": tokenizer, "end": end}, request, code, value)
     assert (request.work / "settings.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(("held_out", "message"), [(0.0, "leaves nothing to hold out"), (1.0, "nothing to train on")])
-def test_invalid_held_out_share_is_rejected(request_to: CreateRequest, held_out: float, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize(("held_out", "value"), [(0.0, "hold out"), (1.0, "train on")])
+def test_invalid_held_out_share_is_rejected(request_to: CreateRequest, held_out: float, value: str) -> None:
+    with rejects("split_empty", value):
         request_to(held_out=held_out)
 
 
 def test_fix_for_equal_documents_does_not_advise_a_smaller_share(request_to: CreateRequest, tmp_path: Path) -> None:
     """Equal documents are either all held out or all in the training split."""
     (tmp_path / "same.jsonl").write_text('{"text": "the same"}\n' * 300)
-    message = rejection({"sources": (str(tmp_path / "same.jsonl"),)}, request_to(held_out=0.1))
-    assert "of 300 documents, or images, none is held out. Raise it, or add documents" in message
+    options = {"sources": (str(tmp_path / "same.jsonl"),)}
+    assert_rejected(options, request_to(held_out=0.1), "split_empty", "300", "Raise it, or add documents")
 
 
 @pytest.mark.parametrize("inside", ["", "out"])
 def test_target_inside_a_source_is_rejected(request_to: CreateRequest, lines: Path, inside: str) -> None:
     request = replace(request_to(), target=str(lines.parent / inside))
-    message = rejection({"sources": (str(lines.parent),)}, request)
-    assert f"--target = '{request.target}': is in the source {lines.parent}" in message
+    assert_rejected(
+        {"sources": (str(lines.parent),)}, request, "target_inside_source", request.target, str(lines.parent)
+    )
     assert [file.name for file in lines.parent.iterdir()] == ["a.jsonl"]
 
 
 def test_unknown_format_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_text("")
-    message = rejection({"sources": (str(tmp_path / "a.docx"),)}, request_to())
-    assert "its suffix '.docx' has no known format. Set --format text, jsonl or parquet" in message
+    assert_rejected({"sources": (str(tmp_path / "a.docx"),)}, request_to(), "unknown_file_format", ".docx", "--format")
 
 
 def test_input_error_of_a_worker_process_is_raised_unchanged(lines: Path, request_to: CreateRequest) -> None:
-    message = rejection({"sources": (str(lines),), "reading": ReadOptions(field="body")}, request_to())
-    assert "a.jsonl': line 1 has no field 'body': it has text. Name the field of the text with --field." in message
+    options = {"sources": (str(lines),), "reading": ReadOptions(field="body")}
+    assert_rejected(options, request_to(), "field_missing", "a.jsonl': line 1", "'body'")
 
 
 def test_empty_held_out_split_is_rejected(lines: Path, request_to: CreateRequest) -> None:
-    message = rejection({"sources": (str(lines),)}, request_to(held_out=1e-9))
-    assert "--held-out = 1e-09: of 300 documents, or images, none is held out. Raise it, such as to 0.017" in message
+    assert_rejected({"sources": (str(lines),)}, request_to(held_out=1e-9), "split_empty", "--held-out = 1e-09", "0.017")
 
 
 def test_single_document_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
     """A small corpus in one file can't be split at any share."""
     source = tmp_path / "input.txt"
     source.write_text("Speak, speak.\n" * 20_000)
-    message = rejection({"sources": (str(source),)}, request_to(held_out=0.5))
-    assert "SOURCE = 'one document, or image': nothing is left to train on once it is held out" in message
-    assert "by --document-kib 16 --held-out 0.1" in message
+    options = {"sources": (str(source),)}
+    assert_rejected(options, request_to(held_out=0.5), "training_split_empty", "--document-kib 16 --held-out 0.1")
 
 
 def test_text_of_empty_documents_is_rejected(request_to: CreateRequest, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
-    message = rejection({"sources": (str(tmp_path / "a.jsonl"),)}, request_to())
-    assert "holds nothing: every document is empty" in message
+    assert_rejected({"sources": (str(tmp_path / "a.jsonl"),)}, request_to(), "source_empty")
 
 
 def test_unwritable_target_is_rejected(lines: Path) -> None:
     request = Request(target="/proc/none", name="d", held_out=0.5, workers=1)
-    message = rejection({"sources": (str(lines),)}, request)
-    assert "--target = '/proc/none/': cannot be created" in message
+    assert_rejected({"sources": (str(lines),)}, request, "folder_not_writable", "--target = '/proc/none/'")
 
 
 def test_concatenated_files_have_the_limit_as_size(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.problems import rejects
 from trainer.prepare.partitioning import PartResult
 from trainer.prepare.work_folder import WorkFolder, write_result
-from trainyard.errors import InputError
 from trainyard.models.dataset import Shard
 
 RESULT = PartResult(
@@ -43,19 +43,19 @@ def test_other_settings_start_from_scratch_with_a_message(killed: Path) -> None:
 
 def test_work_folder_is_locked_by_one_process(tmp_path: Path) -> None:
     work = WorkFolder(tmp_path / "work", {})
-    with pytest.raises(InputError, match="another process is preparing this target"):
+    with rejects("work_folder_in_use"):
         WorkFolder(tmp_path / "work", {})
     work.close()
 
 
 def test_folder_with_other_files_is_rejected_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(InputError, match=r"holds other files\. Name an empty folder"):
+    with rejects("folder_not_empty"):
         WorkFolder(tmp_path, {})
     assert (tmp_path / "thesis.tex").exists()
 
 
 def test_unwritable_work_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--work = .*: can't be written: Not a directory"):
+    with rejects("folder_not_writable", "--work", "Not a directory"):
         WorkFolder(tmp_path / "file" / "work", {})

@@ -17,7 +17,7 @@ from trainyard.operations.errors import LaunchError
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 COMMANDS = ("launch", "status", "logs", "results", "stop", "bake")
-INVALID_INPUT = InputError([Problem(key="--run", value="x", reason="the stack has no such run", fix="Use another run")])
+INVALID_INPUT = InputError([Problem("--run", "x", "the stack has no such run", "Use another run", "unknown_run")])
 
 
 @pytest.fixture(autouse=True)

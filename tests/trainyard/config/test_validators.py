@@ -240,7 +240,7 @@ def test_validator_accepts_a_valid_stack(validator: Validator, root: Path) -> No
 @each_validator
 def test_validator_runs_on_load(validator: Validator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def always(settings: StackSettings, root: Path) -> Iterator[Problem]:
-        yield Problem(key="test", value=None, reason="always", fix="None")
+        yield Problem("test", None, "always", "None", "")
 
     replaced = tuple(always if each is validator else each for each in VALIDATORS)
     monkeypatch.setattr(validators, "VALIDATORS", replaced)

@@ -14,11 +14,11 @@ from botocore.validate import ParamValidator
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.problems import rejects
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.ec2 import tags_of
-from trainyard.errors import InputError
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS, MANIFEST, chunk_key, chunk_prefix
 from trainyard.operations import bake, images
@@ -372,16 +372,14 @@ def test_launch_template_of_an_earlier_version_is_refused(cluster: clusters.Clus
 
 
 def test_unknown_group_is_refused(cluster: clusters.Cluster, file: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"--group = 'none': the stack has no worker group of this name\. Use one of workers"
-    ):
+    with rejects("unknown_worker_group", "'none'", "workers"):
         run_bake(cluster, file, group="none")
 
 
 def test_unwritable_stack_file_is_refused_before_the_builder_is_launched(
     cluster: clusters.Cluster, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="--file"):
+    with rejects("stack_file_not_editable", "--file"):
         run_bake(cluster, tmp_path / "none.yaml")
     assert builders(cluster) == []
 

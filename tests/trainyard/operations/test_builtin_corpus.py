@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.problems import rejects
 from trainyard.aws.s3 import Bucket
-from trainyard.errors import InputError
 from trainyard.models.dataset import TokenDataset
 from trainyard.operations import builtin_corpus as corpus
 
@@ -74,5 +74,5 @@ def test_interrupted_upload_writes_no_index(bucket: Bucket, library: Path, monke
 
 
 def test_python_without_library_sources_is_refused(bucket: Bucket, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="this Python has no source files of its standard library"):
+    with rejects("corpus_source_missing", str(tmp_path)):
         corpus.upload_corpus(bucket, "d", lambda text: None, tmp_path)

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from pydantic import Field, field_validator
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import DatasetName, Integer, Number
+from trainyard.config.field_types import DatasetName, Integer, Number, validation_error
 from trainyard.config.shared_settings import JobSpec
 
 
@@ -29,7 +29,7 @@ class JobSettings(JobSpec):
     @classmethod
     def _below_project(cls, value: str | None) -> str | None:
         if value is not None and (PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts):
-            raise ValueError("must be a path below the folder of Pulumi.yaml")
+            raise validation_error("source_outside_project", "must be a path below the folder of Pulumi.yaml")
         return value
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from trainyard.aws.ecr import ECR_SERVICES, EcrImage, parse_ecr_image
 from trainyard.base import StrictModel
 from trainyard.config.catalog import InstanceType, catalog
-from trainyard.config.field_types import ImageName, Integer, TagKey, TagValue
+from trainyard.config.field_types import ImageName, Integer, TagKey, TagValue, validation_error
 from trainyard.config.settings.capacity import CapacitySettings, GroupPlan, OnDemand
 from trainyard.config.settings.guardrails import GuardrailSettings, IdentitySettings
 from trainyard.config.settings.job import JobSettings, LaunchSettings
@@ -57,7 +57,9 @@ class StackSettings(StrictModel):
         if catalog().get(value) is None:
             known = [entry.name for entry in catalog().instance_types]
             similar = ", ".join(get_close_matches(value, known, n=4, cutoff=0.4) or known[:4])
-            raise ValueError(f"not in trainyard/config/catalog.json; similar types are {similar}")
+            raise validation_error(
+                "unknown_instance_type", f"not in trainyard/config/catalog.json; similar types are {similar}"
+            )
         return value
 
     @property

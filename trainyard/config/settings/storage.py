@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import BucketName, Integer, KeyArn
+from trainyard.config.field_types import BucketName, Integer, KeyArn, validation_error
 
 Throughput = Literal[125, 250, 500, 1000]
 DEFAULT_THROUGHPUT: Throughput = 250
@@ -61,7 +61,9 @@ class FsxSettings(StrictModel):
     @classmethod
     def _allowed_capacity(cls, value: int) -> int:
         if value != 1200 and (value < 2400 or value % 2400):
-            raise ValueError("FSx for Lustre SSD storage capacity is 1200 GiB or a multiple of 2400 GiB")
+            raise validation_error(
+                "invalid_storage_capacity", "FSx for Lustre SSD storage capacity is 1200 GiB or a multiple of 2400 GiB"
+            )
         return value
 
     @property

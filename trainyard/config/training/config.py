@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import Integer, Number
+from trainyard.config.field_types import Integer, Number, validation_error
 from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.config.training.parallel import Layout, ParallelConfig, parallel_layout, parallel_problems
 from trainyard.errors import Problem
@@ -26,7 +26,10 @@ class OptimizerConfig(StrictModel):
     @model_validator(mode="after")
     def _floor_below_peak(self) -> Self:
         if self.min_learning_rate > self.learning_rate:
-            raise ValueError(f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}")
+            raise validation_error(
+                "learning_rate_below_minimum",
+                f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}",
+            )
         return self
 
 
@@ -138,7 +141,7 @@ class TrainerConfig(StrictModel):
         if self.precision != "float8":
             return self
         if self.model.kind != "decoder":
-            raise ValueError("precision float8 is for the built-in decoder")
+            raise validation_error("float8_unsupported_by_model", "precision float8 is for the built-in decoder")
         # torch._scaled_mm needs multiples of 16: the sides of the matrices, split by tensor parallelism, and for the
         # gradients of weights the tokens of a micro-batch.
         model, tensor, unsupported = self.model, self.parallel.tensor, []
@@ -149,7 +152,10 @@ class TrainerConfig(StrictModel):
         if (tokens := self.micro_batch_size * model.sequence_length) % 16:
             unsupported.append(f"micro_batch_size x sequence_length {tokens}")
         if unsupported:
-            raise ValueError(f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}")
+            raise validation_error(
+                "float8_unaligned_dimensions",
+                f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}",
+            )
         return self
 
     @property
@@ -174,17 +180,17 @@ class TrainerConfig(StrictModel):
         if self.model.kind == "images" and checkpointing != "none":
             reason = "recomputation would update the statistics of an image model's batch normalization twice"
             fix = "Remove it, and reduce micro_batch_size to save memory"
-            yield Problem(key="memory.activation_checkpointing", value=checkpointing, reason=reason, fix=fix)
+            yield Problem("memory.activation_checkpointing", checkpointing, reason, fix, "recomputation_unsupported")
 
     def _profile_problems(self, world_size: int) -> Iterator[Problem]:
         if self.profile is None:
             return
         if (first := self.profile.first_step) > self.steps:
-            yield Problem(key="profile.first_step", value=first, reason=f"steps is {self.steps}", fix="Reduce it")
+            yield Problem("profile.first_step", first, f"steps is {self.steps}", "Reduce it", "profile_after_last_step")
         absent = [rank for rank in self.profile.ranks if not 0 <= rank < world_size]
         if absent:
             reason = f"rank {absent[0]} does not exist among {world_size} processes"
-            yield Problem(key="profile.ranks", value=list(self.profile.ranks), reason=reason, fix="Count ranks from 0")
+            yield Problem("profile.ranks", list(self.profile.ranks), reason, "Count ranks from 0", "rank_out_of_range")
 
     def layout(self, world_size: int, per_node: int) -> Layout:
         """Return the parallel layout of a configuration without problems."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import Integer, Number
+from trainyard.config.field_types import Integer, Number, validation_error
 from trainyard.config.training.presets import DECODERS, HUGGING_FACE, DecoderPreset, HuggingFacePreset
 
 Task = Literal["causal", "masked", "images"]
@@ -37,9 +37,11 @@ class DecoderConfig(StrictModel):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.dim % self.heads or (self.dim // self.heads) % 2:
-            raise ValueError(f"dim {self.dim} must be an even multiple of heads {self.heads}")
+            raise validation_error("uneven_head_size", f"dim {self.dim} must be an even multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+            raise validation_error(
+                "uneven_key_value_heads", f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
+            )
         return self
 
     @property
@@ -76,20 +78,24 @@ class HuggingFaceConfig(StrictModel):
     @model_validator(mode="after")
     def _exactly_one_source(self) -> Self:
         if self.preset is not None and self.path is not None:
-            raise ValueError("has both preset and path: keep one")
+            raise validation_error("conflicting_model_sources", "has both preset and path: keep one")
         if self.preset is None and self.path is None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError("has no model: set preset, path, or config with a model_type")
+            raise validation_error(
+                "model_source_missing", "has no model: set preset, path, or config with a model_type"
+            )
         if self.weights and self.path is None:
-            raise ValueError("weights is true, and path is not set")
+            raise validation_error("weights_without_path", "weights is true, and path is not set")
         if self.preset is not None and self.task != HUGGING_FACE[self.preset]["task"]:
-            raise ValueError(f"preset {self.preset} is for the task {HUGGING_FACE[self.preset]['task']}")
+            raise validation_error(
+                "preset_of_another_task", f"preset {self.preset} is for the task {HUGGING_FACE[self.preset]['task']}"
+            )
         return self
 
     @field_validator("config")
     @classmethod
     def _no_remote_code(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if "auto_map" in value:
-            raise ValueError("auto_map needs custom model code, which is not run")
+            raise validation_error("custom_model_code", "auto_map needs custom model code, which is not run")
         return value
 
 

@@ -89,28 +89,32 @@ def parallel_problems(
     if world_size % used:
         key, value = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("tensor", parallel.tensor)
         reason = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide {world_size} processes"
-        yield Problem(key=f"parallel.{key}", value=value, reason=reason, fix="Change it, or the number of processes")
+        yield Problem(
+            f"parallel.{key}", value, reason, "Change it, or the number of processes", "processes_not_divisible"
+        )
         return
     data = world_size // used
     if parallel.tensor > 1 and per_node % parallel.tensor:
         reason = f"does not divide the {per_node} processes of a node, and tensor parallel ranks share a node"
-        yield Problem(key="parallel.tensor", value=parallel.tensor, reason=reason, fix="Set it to a divisor")
+        yield Problem(
+            "parallel.tensor", parallel.tensor, reason, "Set it to a divisor", "tensor_parallel_not_a_divisor"
+        )
     if parallel.shard is not None and parallel.data != "hsdp":
         reason = f"parallel.data is {parallel.data}, and only hsdp has shard groups"
-        yield Problem(key="parallel.shard", value=parallel.shard, reason=reason, fix="Remove it, or set data: hsdp")
+        yield Problem("parallel.shard", parallel.shard, reason, "Remove it, or set data: hsdp", "shard_without_hsdp")
     elif parallel.data == "hsdp" and data % (group := _shard_group(parallel, data, per_node)):
         reason = f"shard groups of {group} do not divide the {data} data parallel processes"
-        yield Problem(key="parallel.shard", value=parallel.shard, reason=reason, fix="Set it to a divisor")
+        yield Problem("parallel.shard", parallel.shard, reason, "Set it to a divisor", "shard_not_a_divisor")
     if batch % (micro_batch * data):
         reason = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"
         if used > 1:
             reason += f" (data parallel: {world_size} over tensor {parallel.tensor} x pipeline {parallel.pipeline})"
         fix = "Change batch_size, micro_batch_size or the number of processes"
-        yield Problem(key="batch_size", value=batch, reason=reason, fix=fix)
+        yield Problem("batch_size", batch, reason, fix, "batch_size_not_divisible")
     elif (micro_batches := batch // (micro_batch * data)) < parallel.pipeline:
         reason = f"{parallel.pipeline} stages need as many micro-batches, and a rank has {micro_batches} in a step"
         fix = "Increase batch_size, or reduce micro_batch_size"
-        yield Problem(key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix=fix)
+        yield Problem("parallel.pipeline", parallel.pipeline, reason, fix, "too_few_micro_batches")
 
 
 def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
@@ -119,10 +123,11 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
             if degree > 1:
                 reason = f"only the built-in decoder supports it, and the model is {model.kind}"
                 yield Problem(
-                    key=f"parallel.{key}",
-                    value=degree,
-                    reason=reason,
-                    fix="Set it to 1, or use the decoder",
+                    f"parallel.{key}",
+                    degree,
+                    reason,
+                    "Set it to 1, or use the decoder",
+                    "parallelism_unsupported_by_model",
                 )
         return
     if parallel.tensor > 1:
@@ -131,13 +136,19 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
         if uneven:
             reason = f"does not divide the model's {', '.join(uneven)}"
             yield Problem(
-                key="parallel.tensor", value=parallel.tensor, reason=reason, fix="Set it to a divisor of all of them"
+                "parallel.tensor",
+                parallel.tensor,
+                reason,
+                "Set it to a divisor of all of them",
+                "tensor_parallel_not_a_divisor",
             )
     if parallel.pipeline > model.layers:
         reason = f"the model has {model.layers} layers"
         yield Problem(
-            key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix="Use fewer stages than layers"
+            "parallel.pipeline", parallel.pipeline, reason, "Use fewer stages than layers", "more_stages_than_layers"
         )
     if parallel.pipeline > 1 and model.tie_embeddings:
         reason = "tie_embeddings is true, and the first and the last stage would share a matrix"
-        yield Problem(key="parallel.pipeline", value=parallel.pipeline, reason=reason, fix="Set tie_embeddings: false")
+        yield Problem(
+            "parallel.pipeline", parallel.pipeline, reason, "Set tie_embeddings: false", "tied_embeddings_across_stages"
+        )

@@ -10,7 +10,7 @@ import pytest
 from rehearsal.hypervisor.nspawn import requirements
 from rehearsal.hypervisor.nspawn.requirements import check_inotify_limit, missing_requirements
 from rehearsal.hypervisor.registry import select_backend
-from trainyard.errors import InputError
+from tests.problems import rejects
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_machine_with_all_requirements_has_no_problems() -> None:
 
 def test_unprivileged_user_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(InputError, match="sudo make rehearsal BACKEND=nspawn"):
+    with rejects("root_required", "sudo make rehearsal BACKEND=nspawn"):
         select_backend("nspawn")
 
 
@@ -58,5 +58,5 @@ def test_inotify_limit_is_reported_with_the_setting_to_raise(tmp_path: Path, mon
 
 
 def test_unknown_backend_is_rejected() -> None:
-    with pytest.raises(InputError, match="unknown backend"):
+    with rejects("unknown_backend", "qemu"):
         select_backend("qemu")
