@@ -22,7 +22,7 @@ UNAVAILABLE_ROLES = {
 }
 GPU_PROCESSES = 2
 # Replaces the model of a GPU stack: it trains in one minute on two cores.
-SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192, "sequence_length": 64}
+SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 192, "sequence_length": 64}
 SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,

@@ -136,9 +136,9 @@ def _hardware(worker: InstanceType) -> dict[str, Any]:
             "clocks": gpu.clocks,
         },
         "disks": worker.instance_store.disks if worker.instance_store else 0,
-        "matmul_tflops": worker.matmul_tflops,
-        "nvlink_gbs": worker.nvlink_gbs,
-        "network_gbs": worker.network_gbs,
+        "min_matmul_tflops": worker.min_matmul_tflops,
+        "min_nvlink_gbs": worker.min_nvlink_gbs,
+        "min_network_gbs": worker.min_network_gbs,
     }
 
 

@@ -19,7 +19,7 @@ from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
-    "model": {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64, "sequence_length": 32},
+    "model": {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 64, "sequence_length": 32},
     "optimizer": {"warmup_steps": 4},
     "steps": 20,
     "batch_size": 12,

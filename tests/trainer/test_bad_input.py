@@ -95,7 +95,7 @@ MISTAKES = {
     ),
     "images too small": Mistake("greater_than_equal", "config.model.image_size", other(kind="images", image_size=8)),
     "float8 of another model": Mistake("float8_unsupported_by_model", "config", other(kind="images") | FLOAT8),
-    "float8 of odd sizes": Mistake("float8_unaligned_dimensions", "config", shape(hidden=72) | FLOAT8),
+    "float8 of odd sizes": Mistake("float8_unaligned_dimensions", "config", shape(intermediate_size=72) | FLOAT8),
     "float8 of narrow keys": Mistake(
         "float8_unaligned_dimensions", "config", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
     ),
@@ -113,7 +113,7 @@ MISTAKES = {
     "too many tensor parallel ranks": Mistake(
         "processes_not_divisible",
         "config.parallel.tensor",
-        split(tensor=3) | shape(heads=6, kv_heads=3, dim=48, hidden=96, vocabulary=258, sequence_length=33),
+        split(tensor=3) | shape(heads=6, kv_heads=3, dim=48, intermediate_size=96, vocabulary=258, sequence_length=33),
     ),
     "more tensor parallel ranks than heads": Mistake(
         "tensor_parallel_not_a_divisor", "config.parallel.tensor", split(tensor=2) | shape(kv_heads=1)

@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_unsupported_precision_is_rejected_and_fp16_suggested(
     gpu: pytest.MonkeyPatch, alone: Environment, precision: str
 ) -> None:
-    config = tiny(precision=precision, model={"dim": 32, "heads": 2, "kv_heads": 2, "hidden": 32})
+    config = tiny(precision=precision, model={"dim": 32, "heads": 2, "kv_heads": 2, "intermediate_size": 32})
     with rejects("precision_unsupported", precision, "Tesla T4 of compute capability 7.5", "fp16"):
         choose_device(config, alone)
 

@@ -57,9 +57,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.hidden, bias=False)
-        self.up = nn.Linear(config.dim, config.hidden, bias=False)
-        self.out = nn.Linear(config.hidden, config.dim, bias=False)
+        self.gate = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.up = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.out = nn.Linear(config.intermediate_size, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""

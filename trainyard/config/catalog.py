@@ -80,8 +80,10 @@ class InstanceType(StrictModel):
     gpu: Gpu | None = Field(None, description="GPUs; none for CPU types.")
     cards: tuple[NetworkCards, ...] = Field(min_length=1, description="Network cards, by index, grouped.")
     instance_store: InstanceStore | None = Field(None, description="NVMe instance store.")
-    nvlink_gbs: float | None = Field(None, gt=0, description="Minimum all-reduce bus bandwidth within a node, GB/s.")
-    network_gbs: float | None = Field(
+    min_nvlink_gbs: float | None = Field(
+        None, gt=0, description="Minimum all-reduce bus bandwidth within a node, GB/s."
+    )
+    min_network_gbs: float | None = Field(
         None, gt=0, description="Minimum all-reduce bus bandwidth over EFA between nodes, GB/s."
     )
 
@@ -99,7 +101,7 @@ class InstanceType(StrictModel):
         return sum(group.count for group in self.cards if group.efa)
 
     @property
-    def matmul_tflops(self) -> float | None:
+    def min_matmul_tflops(self) -> float | None:
         """Minimum TFLOP/s of a bf16 matrix product on one GPU; None without bf16 tensor cores."""
         peak = self.gpu.specs.bf16_tflops if self.gpu else None
         return round(peak * MATMUL_FLOOR, 1) if peak else None

@@ -44,11 +44,13 @@ class Hardware(StrictModel):
 
     gpus: Gpus | None = Field(None, description="GPUs of the type; none for CPU types.")
     disks: int = Field(0, ge=0, description="Number of NVMe disks of the instance store.")
-    matmul_tflops: float | None = Field(None, gt=0, description="Minimum TFLOP/s of a bf16 matrix product on one GPU.")
-    nvlink_gbs: float | None = Field(
+    min_matmul_tflops: float | None = Field(
+        None, gt=0, description="Minimum TFLOP/s of a bf16 matrix product on one GPU."
+    )
+    min_nvlink_gbs: float | None = Field(
         None, gt=0, description="Minimum bus bandwidth of an all-reduce within a node, GB/s."
     )
-    network_gbs: float | None = Field(
+    min_network_gbs: float | None = Field(
         None, gt=0, description="Minimum bus bandwidth of an all-reduce over all nodes by EFA, GB/s."
     )
 

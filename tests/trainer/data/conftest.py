@@ -78,7 +78,15 @@ def write_images(folder: Path, sizes: Sequence[int] = (5, 3, 4), **changes: Any)
     return index
 
 
-MODEL = {"dim": 8, "layers": 1, "heads": 1, "kv_heads": 1, "hidden": 8, "vocabulary": 1000, "sequence_length": LENGTH}
+MODEL = {
+    "dim": 8,
+    "layers": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "intermediate_size": 8,
+    "vocabulary": 1000,
+    "sequence_length": LENGTH,
+}
 MASKED = {"kind": "hugging_face", "task": "masked", "config": {"model_type": "bert"}, "sequence_length": LENGTH}
 IMAGES = {"kind": "images", "architecture": "resnet18", "classes": 3, "image_size": 32}
 

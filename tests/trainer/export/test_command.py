@@ -15,7 +15,7 @@ from trainer.export import __main__ as command
 from trainer.export.model_config import build_empty_model
 from trainyard.config.training.models import ModelConfig
 
-DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 32, "sequence_length": 8}
+DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
 GPT2 = {
     "kind": "hugging_face",
     "config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 16},

@@ -8,7 +8,7 @@ from trainer.models.decoder import Attention, Decoder, rotary_table, rotate, sta
 from trainyard.config.training.models import DecoderConfig
 from trainyard.config.training.presets import DECODERS
 
-SHAPE = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=64, sequence_length=32)
+SHAPE = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, intermediate_size=64, sequence_length=32)
 
 
 def decoder(config: DecoderConfig = SHAPE, layers: range | None = None) -> Decoder:

@@ -146,7 +146,11 @@ class TrainerConfig(StrictModel):
         # gradients of weights the tokens of a micro-batch.
         model, tensor, unsupported = self.model, self.parallel.tensor, []
         kv_dim = model.kv_heads * (model.dim // model.heads)
-        for name, size in (("dim", model.dim), ("hidden", model.hidden), ("kv_heads x dim / heads", kv_dim)):
+        for name, size in (
+            ("dim", model.dim),
+            ("intermediate_size", model.intermediate_size),
+            ("kv_heads x dim / heads", kv_dim),
+        ):
             if size % (16 * tensor):
                 unsupported.append(f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else ""))
         if (tokens := self.micro_batch_size * model.sequence_length) % 16:

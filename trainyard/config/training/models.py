@@ -21,7 +21,7 @@ class DecoderConfig(StrictModel):
     layers: Integer = Field(4, gt=0, description="Number of decoder blocks.")
     heads: Integer = Field(4, gt=0, description="Number of query heads; divides dim.")
     kv_heads: Integer = Field(2, gt=0, description="Number of key and value heads; divides heads.")
-    hidden: Integer = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
+    intermediate_size: Integer = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
     vocabulary: Integer = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
     sequence_length: Integer = Field(128, gt=1, description="Tokens per training sequence.")
     rope_theta: Number = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
@@ -54,7 +54,7 @@ class DecoderConfig(StrictModel):
         """Number of trainable parameters."""
         width = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * width
-        block = attention + 3 * self.dim * self.hidden + 2 * self.dim
+        block = attention + 3 * self.dim * self.intermediate_size + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocabulary * self.dim
         return self.layers * block + embeddings + self.dim
 

@@ -131,7 +131,7 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
                 )
         return
     if parallel.tensor > 1:
-        sizes = ("kv_heads", "hidden", "vocabulary", "sequence_length")
+        sizes = ("kv_heads", "intermediate_size", "vocabulary", "sequence_length")
         uneven = [f"{name} {getattr(model, name)}" for name in sizes if getattr(model, name) % parallel.tensor]
         if uneven:
             reason = f"does not divide the model's {', '.join(uneven)}"

@@ -6,8 +6,15 @@ DecoderPreset = Literal["1m", "10m", "124m", "350m", "1b", "3b", "8b", "70b"]
 HuggingFacePreset = Literal["bert-base", "bert-large", "gpt2"]
 
 
-def _decoder(dim: int, layers: int, heads: int, kv_heads: int, hidden: int, **more: Any) -> dict[str, Any]:
-    return {"dim": dim, "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden, **more}
+def _decoder(dim: int, layers: int, heads: int, kv_heads: int, intermediate_size: int, **more: Any) -> dict[str, Any]:
+    return {
+        "dim": dim,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "intermediate_size": intermediate_size,
+        **more,
+    }
 
 
 _LLAMA: dict[str, Any] = {"vocabulary": 128_256, "sequence_length": 8192, "rope_theta": 500_000.0}

@@ -96,10 +96,14 @@ def _evaluate_hardware(
                 yield NodeFault(kind="gpus", text=f"a GPU is {name!r}, {instance_type} has {hardware.gpus.model}")
     if group.efa_interfaces:
         yield from _evaluate_network(values, group, software_location)
-    if hardware.matmul_tflops and values.matmul_tflops is not None and values.matmul_tflops < hardware.matmul_tflops:
+    if (
+        hardware.min_matmul_tflops
+        and values.matmul_tflops is not None
+        and values.matmul_tflops < hardware.min_matmul_tflops
+    ):
         text = f"the slowest GPU multiplies matrices at {values.matmul_tflops:g} TFLOP/s, the minimum is"
-        yield NodeFault(kind="matmul", text=f"{text} {hardware.matmul_tflops:g}")
-    minimum = hardware.nvlink_gbs if processes == group.gpus else None  # the minimum is for all GPUs of the node
+        yield NodeFault(kind="matmul", text=f"{text} {hardware.min_matmul_tflops:g}")
+    minimum = hardware.min_nvlink_gbs if processes == group.gpus else None  # the minimum is for all GPUs of the node
     if minimum is not None and values.nvlink_gbs is not None and values.nvlink_gbs < minimum:
         rate = f"{values.nvlink_gbs:g} GB/s of bus bandwidth"
         yield NodeFault(kind="nvlink", text=f"an all-reduce within the node has {rate}, the minimum is {minimum:g}")
@@ -179,7 +183,7 @@ def _evaluate_fabric(
         minimum
         for report in reports
         if (group := groups[report.group]).efa_interfaces and processes == group.gpus
-        if (minimum := group.hardware.network_gbs) is not None
+        if (minimum := group.hardware.min_network_gbs) is not None
     ]
     rates = [report.measurements.network_gbs for report in reports if report.measurements.network_gbs is not None]
     if minimums and rates and min(rates) < min(minimums):

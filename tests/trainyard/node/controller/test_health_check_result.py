@@ -13,7 +13,10 @@ from trainyard.node.controller.health_check_result import Decision, Evaluation, 
 
 NODES = ("i-1", "i-2", "i-3")
 A100 = Hardware(
-    gpus=Gpus(model="A100", driver="open", nvswitch=True), matmul_tflops=156.0, nvlink_gbs=200.0, network_gbs=50.0
+    gpus=Gpus(model="A100", driver="open", nvswitch=True),
+    min_matmul_tflops=156.0,
+    min_nvlink_gbs=200.0,
+    min_network_gbs=50.0,
 )
 P4D = MANIFEST.model_copy(
     update={
