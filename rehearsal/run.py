@@ -65,7 +65,7 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 region = str(config.get("aws:region", DEFAULT_REGION))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
-                for name in create_existing_resources(aws, settings):
+                for name in create_existing_resources(aws, settings, set_quotas=account is None):
                     display.print_line("account", f"created {name}, which the stack expects to exist")
                     substitutions.append(
                         Substitution(

@@ -6,18 +6,23 @@ import boto3
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
+from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
 
 _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
 
 
-def create_existing_resources(aws: EmulatedAws, settings: StackSettings) -> list[str]:
+def create_existing_resources(aws: EmulatedAws, settings: StackSettings, *, set_quotas: bool) -> list[str]:
     """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
+    `set_quotas`: whether the account has only the quotas that the preview requires, so that a wrong quota fails.
     Call it before the account's state is recorded: the resources are kept after destroy and are not leaks. Raises
     ValueError with the reason when a resource is impossible; then none is created.
     """
     seed = account_seed(settings, aws.region, _availability_zone(settings))
+    if set_quotas:
+        codes = tuple(quota.code for quota in required_quotas(settings))
+        seed = seed.model_copy(update={"quotas": codes})
     aws.seed(seed)
     return [
         *(reservation.id for reservation in seed.reservations),

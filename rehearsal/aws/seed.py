@@ -12,6 +12,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.kms import models as kms
 from moto.s3.models import s3_backends
 
+from rehearsal.aws.ec2.quotas import set_increased_quotas
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.process import ACCOUNT
@@ -27,6 +28,8 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
         existing = find_bucket(bucket.name)
         if existing is not None and existing.account_id != ACCOUNT:
             raise ValueError(f"the bucket {bucket.name} belongs to another account")
+    if account_seed.quotas is not None:
+        set_increased_quotas(account_seed.quotas)
     for reservation in account_seed.reservations:
         reservations(backend).setdefault(reservation.id, _create_reservation(backend, reservation))
     for network in account_seed.networks:

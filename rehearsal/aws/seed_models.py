@@ -54,10 +54,13 @@ class SeedBucket(StrictModel):
 
 
 class AccountSeed(StrictModel):
-    """The resources to create, in one region."""
+    """The resources to create, in one region, and the account's quotas."""
 
     region: str = Field(description="Region of the resources.")
     reservations: tuple[SeedReservation, ...] = Field(default=(), description="Capacity reservations.")
     networks: tuple[SeedNetwork, ...] = Field(default=(), description="VPCs.")
     keys: tuple[SeedKey, ...] = Field(default=(), description="KMS keys.")
     buckets: tuple[SeedBucket, ...] = Field(default=(), description="S3 buckets.")
+    quotas: tuple[str, ...] | None = Field(
+        default=None, description="Codes of the vCPU quotas that were increased; all others are 0. None: all were."
+    )

@@ -1,7 +1,7 @@
 """EC2's vCPU quotas: launches above one are refused, and Service Quotas reports their values."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
@@ -13,8 +13,9 @@ from rehearsal.aws.ec2.reference import VcpuQuota, find_quota, load_reference
 from rehearsal.aws.ec2.reservations import EXISTING_STATES, is_in_capacity_block, reservations
 from rehearsal.aws.moto_extension import ec2_error, extend
 
-DEFAULT_VCPUS = 1_000_000.0  # a real account has far less: the fault `quota` lowers it
+INCREASED_VCPUS = 1_000_000.0  # a real account has far less: the fault `quota` lowers it
 _RUNNING_STATES = EXISTING_STATES - {"stopping", "stopped", "shutting-down"}
+_zero_quotas: set[str] = set()  # codes
 
 
 def vcpus(instance_type: str) -> int:
@@ -22,10 +23,18 @@ def vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
 
+def set_increased_quotas(codes: Iterable[str]) -> None:
+    """Set all quotas except these to 0, the default of new accounts for accelerated instance types."""
+    _zero_quotas.clear()
+    _zero_quotas.update({quota.code for quota in load_reference().quotas}.difference(codes))
+
+
 def quota_value(quota: VcpuQuota) -> float:
     """Return the account's value of a quota, in vCPUs."""
+    if quota.code in _zero_quotas:
+        return 0.0
     value = ACTIVE_FAULTS.quota(quota.code)
-    return DEFAULT_VCPUS if value is None else value
+    return INCREASED_VCPUS if value is None else value
 
 
 def _used_vcpus(backend: Any, quota: VcpuQuota) -> int:
@@ -96,7 +105,7 @@ def get_service_quota(self: Any) -> str:
 
 def get_aws_default_service_quota(self: Any) -> str:
     """Return this account's default. The real default for accelerated instance types is 0."""
-    return _quota_response(self, lambda quota: DEFAULT_VCPUS)
+    return _quota_response(self, lambda quota: INCREASED_VCPUS)
 
 
 def install() -> None:

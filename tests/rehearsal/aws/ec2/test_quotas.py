@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.ec2.reference import load_reference
 from rehearsal.aws.faults import Quota
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import AccountSeed
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import (
     block,
@@ -48,6 +50,17 @@ def test_quota_is_large_without_a_fault(client: Client, aws: EmulatedAws) -> Non
     aws.inject(Quota(code=P, vcpus=96))
     assert applied(client, P) == 96
     assert applied(client, STANDARD) == 1_000_000
+
+
+def test_quotas_that_were_not_increased_are_zero(client: Client, network: Network, aws: EmulatedAws) -> None:
+    every_quota = tuple(quota.code for quota in load_reference().quotas)
+    aws.seed(AccountSeed(region="us-east-1", quotas=(STANDARD,)))
+    try:
+        assert (applied(client, STANDARD), applied(client, P)) == (1_000_000, 0)
+        assert refused(lambda: launch(client, network, InstanceType="p4d.24xlarge")) == "VcpuLimitExceeded"
+        assert launch(client, network)
+    finally:
+        aws.seed(AccountSeed(region="us-east-1", quotas=every_quota))
 
 
 def test_unknown_quota_does_not_exist(client: Client) -> None:
