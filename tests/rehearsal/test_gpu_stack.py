@@ -14,14 +14,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def report(tree: Path) -> dict[str, Any]:
     """The report of the rehearsal."""
-    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "3")
+    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "2")
     assert ended.exit_status == 0, ended.stderr
     return ended.report
 
 
 def test_rehearsal_succeeds(report: dict[str, Any]) -> None:
     assert report["ok"]
-    assert (report["nodes"], report["processes_per_node"]) == (3, 2)
+    assert (report["nodes"], report["processes_per_node"]) == (2, 2)
     assert report["resources_created"] == report["resources_deleted"] + len(report["retained"])
     assert report["leaked"] == []
     assert (report["steps"], len(report["checkpoints"])) == (SMALL_STEPS["steps"], 2)

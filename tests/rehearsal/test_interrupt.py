@@ -52,8 +52,9 @@ def test_interrupt_before_the_first_resource_exits_immediately(start_rehearsal: 
     assert (ended.exit_status, ended.stderr) == (1, "rehearsal: interrupted: no resources were created\n")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("phase", ["account", "preview", "resources", "startup"])
+@pytest.mark.parametrize(
+    ("phase", "number"), list(zip(["account", "preview", "resources", "startup"], SIGNALS * 2, strict=True))
+)
 def test_interrupt_destroys_created_resources(start_rehearsal: StartRehearsal, phase: str, number: int) -> None:
     running = start_rehearsal("interrupted")
     running.pause_at_phase(phase)
@@ -67,13 +68,12 @@ def test_interrupt_destroys_created_resources(start_rehearsal: StartRehearsal, p
     assert created == 0 if only_planned else created > 0 or phase in {"account", "preview"}
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_interrupted_destroy_is_repeated(start_rehearsal: StartRehearsal, number: int) -> None:
+def test_interrupted_destroy_is_repeated(start_rehearsal: StartRehearsal) -> None:
     running = start_rehearsal("interrupted-destroy", "refused")
     running.pause_at_phase("destroy")
     # The VPC is deleted late. On a busy machine it may already be deleted.
     in_time = "DeleteVpc" not in running.journal_text()
-    running.send_signal(number)
+    running.send_signal(signal.SIGINT)
     running.resume()
     data = running.stderr().rpartition("s3://")[2].split()[0].rstrip(".")
     message = f"job.resume = 'no-such-run': that run has no checkpoint in s3://{data}"
@@ -84,15 +84,14 @@ def test_interrupted_destroy_is_repeated(start_rehearsal: StartRehearsal, number
     assert ended.report["leaked"] == []
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_interrupt_terminates_nodes_in_any_phase(start_rehearsal: StartRehearsal, number: int) -> None:
+def test_interrupt_terminates_nodes_in_any_phase(start_rehearsal: StartRehearsal) -> None:
     """Three rehearsals at once: a node starts, a job runs, a job writes a checkpoint."""
     phases = ["launch", "training", "checkpoint"]
     running = {phase: start_rehearsal(phase, PHASE_JOBS.get(phase, "endless")) for phase in phases}
     for phase in phases:
         running[phase].wait_for_phase(phase)
         assert len(list(running[phase].folder.glob("nodes/*"))) > 0
-        running[phase].send_signal(number)
+        running[phase].send_signal(signal.SIGTERM)
     for phase in phases:
         assert_destroyed(running[phase])
 

@@ -137,6 +137,14 @@ def test_both_rehearsals_succeed(pair: dict[str, CompletedRehearsal]) -> None:
         assert pair[stack].report["leaked"] == []
 
 
+def test_custom_job_has_its_own_results(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:
+    result = json.loads((clone.folder("custom-job") / "results/line.json").read_text())
+    assert result["world_size"] == 2
+    assert result["weight"] == pytest.approx(3.0, abs=0.01)
+    assert pair["custom-job"].report["last_loss"] is None
+    assert pair["custom-job"].report["objects"]["checkpoints"] > 0
+
+
 def test_reports_belong_to_the_unprivileged_user(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:
     if os.geteuid() != 0:
         return  # the tests already run as an unprivileged user
