@@ -1,6 +1,10 @@
 """The Pulumi program: reads the settings of the stack, creates the components and exports the outputs."""
 # ruff: noqa: E402
 
+import gc
+
+gc.disable()  # the SDK's classes are never garbage; looking for it takes a third of a preview (benchmarks/preview.py)
+
 import sys
 from pathlib import Path
 
@@ -35,6 +39,10 @@ from infra.validators.account import capacity_end_time, validate_account
 from trainyard.config.cost import max_run_usd
 from trainyard.config.loader import load_settings
 from trainyard.errors import InputError
+
+if not gc.get_freeze_count():  # tests run this program many times in one process
+    gc.freeze()
+gc.enable()
 
 
 def main(root: Path) -> None:

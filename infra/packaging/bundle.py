@@ -9,7 +9,7 @@ from trainyard.models.schemas import schema_text
 FOLDERS = ("playbooks", "trainyard", "trainer")
 FILES = ("constraints.txt",)
 # Files that nodes do not use. Changing them does not change the bundle.
-OPERATOR_ONLY = tuple(
+OPERATOR_ONLY = frozenset(
     f"trainyard/{name}"
     for name in (
         *("__main__.py", "launcher", "cli", "operations"),
@@ -27,10 +27,10 @@ def pack_bundle(root: Path, extra: Mapping[str, Entry] | None = None) -> Packed:
     for folder in FOLDERS:
         assert (root / folder).is_dir(), f"{root} has no folder {folder}/"
         for path in (root / folder).rglob("*"):
-            relative = path.relative_to(root)
-            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-            shipped = not hidden and not any(relative.is_relative_to(name) for name in OPERATOR_ONLY)
-            if path.is_file() and shipped and path.suffix != ".pyc":
-                entries[relative.as_posix()] = Entry(path.read_bytes())
+            parts = path.relative_to(root).parts
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+            operator_only = any("/".join(parts[:depth]) in OPERATOR_ONLY for depth in (2, 3))
+            if path.is_file() and not hidden and not operator_only and path.suffix != ".pyc":
+                entries["/".join(parts)] = Entry(path.read_bytes())
     entries.update({name: Entry((root / name).read_bytes()) for name in FILES})
     return pack(entries)

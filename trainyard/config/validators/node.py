@@ -33,6 +33,8 @@ def package_index_is_valid(settings: StackSettings, root: Path) -> Iterator[Prob
 
 def role_variables_exist(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """Each of `node.variables` is a variable of a role."""
+    if not settings.node.variables:
+        return
     specs = (yaml.safe_load(file.read_text()) for file in root.glob("playbooks/roles/*/meta/argument_specs.yml"))
     known = {name for spec in specs for name in spec["argument_specs"]["main"]["options"]}
     for name in sorted(settings.node.variables.keys() - known):
