@@ -21,16 +21,16 @@ REGION = "us-east-1"
 _numbers = count(1)
 
 
-# Slow test files, the slowest first, so that fast files fill the gaps. The files that use the main rehearsal run in the
-# same pytest-xdist worker, because its fixture is per process.
+# Slow test files, the slowest first, so that fast files fill the gaps (pytest-xdist keeps this order only with
+# --no-loadscope-reorder). The files that use the main rehearsal run in the same worker: its fixture is per process.
 MAIN_REHEARSAL_FILES = ("test_side_by_side", "test_stages", "test_audit")
 SLOW_FILES = (
     *MAIN_REHEARSAL_FILES,
-    *("test_interrupt", "test_booted", "test_nvidia_driver", "test_base", "test_worker_environments"),
-    *("test_worker_faults", "test_startup", "test_all_or_nothing", "test_worker", "test_lease", "test_nvme"),
-    *("test_container", "test_baked_node", "test_killed", "test_health_check", "test_lustre", "test_examples"),
-    *("test_gpu_stack", "test_whole_node", "test_efa", "test_bad_input", "test_booted_faults", "test_cuda"),
-    *("test_stacks", "test_node_permissions", "test_layouts", "test_run", "test_frameworks"),
+    *("test_booted", "test_worker_faults", "test_worker_environments", "test_interrupt", "test_whole_node"),
+    *("test_all_or_nothing", "test_killed", "test_worker", "test_nvidia_driver", "test_health_check", "test_examples"),
+    *("test_lease", "test_startup", "test_gpu_stack", "test_efa", "test_container", "test_lustre", "test_frameworks"),
+    *("test_baked_node", "test_layouts", "test_base", "test_run", "test_trainer", "test_broken", "test_cuda"),
+    *("test_disk_reserve", "test_pytorch", "test_account_lost", "test_grow", "test_hung_job", "test_watchdog"),
 )
 
 

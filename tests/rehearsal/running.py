@@ -58,7 +58,6 @@ class RehearsalProcess:
 
     launch_settings: ClassVar[dict[str, Any]] = {"health_check_timeout_minutes": 0}
     worker_count: ClassVar[int] = 1
-    arguments: ClassVar[tuple[str, ...]] = ()  # of the command, in addition to the stack
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class RehearsalProcess:
             (self.folder / name).unlink(missing_ok=True)
         with self._stderr.open("w") as stderr, self._stdout.open("w") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", *self.arguments],
+                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"],
                 cwd=tree,
                 env=clean_environment() | self.account | {"TMPDIR": str(self.temporary)},
                 stdout=stdout,

@@ -53,7 +53,7 @@ def test_interrupt_before_the_first_resource_exits_immediately(start_rehearsal: 
 
 
 @pytest.mark.parametrize(
-    ("phase", "number"), list(zip(["account", "preview", "resources", "startup"], SIGNALS * 2, strict=True))
+    ("phase", "number"), [("account", signal.SIGINT), ("preview", signal.SIGTERM), ("resources", signal.SIGINT)]
 )
 def test_interrupt_destroys_created_resources(start_rehearsal: StartRehearsal, phase: str, number: int) -> None:
     running = start_rehearsal("interrupted")

@@ -247,7 +247,7 @@ def test_stop_tags_old_objects(cluster: clusters.Cluster, record: RunRecord) -> 
     assert "old objects tagged for Deep Archive: 1" in completed.stderr
 
 
-def test_stop_refuses_an_unknown_stack_without_a_manifest_uri(account: EmulatedAws) -> None:
+def test_stop_of_a_stack_that_is_not_deployed_needs_its_manifest_uri(account: EmulatedAws) -> None:
     completed = run_command("stop", "--stack", "never")
     assert completed.returncode == 2
     assert "--stack = 'never': the stack is not deployed in us-east-1" in completed.stderr
