@@ -107,7 +107,7 @@ def main() -> None:
         torch.set_num_threads(config.threads or 1)
 
     torch.manual_seed(config.seed)
-    base_model = Decoder(shape, loss_chunk=None)
+    base_model = Decoder(shape, loss_chunk_tokens=None)
     for name, module in base_model.named_modules():
         base_model.initialize(name, module)
     base_model.to(device)

@@ -46,10 +46,10 @@ class BenchmarkRank:
         self._state = state_of_size(mib, replicas=dist.group.WORLD)
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        self._checkpoints = Checkpoints(str(scratch / "ours"), group, CheckpointConfig(keep_last=1))
+        self._checkpoints = Checkpoints(str(scratch / "trainyard"), group, CheckpointConfig(keep_last=1))
         self._managers = [self._checkpoints]
         self.methods: dict[str, Callable[[], float]] = {
-            "ours": lambda: self.save_by_trainer(self._checkpoints),
+            "trainyard": lambda: self.save_by_trainer(self._checkpoints),
             "dcp": lambda: self.save_by_dcp(False),
             "torch.save": self.torch_save,
         }
@@ -225,9 +225,9 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
         "save_seconds": round(saved, 3),
         "load_seconds": round(loaded, 3),
         "ratio_load": round(loaded / saved, 3),
-        "ratio_torch_save": round(stall["ours"] / stall["torch.save"], 4),
+        "ratio_torch_save": round(stall["trainyard"] / stall["torch.save"], 4),
         "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if server_version else None,
-        "ratio": round(stall["ours"] / stall["dcp"], 4),
+        "ratio": round(stall["trainyard"] / stall["dcp"], 4),
     }
 
 

@@ -208,7 +208,7 @@ def data_wait(uri: str, folder: Path, cache: Path, steps: int) -> dict[str, floa
     config = folder / "job.json"
     precision = "bf16" if torch.cuda.is_available() else "fp32"
     config.write_text(job_config("10m", 1, steps, precision, **TRAINED).model_dump_json())
-    lines = run_job("ours", folder, config, 1, DATA_URI=uri, TRAINYARD_CACHE=str(cache))[WARMUP_STEPS:]
+    lines = run_job("trainyard", folder, config, 1, DATA_URI=uri, TRAINYARD_CACHE=str(cache))[WARMUP_STEPS:]
     seconds = [line["step_seconds"] for line in lines]
     waited = sum(line["data_seconds"] for line in lines)
     return {"steps": len(lines), "step_seconds": round(median(seconds), 3), "share": round(waited / sum(seconds), 6)}
@@ -220,7 +220,7 @@ def _decoder(length: int = LENGTH) -> dict[str, Any]:
 
 def _summarize(rates_by_name: dict[str, list[float]]) -> dict[str, Any]:
     rates = {name: median(values) for name, values in rates_by_name.items()}
-    ratio = rates["ours"] / max(rate for name, rate in rates.items() if name != "ours")
+    ratio = rates["trainyard"] / max(rate for name, rate in rates.items() if name != "trainyard")
     return {"samples_per_second": {name: round(rate) for name, rate in rates.items()}, "ratio": round(ratio, 3)}
 
 
@@ -243,7 +243,7 @@ def measure(
             pass
         consumed = iter(range(0, 10**9, MICRO_BATCH * 1000))
         loaders_by_name: dict[str, Callable[[], Batches]] = {
-            "ours": lambda: data.train_batches(next(consumed)),
+            "trainyard": lambda: data.train_batches(next(consumed)),
             "memory map": partial(memory_map, folder / "text"),
             "memory map, by rows": partial(memory_map_rows, folder / "text"),
             "webdataset": partial(web_dataset, folder / "text", _text, 0),
@@ -263,7 +263,7 @@ def _images(folder: Path, cache: Path, rounds: int, seconds: float) -> dict[str,
     model = {"kind": "images", "classes": 10, "image_size": SIDE}
     loaders = {workers: open_dataset(uri, cache, model, workers=workers) for workers in (0, 2)}
     loaders_by_name: dict[str, Callable[[], Batches]] = {
-        "ours": lambda: loaders[0].train_batches(0),
+        "trainyard": lambda: loaders[0].train_batches(0),
         "ours, 2 workers": lambda: loaders[2].train_batches(0),
         "webdataset": partial(web_dataset, folder, _picture, 0),
         "webdataset, 2 workers": partial(web_dataset, folder, _picture, 2),
@@ -273,7 +273,7 @@ def _images(folder: Path, cache: Path, rounds: int, seconds: float) -> dict[str,
         data.close()
     best = {
         side: max((median(values), values) for name, values in rates.items() if name.startswith(side))[1]
-        for side in ("ours", "webdataset")
+        for side in ("trainyard", "webdataset")
     }
     medians = {name: round(median(values), 1) for name, values in rates.items()}
     return {"samples_per_second": medians, "ratio": _summarize(best)["ratio"]}

@@ -27,9 +27,9 @@ from trainyard.config.training.models import DecoderConfig
 BASE = "fp32"
 FLOAT8 = (8, 9)  # compute capability
 VARIANTS: dict[str, dict[str, Any]] = {
-    BASE: {"precision": "fp32", "memory": {"loss_chunk": None}},
-    "bf16": {"precision": "bf16", "memory": {"loss_chunk": None}},
-    "fp16": {"precision": "fp16", "memory": {"loss_chunk": None}},
+    BASE: {"precision": "fp32", "memory": {"loss_chunk_tokens": None}},
+    "bf16": {"precision": "bf16", "memory": {"loss_chunk_tokens": None}},
+    "fp16": {"precision": "fp16", "memory": {"loss_chunk_tokens": None}},
     "bf16, logits in chunks": {"precision": "bf16"},
     "bf16, chunks, selective recomputation": {
         "precision": "bf16",
@@ -48,7 +48,7 @@ def measure(variant: str, base: TrainerConfig, folder: Path, processes: int) -> 
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
     config = folder / "variant.json"
     config.write_text(TrainerConfig.model_validate(settings).model_dump_json())
-    lines = run_job("ours", folder, config, processes)[WARMUP_STEPS:]
+    lines = run_job("trainyard", folder, config, processes)[WARMUP_STEPS:]
     return statistics.median(line["step_seconds"] for line in lines), max(line["memory_gib"] for line in lines)
 
 

@@ -31,7 +31,7 @@ from trainyard.config.training.models import DecoderConfig
 from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOPS = ("ours", "plain", "nanogpt")
+LOOPS = ("trainyard", "plain", "nanogpt")
 WARMUP_STEPS = 2
 
 
@@ -106,16 +106,15 @@ def run_job(loop: str, folder: Path, config: Path, processes: int, **variables: 
         "METRICS_DIR": str(output / "metrics"),
         **variables,
     }
-    arguments = (
-        ["trainer", "--config", str(config)] if loop == "ours" else ["benchmarks.baseline_loops", loop, str(config)]
-    )
+    baseline = ["benchmarks.baseline_loops", loop, str(config)]
+    arguments = ["trainer", "--config", str(config)] if loop == "trainyard" else baseline
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
     process = subprocess.run(
         [*torchrun, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     if process.returncode:
         raise SystemExit(f"the loop {loop} exited with status {process.returncode}:\n{process.stderr[-4000:]}")
-    text = (output / "metrics/metrics.jsonl").read_text() if loop == "ours" else process.stdout
+    text = (output / "metrics/metrics.jsonl").read_text() if loop == "trainyard" else process.stdout
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -166,7 +165,7 @@ def main(
         loop: utilization(flops * config.batch_size, seconds, processes, peak) for loop, seconds in medians.items()
     }
     report = {
-        "ratio": round(rates["ours"] / max(rates[loop] for loop in LOOPS[1:]), 3),
+        "ratio": round(rates["trainyard"] / max(rates[loop] for loop in LOOPS[1:]), 3),
         "tokens_per_second": {loop: round(rate, 1) for loop, rate in rates.items()},
         "mfu": {loop: share and round(share, 4) for loop, share in shares.items()},
         "model": preset,

@@ -53,7 +53,7 @@ def main(root: Path) -> None:
     packed: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
     if job.source:
         packed["job"] = pack_source(root, job.source)
-    # Every look-up that can fail precedes the first resource: the engine creates resources as they are registered.
+    # Every lookup that can fail precedes the first resource: the engine creates resources as they are registered.
     facts = look_up_account(settings)
     retained = look_up_retained(stack)
     validate_account(settings, facts, retained.is_up)

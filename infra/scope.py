@@ -8,7 +8,7 @@ from trainyard.aws import tags
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Account, region and Availability Zone of a stack, from look-ups.
+    """Account, region and Availability Zone of a stack, from lookups.
 
     `boundary` is the ARN of the permissions boundary of every role, or None.
     """

@@ -20,7 +20,7 @@ from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
 from rehearsal.result import RehearsalResult
 from rehearsal.run_progress import FollowError
-from rehearsal.seed import create_existing_resources
+from rehearsal.seed import create_existing_resources, quota_codes
 from rehearsal.stages import Stages
 from rehearsal.teardown import Teardown
 from rehearsal.timeline import Span, Timeline
@@ -65,7 +65,8 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 region = str(config.get("aws:region", DEFAULT_REGION))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
-                for name in create_existing_resources(aws, settings, set_quotas=account is None):
+                quotas = quota_codes(settings, options.bake) if account is None else None
+                for name in create_existing_resources(aws, settings, quotas):
                     display.print_line("account", f"created {name}, which the stack expects to exist")
                     substitutions.append(
                         Substitution(

@@ -1,28 +1,28 @@
 """Creates the resources that a stack expects in its account: a reservation, a network, a KMS key, a bucket."""
 
 import time
+from collections.abc import Iterable
 
 import boto3
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
-from trainyard.config.quotas import required_quotas
+from trainyard.config.quotas import quota_of, required_quotas
 from trainyard.config.settings import StackSettings
 
 _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
 
 
-def create_existing_resources(aws: EmulatedAws, settings: StackSettings, *, set_quotas: bool) -> list[str]:
+def create_existing_resources(aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None) -> list[str]:
     """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
-    `set_quotas`: whether the account has only the quotas that the preview requires, so that a wrong quota fails.
+    `quotas`: codes of the vCPU quotas that the account has; all others are 0. None: the account has all.
     Call it before the account's state is recorded: the resources are kept after destroy and are not leaks. Raises
     ValueError with the reason when a resource is impossible; then none is created.
     """
     seed = account_seed(settings, aws.region, _availability_zone(settings))
-    if set_quotas:
-        codes = tuple(quota.code for quota in required_quotas(settings))
-        seed = seed.model_copy(update={"quotas": codes})
+    if quotas is not None:
+        seed = seed.model_copy(update={"increased_quota_codes": tuple(quotas)})
     aws.seed(seed)
     return [
         *(reservation.id for reservation in seed.reservations),
@@ -58,6 +58,13 @@ def account_seed(settings: StackSettings, region: str, zone: str) -> AccountSeed
         keys=(SeedKey(id=storage.kms_key.rpartition("/")[2]),) if storage.kms_key else (),
         buckets=(SeedBucket(name=storage.bucket),) if storage.bucket else (),
     )
+
+
+def quota_codes(settings: StackSettings, bake: bool) -> set[str]:
+    """Return the codes of the vCPU quotas that the preview requires, and with `bake` that of the image builder."""
+    codes = {quota.code for quota in required_quotas(settings)}
+    builder = quota_of(settings.worker_type, "on-demand")
+    return codes | {builder.code} if bake and builder else codes
 
 
 def to_emulated_account(arn: str) -> str:

@@ -113,12 +113,13 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (subclass of SafeLoader)
     except OSError as error:
-        reason, fix = f"cannot read the file: {error.strerror}", "Make the file readable"
+        reason, fix, code = f"cannot read the file: {error.strerror}", "Make the file readable", "file_not_readable"
     except UnicodeDecodeError as error:
-        reason, fix = f"not UTF-8 text: {error}", "Convert the file to UTF-8"
+        reason, fix, code = f"not UTF-8 text: {error}", "Convert the file to UTF-8", "invalid_utf8"
     except yaml.YAMLError as error:
-        reason, fix = f"not a Pulumi stack file: {error}", "Fix the YAML syntax"
+        reason, fix, code = f"not a Pulumi stack file: {error}", "Fix the YAML syntax", "invalid_yaml"
     else:
+        code = "config_section_missing"
         config = document.get("config") if isinstance(document, dict) else document
         if document is None or (config is None and not document):
             reason, fix = "the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"
@@ -126,7 +127,7 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
             reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
         else:
             return config
-    raise InputError([Problem(source, "...", reason, fix, "config_section_missing")])
+    raise InputError([Problem(source, "...", reason, fix, code)])
 
 
 class StackLoader(yaml.SafeLoader):

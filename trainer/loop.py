@@ -223,4 +223,4 @@ def require_remaining_steps(uri: str, completed: int, steps: int) -> None:
     """
     if completed >= steps:
         reason = f"its newest checkpoint has completed {completed} steps, and this job has {steps}"
-        raise InputError([Problem("RESUME_URI", uri, reason, "Increase steps", "no_steps_left")])
+        raise InputError([Problem("RESUME_URI", uri, reason, "Increase steps", "no_remaining_steps")])

@@ -184,13 +184,16 @@ class S3Storage(Storage):
         """Raise InputError unless the bucket exists and is accessible. `create` has no effect."""
         from botocore.exceptions import NoCredentialsError
 
-        reasons = {"404": "the bucket does not exist", "403": "access to the bucket is denied"}
+        problems = {
+            "404": ("the bucket does not exist", "Create the bucket, or set another bucket", "bucket_missing"),
+            "403": ("access to the bucket is denied", "Allow s3:ListBucket, or set another bucket", "bucket_denied"),
+        }
         try:
             with self._as_os_errors():
                 self._client.head_bucket(Bucket=self._bucket)
         except S3Error as error:
-            reason = reasons.get(error.code, str(error))
-            raise self._problem(reason, "Create the bucket, or set another bucket", "bucket_missing") from None
+            default = (str(error), "Correct the bucket, the region or the endpoint", "bucket_not_accessible")
+            raise self._problem(*problems.get(error.code, default)) from None
         except OSError as error:
             if isinstance(error.__cause__, NoCredentialsError):
                 raise self._problem(

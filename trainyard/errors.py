@@ -9,8 +9,9 @@ from typing import Any
 class Problem:
     """One invalid value of the user's input.
 
-    `key` is the path of the value, `reason` is why it is invalid, `fix` is the change to make. `code` is stable across
-    versions: the name of the validator, or pydantic's error type.
+    `key` is the path of the value, `reason` is why it is invalid, `fix` is the change to make. `code` identifies the
+    kind of problem for programs and tests: an identifier such as `bucket_missing`, pydantic's error type, or the name
+    of the validator that failed.
     """
 
     key: str

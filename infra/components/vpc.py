@@ -15,7 +15,7 @@ _INTERNET = "0.0.0.0/0"
 class VpcArgs:
     """Arguments of Vpc.
 
-    `pin_zone` keeps the Availability Zone of existing subnets when a later look-up would select a different zone.
+    `pin_zone` keeps the Availability Zone of existing subnets when a later lookup would select a different zone.
     """
 
     scope: Scope

@@ -1,1 +1,1 @@
-"""Look-ups of existing AWS resources by Pulumi invokes."""
+"""Lookups of existing AWS resources by Pulumi invokes."""

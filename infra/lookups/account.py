@@ -81,12 +81,12 @@ def make_scope(project: str, stack: str, settings: StackSettings, facts: Account
 
 
 def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
-    """Whether the program selected the zone. Then existing subnets keep it when a later look-up selects another."""
+    """Whether the program selected the zone. Then existing subnets keep it when a later lookup selects another."""
     return settings.network.availability_zone is None and facts.reservation is None and facts.subnet is None
 
 
 def look_up_account(settings: StackSettings) -> AccountFacts:
-    """Look up all facts. Failed look-ups of resources in the settings are returned as `missing`."""
+    """Look up all facts. Failed lookups of resources in the settings are returned as `missing`."""
     partition = aws.get_partition()
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
@@ -140,7 +140,7 @@ def look_up_quotas(settings: StackSettings) -> dict[str, float]:
 
 
 def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
-    """Look up a capacity reservation by its id through Cloud Control, because pulumi-aws has no look-up for it.
+    """Look up a capacity reservation by its id through Cloud Control, because pulumi-aws has no lookup for it.
 
     Source: properties of the CloudFormation resource type AWS::EC2::CapacityReservation.
     """

@@ -1,4 +1,4 @@
-"""Errors of look-ups: resources that do not exist or that the caller may not read."""
+"""Errors of lookups: resources that do not exist or that the caller may not read."""
 
 import re
 
@@ -10,8 +10,8 @@ _PREFIX = re.compile(r"(invoke of \S+ failed|invocation of \S+ returned an error
 
 
 def lookup_failure(error: Exception) -> str:
-    """Return the message of a failed look-up on one line."""
-    return f"look-up failed: {' '.join(_PREFIX.sub('', str(error)).split()).rstrip('.')}"
+    """Return the message of a failed lookup on one line."""
+    return f"lookup failed: {' '.join(_PREFIX.sub('', str(error)).split()).rstrip('.')}"
 
 
 def lookup_error(key: str, value: str, error: Exception) -> InputError:

@@ -38,7 +38,7 @@ def compare_with_catalog(entry: InstanceType) -> list[Difference]:
 
 
 def differences(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> list[Difference]:
-    """Return the facts that differ. The look-up does not return which network card supports EFA."""
+    """Return the facts that differ. The lookup does not return which network card supports EFA."""
     return [
         Difference(
             instance_type=entry.name, fact=fact, catalog=expected, described=actual, affects_launch=affects_launch

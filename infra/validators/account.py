@@ -114,7 +114,7 @@ def reservation_fits_workers(settings: StackSettings, facts: AccountFacts) -> It
 
 
 def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """Reserved capacity does not end during start-up, nor during the run if on_expiry is refuse."""
+    """Reserved capacity does not end during startup, nor during the run if on_expiry is refuse."""
     end, reservation = capacity_end_time(facts), facts.reservation
     if end is None or reservation is None or reservation.state != "active":
         return
@@ -141,7 +141,7 @@ def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[
                 "Request an increase: aws service-quotas request-service-quota-increase --service-code ec2 "
                 f"--quota-code {quota.code} --desired-value {quota.vcpus} --region {facts.region}"
             )
-            yield Problem(quota.key, quota.value, reason, fix, "quotas_sufficient")
+            yield Problem(quota.key, quota.value, reason, fix, "")
 
 
 def data_in_stack_region(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
@@ -236,7 +236,7 @@ def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) 
             if is_up and validator in TIME_DEPENDENT:
                 pulumi.log.warn(str(problem))
             else:
-                problems.append(replace(problem, code=validator.__name__))
+                problems.append(replace(problem, code=problem.code or validator.__name__))
     if problems:
         raise InputError(problems)
 

@@ -90,7 +90,7 @@ class TopicPolicy(Handler):
 
 
 class TopicSubscription(Handler):
-    """An SNS subscription. An e-mail address must confirm it by a link; creation does not wait for that."""
+    """An SNS subscription. An email address must confirm it by a link; creation does not wait for that."""
 
     type = "aws:sns/topicSubscription:TopicSubscription"
     keys = input_keys("topic", "protocol", "endpoint")

@@ -28,8 +28,8 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
         existing = find_bucket(bucket.name)
         if existing is not None and existing.account_id != ACCOUNT:
             raise ValueError(f"the bucket {bucket.name} belongs to another account")
-    if account_seed.quotas is not None:
-        set_increased_quotas(account_seed.quotas)
+    if account_seed.increased_quota_codes is not None:
+        set_increased_quotas(account_seed.increased_quota_codes)
     for reservation in account_seed.reservations:
         reservations(backend).setdefault(reservation.id, _create_reservation(backend, reservation))
     for network in account_seed.networks:

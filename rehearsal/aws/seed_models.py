@@ -61,6 +61,6 @@ class AccountSeed(StrictModel):
     networks: tuple[SeedNetwork, ...] = Field(default=(), description="VPCs.")
     keys: tuple[SeedKey, ...] = Field(default=(), description="KMS keys.")
     buckets: tuple[SeedBucket, ...] = Field(default=(), description="S3 buckets.")
-    quotas: tuple[str, ...] | None = Field(
+    increased_quota_codes: tuple[str, ...] | None = Field(
         default=None, description="Codes of the vCPU quotas that were increased; all others are 0. None: all were."
     )

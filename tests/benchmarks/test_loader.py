@@ -29,14 +29,14 @@ def test_results_include_all_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it has the credentials of other tests
     results = loader.measure(Path(shutil.which(PROGRAM) or ""), rounds=1, seconds=0.01, steps=3)
     assert set(results["samples_per_second"]) == {
-        "ours",
+        "trainyard",
         "memory map",
         "memory map, by rows",
         "webdataset",
         "webdataset, 2 workers",
     }
-    others = [rate for name, rate in results["samples_per_second"].items() if name != "ours"]
-    assert results["ratio"] == pytest.approx(results["samples_per_second"]["ours"] / max(others), rel=0.01)
+    others = [rate for name, rate in results["samples_per_second"].items() if name != "trainyard"]
+    assert results["ratio"] == pytest.approx(results["samples_per_second"]["trainyard"] / max(others), rel=0.01)
     assert 0 < results["data_wait"]["share"] < 1
     assert results["data_wait"]["steps"] == 3
     assert results["cold"]["samples_per_second"] > 0

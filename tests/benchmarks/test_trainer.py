@@ -40,10 +40,10 @@ def test_ratio_is_to_the_fastest_baseline_loop() -> None:
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout.splitlines()[-1])
     rates = results["tokens_per_second"]
-    assert set(rates) == {"ours", "plain", "nanogpt"}
+    assert set(rates) == {"trainyard", "plain", "nanogpt"}
     assert (results["micro_batch"], results["sequence_length"], results["data"]) == (2, 64, "fsdp")
     assert set(results["mfu"]) == set(rates)
-    assert results["ratio"] == pytest.approx(rates["ours"] / max(rates["plain"], rates["nanogpt"]), abs=1e-3)
+    assert results["ratio"] == pytest.approx(rates["trainyard"] / max(rates["plain"], rates["nanogpt"]), abs=1e-3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to measure")

@@ -21,6 +21,7 @@ def violations(path: Path, text: str) -> list[tuple[int, str]]:
         ("found = 1\n", "found (in found)"),
         ("class A:\n    def b(self):\n        self.wanted = 1\n", "wanted (in wanted)"),
         ("for one in []:\n    pass\n", "one (in one)"),
+        ("bring_up_minutes = 1\n", "bring_up (in bring_up_minutes)"),
     ],
 )
 def test_retired_word_in_a_name_is_reported(tmp_path: Path, code: str, word: str) -> None:

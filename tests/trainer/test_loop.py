@@ -73,24 +73,24 @@ def test_resume_from_another_run(alone: Environment, tmp_path: Path) -> None:
 def test_resume_from_a_run_with_all_steps_is_rejected(alone: Environment, tmp_path: Path) -> None:
     train(tiny(steps=4), alone)
     resumed = replace(alone, checkpoint_uri=str(tmp_path / "resumed"), resume_uri=alone.checkpoint_uri)
-    with rejects("no_steps_left", "4 steps"):
+    with rejects("no_remaining_steps", "4 steps"):
         train(tiny(steps=4), resumed)
 
 
 def test_run_with_the_same_name_prefix_is_another_run(alone: Environment) -> None:
     old = replace(alone, checkpoint_uri=f"{alone.checkpoint_uri}-old")
     train(tiny(steps=4), old)
-    with rejects("no_steps_left", "4 steps"):
+    with rejects("no_remaining_steps", "4 steps"):
         train(tiny(steps=4), replace(alone, resume_uri=old.checkpoint_uri))
 
 
 def test_resume_with_another_sample_order_is_rejected(alone: Environment) -> None:
     train(tiny(steps=4), alone)
-    changed = {"seed": 5, "batch_size": 10, "data": {"streams": 8, "shuffle_block": 100}}
+    changed = {"seed": 5, "batch_size": 10, "data": {"streams": 8, "shuffle_block_samples": 100}}
     with pytest.raises(InputError) as caught:
         train(tiny(steps=6, **changed), alone)
     assert [problem.key for problem in caught.value.problems] == [
-        *("config.seed", "config.data.streams", "config.data.shuffle_block", "config.batch_size")
+        *("config.seed", "config.data.streams", "config.data.shuffle_block_samples", "config.batch_size")
     ]
     codes = {problem.key: problem.code for problem in caught.value.problems}
     assert codes["config.seed"] == "sample_order_changed"

@@ -63,7 +63,7 @@ class Data:
         for shards, augment in ((index.train, True), (index.validation, False)):
             samples = _create_samples(index, shards, cache, config, augment=augment)
             order = SampleOrder(
-                samples.counts, seed=config.seed, streams=config.data.streams, block=config.shuffle_block
+                samples.counts, seed=config.seed, streams=config.data.streams, block=config.shuffle_block_samples
             )
             splits.append((order, _create_loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = splits
@@ -118,7 +118,7 @@ class Data:
             "DATA_URI": f"sha256:{digest.hexdigest()[:16]}",
             "config.seed": self._seed,
             "config.data.streams": self._order.streams,
-            "config.data.shuffle_block": self._order.block,
+            "config.data.shuffle_block_samples": self._order.block,
         }
 
     def require_vocabulary_fits(self, limit: int) -> None:

@@ -112,7 +112,7 @@ class DiskSpace:
                 raise CacheFullError(
                     f"{self.folder} has no space for {size / GIB:.2f} GiB within data.cache_gib "
                     f"({self.limit_bytes / GIB:.2f}): all other files are in use. Raise data.cache_gib, or lower "
-                    "data.streams or data.shuffle_block"
+                    "data.streams or data.shuffle_block_samples"
                 )
             # A sparse file of the final size: other processes count it from now on.
             with self.partial_path(name).open("wb") as stream:

@@ -74,14 +74,16 @@ def require_cache_fits(index: Dataset, config: TrainerConfig, samples: int, stre
     """
     total = sum(shard.bytes for shard in index.train)
     largest = max(shard.bytes for shard in (*index.train, *index.validation))
-    in_block = min(config.shuffle_block, samples / config.data.streams) * total / samples
+    in_block = min(config.shuffle_block_samples, samples / config.data.streams) * total / samples
     # A block starts and ends within shards, and the last shard of the previous block is open for some time.
     required = min(total, streams * (in_block + 2 * largest)) + largest
     if required <= limit:
         return
     reason = (
-        f"a node shuffles {streams} streams of {config.shuffle_block} samples, whose shards need "
+        f"a node shuffles {streams} streams of {config.shuffle_block_samples} samples, whose shards need "
         f"{required / GIB:.2f} GiB, and its cache has a limit of {limit / GIB:.2f} GiB"
     )
-    fix = "Lower data.shuffle_block or data.streams, use smaller shards, or raise data.cache_gib"
-    raise InputError([Problem("config.data.shuffle_block", config.shuffle_block, reason, fix, "cache_too_small")])
+    fix = "Lower data.shuffle_block_samples or data.streams, use smaller shards, or raise data.cache_gib"
+    raise InputError(
+        [Problem("config.data.shuffle_block_samples", config.shuffle_block_samples, reason, fix, "cache_too_small")]
+    )

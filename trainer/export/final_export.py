@@ -46,7 +46,7 @@ def export(
     if "int8" in config.checkpoint.export:
         if distributed.rank == 0:
             try:
-                whole = build_empty_model(config.model, config.memory.loss_chunk)
+                whole = build_empty_model(config.model, config.memory.loss_chunk_tokens)
                 load_exported_weights(whole, results, prefix=prefix)
                 report = export_int8(
                     whole.to(distributed.device),

@@ -56,9 +56,11 @@ def _meta_model(shape: ModelConfig) -> nn.Module:
     return model
 
 
-def build_empty_model(shape: ModelConfig, loss_chunk: int | None = None) -> nn.Module:
+def build_empty_model(shape: ModelConfig, loss_chunk_tokens: int | None = None) -> nn.Module:
     """Return the model in host memory with uninitialized weights."""
-    config = TrainerConfig.model_validate({"model": shape.model_dump(), "memory": {"loss_chunk": loss_chunk}})
+    config = TrainerConfig.model_validate(
+        {"model": shape.model_dump(), "memory": {"loss_chunk_tokens": loss_chunk_tokens}}
+    )
     module: nn.Module = build(config).module
     # Not by to_empty, which would also replace the buffers.
     module._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]

@@ -75,10 +75,10 @@ def memory_suggestions(config: TrainerConfig, layout: Layout, parameters: int, c
     if config.precision == "fp32":
         yield "precision fp32 -> bf16: activations use half the memory"
     if config.model.kind != "images":
-        chunk, tokens = config.memory.loss_chunk, micro * config.model.sequence_length
+        chunk, tokens = config.memory.loss_chunk_tokens, micro * config.model.sequence_length
         if chunk is None or chunk > 256:
             current = f"{chunk}" if chunk else "none"
-            yield f"memory.loss_chunk {current} -> 256: logits are computed for that many of {tokens} tokens at a time"
+            yield f"memory.loss_chunk_tokens {current} -> 256: the logits of fewer than {tokens} tokens are in memory"
     checkpointing = config.memory.activation_checkpointing
     if checkpointing != "full" and config.model.kind != "images":  # image models have batch normalization
         stronger = "selective or full" if checkpointing == "none" else "full"

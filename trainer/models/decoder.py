@@ -93,10 +93,10 @@ class Decoder(nn.Module):
 
     table: Tensor
 
-    def __init__(self, config: DecoderConfig, loss_chunk: int | None, layers: range | None = None) -> None:
+    def __init__(self, config: DecoderConfig, loss_chunk_tokens: int | None, layers: range | None = None) -> None:
         super().__init__()
         layers = range(config.layers) if layers is None else layers
-        self.config, self.loss_chunk = config, loss_chunk
+        self.config, self.loss_chunk_tokens = config, loss_chunk_tokens
         self.first, self.last = layers.start == 0, layers.stop == config.layers
         if self.first:
             self.embedding = nn.Embedding(config.vocabulary, config.dim)
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         x, weight = self.norm(x), self.embedding.weight if self.config.tie_embeddings else self.head.weight
         if successors is None:
             return functional.linear(x, weight)
-        return next_token_loss(x, weight, successors, self.loss_chunk)
+        return next_token_loss(x, weight, successors, self.loss_chunk_tokens)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

@@ -115,7 +115,7 @@ PolicyArn = Annotated[
     ),
 ]
 EmailAddress = Annotated[
-    str, AfterValidator(matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address, such as team@example.com"))
+    str, AfterValidator(matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an email address, such as team@example.com"))
 ]
 # EC2 user guide, "Tag restrictions"; keys with the prefix aws: are reserved.
 TagKey = Annotated[

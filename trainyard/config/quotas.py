@@ -44,13 +44,6 @@ _QUOTAS_BY_PREFIX: dict[str, dict[QuotaMarket, Quota | None]] = {
     "t": {"on-demand": _STANDARD, "spot": _SPOT_STANDARD},
 }
 
-QUOTAS = tuple(
-    sorted(
-        {quota for quotas in _QUOTAS_BY_PREFIX.values() for quota in quotas.values() if quota},
-        key=lambda quota: quota.code,
-    )
-)
-
 
 def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
     """The quota that the default vCPUs of the instance type count against, or None where AWS publishes none."""

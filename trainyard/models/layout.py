@@ -1,4 +1,4 @@
-"""Keys of all S3 objects. No other module spells keys.
+"""Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
 Data bucket: `datasets/<name>/` and `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
 An object `archived/<prefix>` in it means that all objects under `<prefix>` have the tag by which S3 archives them.
@@ -63,7 +63,7 @@ def chunk_attempt(key: str) -> int:
 
 
 def complete_checkpoints(keys: Iterable[str], prefix: str) -> list[str]:
-    """Sorted names of the checkpoints under `prefix` that have the commit mark."""
+    """Sorted names of the checkpoints under `prefix` that are complete: `.metadata` is written last."""
     marks = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
     return sorted(name.removesuffix(f"/{COMMIT_MARK}") for name in marks if name.endswith(f"/{COMMIT_MARK}"))
 

@@ -85,7 +85,7 @@ def failure_message(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run the playbook of this node's role, then reboot if a role requests it; the exit code."""
+    """Run head.yml or node.yml, then reboot if an Ansible role requests it. Return the exit code."""
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
     playbook = "head.yml" if node.role == "head" else "node.yml"
@@ -142,7 +142,7 @@ def main() -> int:
 def require_bakeable(node: Node) -> None:
     """Raise RuntimeError for a builder that is a folder of processes: it has no disk for an image."""
     if node.role == "builder" and str(ROOT) != "/":
-        raise RuntimeError("a node that is a folder of processes cannot be baked: rehearse it with the nspawn back-end")
+        raise RuntimeError("a node that is a folder of processes cannot be baked: rehearse it with the nspawn backend")
 
 
 def runner_folder(node: Node) -> Path:

@@ -1,4 +1,4 @@
-"""The launch: create a run, check the dataset, wait for the head, start all nodes or none, wait for the job's start.
+"""The launch: check the dataset, wait for the head, create a run, start all nodes or none, wait for the job's start.
 
 Before it adds nodes it puts the lease on the worker groups: AWS itself then terminates the workers when the operator's
 process and the controller do not. When the manifest only adds nodes to the current run, the run grows: the new

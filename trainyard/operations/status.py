@@ -33,7 +33,7 @@ class GroupStatus(StrictModel):
 class RunStatus(StrictModel):
     """`trainyard status --json`."""
 
-    record: RunRecord = Field(description="The run as it was launched.")
+    record: RunRecord = Field(description="Run record; nodes and deadlines may have changed since the launch.")
     control: Control | None = Field(description="State that the controller has published, if any.")
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
     health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")

@@ -1,4 +1,4 @@
-"""SNS subscriptions: an e-mail address receives nothing, and cannot be unsubscribed, until its owner confirms."""
+"""SNS subscriptions: an email address receives nothing, and cannot be unsubscribed, until its owner confirms."""
 
 from typing import Any
 

@@ -109,10 +109,6 @@ class Network:
         )
         return listen_in_namespace(name, METADATA, 80)
 
-    def disconnect(self, instance: str) -> None:
-        """Disconnect a node from the bridge while it continues to run."""
-        run_ip(f"link set v{instance[-10:]} down", namespace=self.switch_namespace)
-
     def detach_network(self, instance: str) -> None:
         """Delete a node's namespace. No process may run in it."""
         if (NETNS_FOLDER / self.namespace_name(instance)).exists():

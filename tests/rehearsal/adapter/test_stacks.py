@@ -48,7 +48,7 @@ def test_stack_is_created_and_destroy_keeps_only_retained_resources(
     name: str, aws: EmulatedAws, account: EmulatedAccount
 ) -> None:
     config = config_of(*CASES[name])
-    create_existing_resources(aws, load_settings(config["trainyard:cluster"], Path(ROOT), name), set_quotas=False)
+    create_existing_resources(aws, load_settings(config["trainyard:cluster"], Path(ROOT), name), None)
     before = {(resource.service, resource.kind, resource.id) for resource in aws.list_resources()}
     run = up(config, name, ROOT, account=account)
     assert all(resource.exists for resource in run.resources.values())

@@ -1,7 +1,7 @@
 """The emulated account does not use the project's tables: an error in one of them appears as a difference."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import rehearsal.aws
 from rehearsal.aws.ec2.reference import Market, find_quota, load_reference
 from rehearsal.aws.faults import Quota
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import AccountSeed
+from rehearsal.seed import quota_codes
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, refused, reserve, terminate_all
 from trainyard.config import quotas
 from trainyard.config.catalog import InstanceType, NetworkCards, catalog
+from trainyard.config.loader import load_settings
 
 P5, G_QUOTA = "p5.48xlarge", quotas._QUOTAS_BY_PREFIX["g"]
 
@@ -95,12 +98,31 @@ def test_account_applies_the_quota_of_the_catalog(
     check_quotas_of_the_account(aws, client, network, instance_type, market)
 
 
-def test_wrong_quota_class_in_the_catalog_is_detected(
-    aws: EmulatedAws, client: Client, network: Network, monkeypatch: pytest.MonkeyPatch
+def test_wrong_quota_class_in_the_catalog_fails_the_launch(
+    aws: EmulatedAws, client: Client, network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(quotas._QUOTAS_BY_PREFIX, "p5", G_QUOTA)
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):  # the launch succeeds despite the quota fault
-        check_quotas_of_the_account(aws, client, network, P5, "on-demand")
+    """A rehearsal's account has only the quotas that the catalog names."""
+    job = {"name": "a", "dataset": "d", "train": {}}
+    settings = load_settings({"instance_type": P5, "nodes": 1, "root_volume_gib": 150, "job": job}, tmp_path, "x")
+    every_quota = tuple(quota.code for quota in load_reference().quotas)
+    try:
+        for quota_class, codes in ((None, [None]), (G_QUOTA, ["VcpuLimitExceeded"])):
+            if quota_class:
+                monkeypatch.setitem(quotas._QUOTAS_BY_PREFIX, "p5", quota_class)
+            granted = tuple(quota_codes(settings, bake=False))
+            aws.seed(AccountSeed(region="us-east-1", increased_quota_codes=granted))
+            assert [launch_error(lambda: launch(client, network, InstanceType=P5))] == codes
+    finally:
+        aws.seed(AccountSeed(region="us-east-1", increased_quota_codes=every_quota))
+
+
+def launch_error(call: Callable[[], Any]) -> str | None:
+    """Return the code with which EC2 refuses a call; None if it accepts it."""
+    try:
+        call()
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return None
 
 
 def test_account_accepts_the_interfaces_of_the_catalog(client: Client, network: Network) -> None:

@@ -92,7 +92,7 @@ IMAGES = {"kind": "images", "architecture": "resnet18", "classes": 3, "image_siz
 
 
 def config(**changes: Any) -> TrainerConfig:
-    data = {"streams": 4, "shuffle_block": 8, **changes.pop("data", {})}
+    data = {"streams": 4, "shuffle_block_samples": 8, **changes.pop("data", {})}
     settings = {"model": MODEL, "batch_size": 24, "micro_batch_size": 1, "data": data, "evaluation": {"batches": 2}}
     return TrainerConfig.model_validate(settings | changes)
 

@@ -266,11 +266,14 @@ def test_cache_smaller_than_the_shuffle_blocks_is_rejected(
 ) -> None:
     write_tokens(tmp_path / "data", [8 * 400 + 1] * 4, vocabulary=1000)
     uri = uploaded(tmp_path / "data")
-    with rejects("cache_too_small", "config.data.shuffle_block = 1000"):
+    with rejects("cache_too_small", "config.data.shuffle_block_samples = 1000"):
         open_data(
-            config(data={"shuffle_block": 1000, "cache_gib": 20_000 / GIB}), environment_for(uri), rank=0, ranks=1
+            config(data={"shuffle_block_samples": 1000, "cache_gib": 20_000 / GIB}),
+            environment_for(uri),
+            rank=0,
+            ranks=1,
         )
-    small = config(data={"shuffle_block": 8, "cache_gib": 30_000 / GIB, "streams": 2})
+    small = config(data={"shuffle_block_samples": 8, "cache_gib": 30_000 / GIB, "streams": 2})
     opened = open_data(small, environment_for(uri), rank=0, ranks=1)
     next(opened.train_batches(0))
     opened.close()

@@ -72,7 +72,7 @@ def test_shards_are_downloaded_before_they_are_needed(
     """At the first sample, shards of the current and the next blocks and held-out shards are downloaded."""
     index = write_tokens(tmp_path / "data", [8 * 40 + 1] * 30, vocabulary=1000)
     uri = uploaded(tmp_path / "data")
-    data = open_data(config(data={"shuffle_block": 128}), environment_for(uri), rank=0, ranks=1)
+    data = open_data(config(data={"shuffle_block_samples": 128}), environment_for(uri), rank=0, ranks=1)
     batches = data.train_batches(0)
     next(batches)
     held_out = tmp_path / "cache" / index.validation[0].sha256

@@ -25,10 +25,10 @@ def test_all_applicable_settings_are_suggested() -> None:
     layout = Layout(pipeline=1, replicate=4, shard=1, tensor=1, accumulation=2)
     suggestions = list(memory_suggestions(config, layout, 2**30))
     assert suggestions[0] == "micro_batch_size 6 -> 3: batch_size remains 48, in 4 micro-batches per rank instead of 2"
-    assert "memory.loss_chunk 1024 -> 256: logits are computed for that many of 192 tokens at a time" in suggestions
+    assert "memory.loss_chunk_tokens 1024 -> 256: the logits of fewer than 192 tokens are in memory" in suggestions
     assert any("16.00 GiB on each rank, and would use 4.00 GiB on each of 4" in text for text in suggestions)
     assert keys(config, layout) == [
-        *("micro_batch_size", "precision", "memory.loss_chunk", "memory.activation_checkpointing"),
+        *("micro_batch_size", "precision", "memory.loss_chunk_tokens", "memory.activation_checkpointing"),
         *("parallel.data", "more"),
     ]
 
@@ -37,7 +37,7 @@ def test_active_settings_are_not_suggested() -> None:
     config = tiny(
         micro_batch_size=1,
         precision="bf16",
-        memory={"loss_chunk": 128, "activation_checkpointing": "full"},
+        memory={"loss_chunk_tokens": 128, "activation_checkpointing": "full"},
         parallel={"data": "fsdp"},
     )
     assert keys(config) == ["more"]

@@ -13,7 +13,7 @@ SHAPE = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, intermediate_size=6
 
 def decoder(config: DecoderConfig = SHAPE, layers: range | None = None) -> Decoder:
     torch.manual_seed(0)
-    model = Decoder(config, loss_chunk=None, layers=layers)
+    model = Decoder(config, loss_chunk_tokens=None, layers=layers)
     for name, module in model.named_modules():
         model.initialize(name, module)
     return model
@@ -82,7 +82,7 @@ def test_tied_model_has_no_output_layer() -> None:
 def test_preset_has_the_size_of_its_name(preset: str) -> None:
     config = DecoderConfig.model_validate({"preset": preset})
     with torch.device("meta"):
-        model = Decoder(config, loss_chunk=None)
+        model = Decoder(config, loss_chunk_tokens=None)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
     nominal = float(preset[:-1]) * {"m": 1e6, "b": 1e9}[preset[-1]]
     assert config.parameters == pytest.approx(nominal, rel=0.25)

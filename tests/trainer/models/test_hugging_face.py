@@ -29,7 +29,8 @@ def build(kind: str, **changes: Any) -> LanguageModel:
     config = {"model_type": kind, "vocab_size": 300, **SMALL[kind]}
     task = "masked" if kind == "bert" else "causal"
     model = build_language_model(
-        HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **changes), loss_chunk=8
+        HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **changes),
+        loss_chunk_tokens=8,
     )
     assert isinstance(model.module, LanguageModel)
     assert len(model.blocks) == 2

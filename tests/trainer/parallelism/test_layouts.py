@@ -21,7 +21,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "gpipe": {"parallel": {"pipeline": 2, "schedule": "gpipe"}},
         "fsdp-recomputed": {
             "parallel": {"data": "fsdp", "reshard_after_forward": False},
-            "memory": {"activation_checkpointing": "selective", "loss_chunk": 7},
+            "memory": {"activation_checkpointing": "selective", "loss_chunk_tokens": 7},
         },
     },
     4: {

@@ -75,7 +75,9 @@ def test_activation_checkpointing_saves_memory(alone: Environment, data: str) ->
     saved_bytes: dict[str, int] = {}
     flops: dict[str, int] = {}
     for checkpointing in ("none", "selective", "full"):
-        config = tiny(memory={"activation_checkpointing": checkpointing, "loss_chunk": 8}, parallel={"data": data})
+        config = tiny(
+            memory={"activation_checkpointing": checkpointing, "loss_chunk_tokens": 8}, parallel={"data": data}
+        )
         model, precision = build(config), Precision(config, CPU)
         with init_distributed(config, alone, CPU) as distributed:
             module = parallelize(model, config, distributed, precision)

@@ -41,7 +41,7 @@ class MemoryConfig(StrictModel):
         description="Recomputation of a block in the backward pass: nothing, all except matrix products and attention "
         "(selective), or everything (full).",
     )
-    loss_chunk: Integer | None = Field(
+    loss_chunk_tokens: Integer | None = Field(
         1024,
         gt=0,
         description="Tokens whose logits are in memory at once; none: the whole micro-batch.",
@@ -58,7 +58,7 @@ class DataConfig(StrictModel):
         description="Parts of the dataset that are read in parallel. If it is a multiple of the data parallel ranks, "
         "each rank reads the same parts in every epoch, from its node's cache.",
     )
-    shuffle_block: Integer | None = Field(
+    shuffle_block_samples: Integer | None = Field(
         None, gt=0, description="Samples of a stream that are shuffled together; none: 65,536, or 1,024 images."
     )
     workers: Integer | None = Field(
@@ -163,9 +163,9 @@ class TrainerConfig(StrictModel):
         return self
 
     @property
-    def shuffle_block(self) -> int:
+    def shuffle_block_samples(self) -> int:
         """Samples of a stream that are shuffled together. An image is some hundred times larger than a text sample."""
-        return self.data.shuffle_block or (1024 if self.model.task == "images" else 65_536)
+        return self.data.shuffle_block_samples or (1024 if self.model.task == "images" else 65_536)
 
     def problems(self, world_size: int, per_node: int) -> list[Problem]:
         """Return why `world_size` processes, `per_node` on each node, cannot run this configuration.

@@ -21,7 +21,9 @@ VALIDATORS: tuple[Validator, ...] = (
 
 
 def validate(settings: StackSettings, root: Path) -> list[Problem]:
-    """Every problem that any validator reports. `root` is the folder of Pulumi.yaml. A problem's code is its name."""
+    """Every problem that any validator reports. `root` is the folder of Pulumi.yaml. Its name is the default code."""
     return [
-        replace(problem, code=validator.__name__) for validator in VALIDATORS for problem in validator(settings, root)
+        replace(problem, code=problem.code or validator.__name__)
+        for validator in VALIDATORS
+        for problem in validator(settings, root)
     ]

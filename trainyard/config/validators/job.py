@@ -73,7 +73,7 @@ def source_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
 
 
 def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """Parallelism and batch size of the built-in trainer divide the processes."""
+    """The world size is divisible by the parallel degrees, and the batch size by the data parallel ranks."""
     train = settings.job.train
     if train is None:
         return
@@ -139,7 +139,7 @@ def variables_not_reserved(settings: StackSettings, root: Path) -> Iterator[Prob
 
 
 def time_limit_after_startup(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """The job's time limit is longer than the start-up timeout."""
+    """The job's time limit is longer than the startup timeout."""
     limit, startup = settings.job.time_limit_minutes, settings.launch.startup_timeout_minutes
     if limit <= startup:
         reason = f"nodes may need {startup:g} minutes to start (launch.startup_timeout_minutes)"
@@ -148,7 +148,7 @@ def time_limit_after_startup(settings: StackSettings, root: Path) -> Iterator[Pr
 
 
 def health_checks_fit_startup(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """Two health checks and the start of a replacement node fit into the start-up timeout."""
+    """Two health checks and the start of a replacement node fit into the startup timeout."""
     check, startup = settings.launch.health_check_timeout_minutes, settings.launch.startup_timeout_minutes
     if 2 * check >= startup:
         reason = f"two health checks must fit into the {startup:g} minutes of launch.startup_timeout_minutes"

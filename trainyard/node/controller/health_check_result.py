@@ -176,7 +176,7 @@ def _evaluate_fabric(
         yield NodeFault(kind="fabric", text=f"{text}, and no single node failed (security group, subnet, EFA?)")
     elif missing := {report.instance: report.missing_peers for report in reports if report.missing_peers}:
         waits = "; ".join(f"{node} for {', '.join(names)}" for node, names in sorted(missing.items()))
-        yield NodeFault(kind="fabric", text=f"healthy nodes waited for each other without success: {waits}")
+        yield NodeFault(kind="fabric", text=f"timeout, healthy nodes could not reach each other: {waits}")
     if not manifest.node.use_gpus:
         return
     minimums = [
@@ -208,7 +208,7 @@ def decide(evaluation: Evaluation, previous: HealthCheckResult | None, replaced:
     if failed_twice := {node: faults for node, faults in faulty_nodes.items() if node in earlier}:
         text = "; ".join(f"{node} failed twice: {_join(faults)}" for node, faults in sorted(failed_twice.items()))
         if replaced + len(failed_twice) > node_count:
-            return Decision("failed", f"{text}. As many nodes as the run has were replaced: the cause is not the nodes")
+            return Decision("failed", f"{text}. {node_count} replacements failed too, so the nodes are not the cause")
         return Decision("replace", f"{text}. Marked unhealthy: the group replaces it", tuple(sorted(failed_twice)))
     kinds = {fault.kind for fault in previous.faults} if previous else set()
     repeated = [fault for fault in evaluation.faults if fault.kind in kinds]

@@ -54,13 +54,13 @@ def test_quota_is_large_without_a_fault(client: Client, aws: EmulatedAws) -> Non
 
 def test_quotas_that_were_not_increased_are_zero(client: Client, network: Network, aws: EmulatedAws) -> None:
     every_quota = tuple(quota.code for quota in load_reference().quotas)
-    aws.seed(AccountSeed(region="us-east-1", quotas=(STANDARD,)))
+    aws.seed(AccountSeed(region="us-east-1", increased_quota_codes=(STANDARD,)))
     try:
         assert (applied(client, STANDARD), applied(client, P)) == (1_000_000, 0)
         assert refused(lambda: launch(client, network, InstanceType="p4d.24xlarge")) == "VcpuLimitExceeded"
         assert launch(client, network)
     finally:
-        aws.seed(AccountSeed(region="us-east-1", quotas=every_quota))
+        aws.seed(AccountSeed(region="us-east-1", increased_quota_codes=every_quota))
 
 
 def test_unknown_quota_does_not_exist(client: Client) -> None:
