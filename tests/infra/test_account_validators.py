@@ -59,8 +59,22 @@ def network(*, endpoints: frozenset[str] = S3, dns: bool = True, **subnet: Any) 
     return {"networks": {VPC: existing}}
 
 
-def later(minutes: float) -> str:
-    return (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
+def later(minutes: float) -> timedelta:
+    """A time from the start of the test, which `at_present` converts: the examples exist much earlier."""
+    return timedelta(minutes=minutes)
+
+
+def at_present(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the times of reservations to dates."""
+    now, result = datetime.now(UTC), dict(arguments)
+    if "reservations" in arguments:
+        result["reservations"] = {
+            name: {
+                key: (now + value).isoformat() if isinstance(value, timedelta) else value for key, value in each.items()
+            }
+            for name, each in arguments["reservations"].items()
+        }
+    return result
 
 
 EXAMPLES: dict[str, list[Example]] = {
@@ -337,7 +351,7 @@ def refused(arguments: Mapping[str, Any], changes: Mapping[str, Any], stack: str
     config["trainyard:cluster"] |= changes
     started: list[Deployment] = []
     with pytest.raises(InputError) as caught:
-        mocks.up(config, stack, ROOT, account=StaticAccount(**arguments), on_start=started.append)
+        mocks.up(config, stack, ROOT, account=StaticAccount(**at_present(arguments)), on_start=started.append)
     assert started[0].resources == {}
     return caught.value.problems
 
@@ -407,7 +421,7 @@ def test_time_dependent_problems_of_an_existing_cluster_are_warnings(
     changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture, properties: dict[str, Any], fact: str
 ) -> None:
     """An expired reservation must not block updates (aws-parallelcluster issue 6870)."""
-    arguments = reserved(**properties)
+    arguments = at_present(reserved(**properties))
     capacity = {"reservation": {"id": RESERVATION, "on_expiry": "refuse"}}
     job = {**stack_config("local")["trainyard:cluster"]["job"], "time_limit_minutes": 600}
     with pytest.raises(InputError, match=fact):

@@ -20,17 +20,22 @@ MASKED = {"kind": "hugging_face", "task": "masked", "preset": "bert-base"}
 
 
 class Example(NamedTuple):
-    """Changes to a valid stack, the key of the problem, and facts that its message contains."""
+    """Changes to a valid stack, the key of the problem, and facts that its message contains.
+
+    `code`: code of the problem; by default the name of the validator.
+    """
 
     changes: Mapping[str, Any]
     key: str
     facts: tuple[str, ...] = ()
+    code: str = ""
 
 
 def custom_job(source: str | None, command: list[str] | None) -> dict[str, Any]:
     return {"job.train": None, "job.source": source, "job.command": command}
 
 
+UNEVEN_BATCH = "batch_size_not_divisible"
 EXAMPLES: dict[str, list[Example]] = {
     "exactly_one_capacity_source": [
         Example({"capacity": {}}, "capacity"),
@@ -147,12 +152,13 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(custom_job("mine", ["../theirs.py"]), "job.command", ("outside mine",)),
     ],
     "training_fits_processes": [
-        Example({"job.train": {"batch_size": 30}}, "job.train.batch_size", ("(2 nodes x 2)",)),
-        Example({"nodes": 3}, "job.train.batch_size", ("= 32", "4 x 6")),
+        Example({"job.train": {"batch_size": 30}}, "job.train.batch_size", ("(2 nodes x 2)",), UNEVEN_BATCH),
+        Example({"nodes": 3}, "job.train.batch_size", ("= 32", "4 x 6"), UNEVEN_BATCH),
         Example(
             {"job.train": {"parallel": {"tensor": 4}, "model": {"kv_heads": 4}}},
             "job.train.parallel.tensor",
             ("= 4", "(2 nodes x 2)"),
+            "tensor_parallel_not_a_divisor",
         ),
     ],
     "one_gpu_per_process": [
@@ -217,7 +223,7 @@ def test_every_validator_has_examples_and_a_unique_name() -> None:
 def test_validator_reports_its_example(name: str, example: Example, root: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_settings(changed(example.changes), root, "stacks/x.yaml")
-    (problem,) = [problem for problem in caught.value.problems if problem.code == name]
+    (problem,) = [problem for problem in caught.value.problems if problem.code == (example.code or name)]
     assert problem.key == f"{CONFIG_KEY}.{example.key}"
     assert [fact for fact in example.facts if fact not in str(problem)] == []
 
