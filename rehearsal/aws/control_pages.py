@@ -9,9 +9,11 @@ from pydantic import Field, ValidationError
 from rehearsal.aws import account_state
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.transitions import set_timing
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.seed import create_seed_resources
 from rehearsal.aws.seed_models import AccountSeed
+from rehearsal.aws.timing import Timing
 from trainyard.base import StrictModel
 
 Page = Callable[[bytes], Any]
@@ -79,6 +81,11 @@ def _seed(body: bytes) -> dict[str, str]:
     return {}
 
 
+def _set_timing(body: bytes) -> dict[str, str]:
+    set_timing(Timing.model_validate_json(body))
+    return {}
+
+
 def _reasons(error: ValidationError) -> str:
     """Return each error as `location: reason`."""
     errors = json.loads(error.json(include_url=False, include_context=False))
@@ -92,6 +99,7 @@ PAGES: dict[tuple[str, str], Page] = {
     ("clock", "GET"): _clock,
     ("clock", "POST"): _advance,
     ("seed", "POST"): _seed,
+    ("timing", "POST"): _set_timing,
     ("faults", "GET"): _faults,
     ("faults", "POST"): _add_faults,
     ("faults", "DELETE"): _remove_faults,

@@ -21,6 +21,7 @@ from rehearsal.aws.control_models import InstanceRecord, Resource
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.seed_models import AccountSeed
+from rehearsal.aws.timing import Timing
 
 ACCOUNT = "123456789012"
 OPERATOR_KEY = "AKIAREHEARSALOPERATE"
@@ -140,6 +141,10 @@ class EmulatedAws:
     def seed(self, account_seed: AccountSeed) -> None:
         """Create resources in the account. Raises ValueError with the reason, and then none is created."""
         self._page("seed", "POST", account_seed.model_dump())
+
+    def set_timing(self, timing: Timing) -> None:
+        """Set how long the transitional states of instances last from now on."""
+        self._page("timing", "POST", timing.model_dump())
 
     def inject(self, *faults: Fault | dict[str, Any]) -> None:
         """Add faults to the active ones. Raises ValueError with the reason, and then none is added."""

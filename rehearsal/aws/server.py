@@ -38,6 +38,7 @@ from rehearsal.aws.ec2 import (
     reservations,
     security_rules,
     spot,
+    transitions,
     visibility,
 )
 from rehearsal.aws.ec2.interfaces import Addresses
@@ -160,6 +161,7 @@ def _extend_moto(launcher: Launcher) -> None:
     dependencies.install()
     endpoints.install()
     security_rules.install()
+    transitions.install()
     instances.install(launcher)
     visibility.install()
     lifecycle.install()

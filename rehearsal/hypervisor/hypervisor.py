@@ -66,7 +66,7 @@ class Hypervisor:
         """Boot, stop and remove machines once, so that they match the instances of EC2."""
         for record in instances_of_stack(self._aws.instances(), self._stack):
             machine = self._machines.get(record.id)
-            if record.state in {"pending", "running"} and machine is None:
+            if record.state == "running" and machine is None:
                 if self._is_disk_available(record):
                     self._boot(record)
             elif machine is not None:

@@ -7,7 +7,7 @@ from moto.autoscaling.models import AutoScalingBackend
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
-from rehearsal.aws.autoscaling.members import remove
+from rehearsal.aws.autoscaling.members import is_launching, remove
 from rehearsal.aws.ec2.launch import merge_launch_template
 from rehearsal.aws.ec2.launch_validation import launch_error
 from rehearsal.aws.lookup import find_group, find_member
@@ -74,6 +74,18 @@ def _validate_template(backend: Any, options: dict[str, Any]) -> None:
         raise ValidationError(f"You must use a valid fully-formed launch template. {error.message}")
 
 
+def _require_no_launch(group: Any) -> None:
+    """Raise Auto Scaling's error while an instance of the group is pending.
+
+    Sources: API reference, errors of TerminateInstanceInAutoScalingGroup and DeleteAutoScalingGroup; AutoSpotting issue
+    354 and upgrade-manager issue 77 show it for instances that are launching.
+    """
+    if is_launching(group):
+        raise AutoscalingClientError(
+            "ScalingActivityInProgress", f"Scaling activities are in progress for the AutoScalingGroup {group.name}."
+        )
+
+
 def _install_responses() -> None:
     moto_create, moto_set_capacity, moto_update = (
         AutoScalingResponse.create_auto_scaling_group,
@@ -121,6 +133,7 @@ def _install_responses() -> None:
 
     def terminate_instance_in_auto_scaling_group(self: Any) -> ActionResult:
         group = find_member(self.autoscaling_backend, self._get_param("InstanceId")).auto_scaling_group
+        _require_no_launch(group)
         if self._get_bool_param("ShouldDecrementDesiredCapacity", False) and group.desired_capacity <= group.min_size:
             raise ValidationError(
                 f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement "
@@ -141,6 +154,7 @@ def _install_responses() -> None:
         """Delete a group. With ForceDelete its instances terminate at once, without their lifecycle hooks."""
         backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
         group = find_group(backend, name)
+        _require_no_launch(group)
         if group.instance_states and not self._get_bool_param("ForceDelete", False):
             raise AutoscalingClientError(
                 "ResourceInUse",

@@ -19,6 +19,7 @@ from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2 import volume_keys
 from rehearsal.aws.ec2.launch import Launcher
 from rehearsal.aws.ec2.launch_validation import LaunchParameters
+from rehearsal.aws.ec2.transitions import after_transition
 from rehearsal.aws.lookup import find_member
 from rehearsal.aws.moto_extension import ec2_error, extend
 
@@ -50,9 +51,14 @@ def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> l
         member: Any = InstanceState(instance, protected_from_scale_in=protected)
         member.template = {"LaunchTemplateId": template.id, "LaunchTemplateName": template.name}
         member.template["Version"] = str(version.number)
+        member.lifecycle_state = "Pending"
         group.instance_states.append(member)
-        start_hooks(member, LAUNCHING, lambda completed, member=member: _complete_launch(member, completed))  # type: ignore[misc]
+        after_transition(instance, lambda member=member: _start_launch_hooks(member))  # type: ignore[misc]
     return list(reservation.instances)
+
+
+def _start_launch_hooks(member: Any) -> None:
+    start_hooks(member, LAUNCHING, lambda completed: _complete_launch(member, completed))
 
 
 def _subnet_parameters(data: Any, subnet_id: str) -> LaunchParameters:
@@ -93,13 +99,22 @@ def is_terminating(member: Any) -> bool:
 
 
 def remove(member: Any) -> None:
-    """Terminate a member's instance at once, without hooks, and remove it from the group."""
+    """Terminate a member's instance at once, without hooks, and remove it from the group once it is terminated."""
     release(member)
     group = member.auto_scaling_group
-    if member.instance.state != "terminated":
-        member.instance.terminate()
-    activities.record_termination(group, member.instance)
-    group.instance_states = [other for other in group.instance_states if other is not member]
+    member.lifecycle_state, member.instance.is_terminating = "Terminating:Proceed", True
+    member.instance.terminate()
+
+    def remove_from_group() -> None:
+        activities.record_termination(group, member.instance)
+        group.instance_states = [other for other in group.instance_states if other is not member]
+
+    after_transition(member.instance, remove_from_group)
+
+
+def is_launching(group: Any) -> bool:
+    """Return whether an instance of the group is pending, so that Auto Scaling refuses other changes."""
+    return any(member.lifecycle_state == "Pending" for member in group.instance_states)
 
 
 def is_suspended(group: Any, *processes: str) -> bool:

@@ -13,6 +13,7 @@ from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2.launch import Launcher, encode_user_data
 from rehearsal.aws.ec2.launch_validation import LaunchParameters, launch_error
+from rehearsal.aws.ec2.transitions import ENDED_STATES, start_launch, start_termination
 from rehearsal.aws.ec2.visibility import has_hidden_address
 from rehearsal.aws.moto_extension import ec2_error, extend
 
@@ -75,16 +76,18 @@ def _install_instance_state() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         moto_init(self, *args, **kwargs)
         self.launched_at, self.launch_time = CLOCK.now(), CLOCK.utc()
+        start_launch(self)
 
     def terminate(self: Any) -> InstanceState:
-        """Terminate the instance and release its addresses; without effect, as in EC2, if it is terminated already."""
-        if self.state == "terminated":
-            return InstanceState("terminated", self.state_code)
+        """Terminate the instance and release its addresses; without effect, as in EC2, on a terminated instance."""
+        if self.state in ENDED_STATES:
+            return InstanceState(self.state, self.state_code)
         state: InstanceState = moto_terminate(self)
         self.terminated_at = CLOCK.now()
         self._reason = f"User initiated ({CLOCK.utc():%Y-%m-%d %H:%M:%S} GMT)"
         for address in self._private_ips:
             self.ec2_backend.get_subnet(self.subnet_id).del_subnet_ip(address)
+        start_termination(self)
         return state
 
     extend(
@@ -97,6 +100,7 @@ def _install_instance_state() -> None:
         terminated_at=None,
         capacity_reservation_id=None,
         interrupted_at=None,
+        transition=None,
         is_terminating=False,
     )
 

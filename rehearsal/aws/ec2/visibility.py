@@ -7,12 +7,13 @@ from moto.ec2.exceptions import InvalidInstanceIdError
 from moto.ec2.responses import EC2Response
 
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
+from rehearsal.aws.ec2.transitions import ENDED_STATES
 from rehearsal.aws.moto_extension import extend
 
 
 def has_hidden_address(instance: Any) -> bool:
     """Return whether responses omit the interfaces and the private address of the instance."""
-    return instance.state == "terminated" or ACTIVE_FAULTS.has_hidden_address(instance)
+    return instance.state in ENDED_STATES or ACTIVE_FAULTS.has_hidden_address(instance)
 
 
 def _require_visible(backend: Any, instance_ids: list[str]) -> None:

@@ -1,0 +1,76 @@
+"""Transitional states of instances: `pending` after a launch, `shutting-down` after a termination.
+
+Sources: EC2 user guide, "Amazon EC2 instance state changes". GPU and metal types are pending or shutting-down for
+minutes: packer issue 682 measured 19 minutes on c5.metal, Bottlerocket issue 337 doubled a limit of five minutes.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from moto.ec2.models.instances import InstanceState
+
+from rehearsal.aws.clock import CLOCK, Due
+from rehearsal.aws.timing import Timing
+
+_PENDING, _RUNNING = ("pending", 0), ("running", 16)
+_SHUTTING_DOWN, _TERMINATED = ("shutting-down", 32), ("terminated", 48)
+ENDED_STATES = frozenset(("shutting-down", "terminated"))
+_timing = Timing()
+_scheduled: list[Due] = []
+
+
+def set_timing(timing: Timing) -> None:
+    """Set the durations of later transitions."""
+    global _timing
+    _timing = timing
+
+
+def start_launch(instance: Any) -> None:
+    """Put a new instance in the state pending, then running."""
+    _change(instance, _timing.pending_seconds, _PENDING, _RUNNING)
+
+
+def start_termination(instance: Any) -> None:
+    """Put a terminated instance in the state shutting-down, then terminated."""
+    _change(instance, _timing.shutting_down_seconds, _SHUTTING_DOWN, _TERMINATED)
+
+
+def after_transition(instance: Any, action: Callable[[], None]) -> None:
+    """Call `action` when the instance's transition is complete: at once if it is in none."""
+    if instance.transition is None:
+        action()
+    else:
+        instance.transition.append(action)
+
+
+def _change(instance: Any, seconds: float, first: tuple[str, int], last: tuple[str, int]) -> None:
+    actions: list[Callable[[], None]] = []
+    instance.transition = actions
+
+    def complete() -> None:
+        if instance.transition is not actions:
+            return  # a termination has replaced a launch
+        instance._state, instance.transition = InstanceState(*last), None
+        for action in actions:
+            action()
+
+    if seconds <= 0:
+        complete()
+    else:
+        instance._state = InstanceState(*first)
+        _scheduled.append((CLOCK.now() + seconds, complete))
+
+
+def _due_transitions() -> Iterator[Due]:
+    for entry in list(_scheduled):
+        yield entry[0], lambda entry=entry: _run(entry)  # type: ignore[misc]
+
+
+def _run(entry: Due) -> None:
+    _scheduled.remove(entry)
+    entry[1]()
+
+
+def install() -> None:
+    """Add the transitions to the clock."""
+    CLOCK.add_source(_due_transitions)

@@ -1,0 +1,72 @@
+"""Auto Scaling while instances are pending or shutting-down."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
+from tests.rehearsal.aws.autoscaling.test_activities import grow, members
+from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.ec2.test_reservations import refused
+
+PENDING_SECONDS, SHUTTING_DOWN_SECONDS = 120.0, 300.0
+
+
+@pytest.fixture(autouse=True)
+def timing(aws: EmulatedAws) -> Iterator[None]:
+    aws.set_timing(Timing(pending_seconds=PENDING_SECONDS, shutting_down_seconds=SHUTTING_DOWN_SECONDS))
+    yield
+    aws.set_timing(Timing())
+    aws.advance_clock(PENDING_SECONDS + SHUTTING_DOWN_SECONDS)
+
+
+@pytest.fixture
+def pending(aws: EmulatedAws, client: Client, group: Callable[..., str]) -> Iterator[tuple[str, str]]:
+    """A group and its instance, which is pending."""
+    name = group()
+    grow(client, name, 1)
+    (instance,) = members(client, name)
+    yield name, instance
+    aws.advance_clock(PENDING_SECONDS)  # a group with a pending instance cannot be deleted
+
+
+def states(client: Client, name: str) -> list[str]:
+    (described,) = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return [instance["LifecycleState"] for instance in described["Instances"]]
+
+
+def terminate(client: Client, instance: str) -> None:
+    client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+    )
+
+
+def test_instance_is_in_service_once_it_runs(aws: EmulatedAws, client: Client, pending: tuple[str, str]) -> None:
+    assert states(client, pending[0]) == ["Pending"]
+    aws.advance_clock(PENDING_SECONDS)
+    assert states(client, pending[0]) == ["InService"]
+
+
+def test_termination_is_refused_while_an_instance_is_pending(
+    aws: EmulatedAws, client: Client, pending: tuple[str, str]
+) -> None:
+    assert refused(lambda: terminate(client, pending[1])) == "ScalingActivityInProgress"
+    aws.advance_clock(PENDING_SECONDS)
+    terminate(client, pending[1])
+
+
+def test_deletion_is_refused_while_an_instance_is_pending(client: Client, pending: tuple[str, str]) -> None:
+    deletion = {"AutoScalingGroupName": pending[0], "ForceDelete": True}
+    code = refused(lambda: client("autoscaling").delete_auto_scaling_group(**deletion))
+    assert code == "ScalingActivityInProgress"
+
+
+def test_terminated_instance_is_removed_from_its_group(
+    aws: EmulatedAws, client: Client, pending: tuple[str, str]
+) -> None:
+    aws.advance_clock(PENDING_SECONDS)
+    terminate(client, pending[1])
+    assert states(client, pending[0]) == ["Terminating:Proceed"]
+    aws.advance_clock(SHUTTING_DOWN_SECONDS)
+    assert states(client, pending[0]) == []

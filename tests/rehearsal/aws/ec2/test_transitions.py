@@ -1,0 +1,49 @@
+"""Instances are pending after a launch and shutting-down after a termination."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
+from tests.rehearsal.aws.conftest import Client, Network
+from tests.rehearsal.aws.ec2.test_reservations import launch, terminate_all
+
+PENDING_SECONDS, SHUTTING_DOWN_SECONDS = 120.0, 300.0
+
+
+@pytest.fixture(autouse=True)
+def timing(aws: EmulatedAws, client: Client) -> Iterator[None]:
+    aws.set_timing(Timing(pending_seconds=PENDING_SECONDS, shutting_down_seconds=SHUTTING_DOWN_SECONDS))
+    yield
+    aws.set_timing(Timing())
+    aws.advance_clock(max(PENDING_SECONDS, SHUTTING_DOWN_SECONDS))
+    terminate_all(aws, client)
+
+
+def state(client: Client, name: str) -> str:
+    (reservation,) = client("ec2").describe_instances(InstanceIds=[name])["Reservations"]
+    return str(reservation["Instances"][0]["State"]["Name"])
+
+
+def test_instance_is_pending_before_it_runs(aws: EmulatedAws, client: Client, network: Network) -> None:
+    (name,) = launch(client, network)
+    assert state(client, name) == "pending"
+    aws.advance_clock(PENDING_SECONDS)
+    assert state(client, name) == "running"
+
+
+def test_terminated_instance_shuts_down_first(aws: EmulatedAws, client: Client, network: Network) -> None:
+    (name,) = launch(client, network)
+    aws.advance_clock(PENDING_SECONDS)
+    client("ec2").terminate_instances(InstanceIds=[name])
+    assert state(client, name) == "shutting-down"
+    aws.advance_clock(SHUTTING_DOWN_SECONDS)
+    assert state(client, name) == "terminated"
+
+
+def test_pending_instance_that_is_terminated_never_runs(aws: EmulatedAws, client: Client, network: Network) -> None:
+    (name,) = launch(client, network)
+    client("ec2").terminate_instances(InstanceIds=[name])
+    aws.advance_clock(PENDING_SECONDS)
+    assert state(client, name) == "shutting-down"
