@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import autoscaling
+from trainyard.aws import autoscaling, ec2
 from trainyard.aws.lease import put_lease, read_lease
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity import launch_instances, raise_desired_capacity
@@ -14,6 +14,10 @@ from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 
 MAX_TRIES, RETRY_DELAY_SECONDS = 3, 2.0
+# Auto Scaling refuses terminations with this error while an instance of the group is pending. GPU instances are pending
+# for minutes.
+LAUNCH_IN_PROGRESS = "ScalingActivityInProgress"
+LAUNCH_TIMEOUT_SECONDS = 15 * 60.0
 _TERMINATING_STATES = ("Terminat", "Detach")
 
 
@@ -108,7 +112,8 @@ class WorkerGroups:
         for group in groups:
             if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity":
                 self._lower_desired_capacity(group, sum(name in new for name in _instance_ids([group])), display)
-        not_terminated = [name for name in new if not self.terminate(name, display)]
+        deadline = time.monotonic() + LAUNCH_TIMEOUT_SECONDS
+        not_terminated = [name for name in new if not self.terminate(name, display, deadline)]
         if terminated := [name for name in new if name not in not_terminated]:
             display.line("nodes", f"rolled back, terminated: {', '.join(terminated)}")
         return not_terminated
@@ -127,24 +132,48 @@ class WorkerGroups:
                 display.line(name, f"desired capacity could not be lowered to {capacity}: {error}")
                 time.sleep(number * RETRY_DELAY_SECONDS)
 
-    def terminate(self, name: str, display: Display) -> bool:
-        """Terminate one member without replacement; return whether AWS accepted it."""
-        for number in range(MAX_TRIES):
-            try:
-                autoscaling.terminate_instance(self._region, name)
-                break
-            except (BotoCoreError, ClientError) as error:
-                if self._states().get(name, "Terminated").startswith("Terminat"):
-                    break  # another process has terminated it
-                display.line(name, f"could not be terminated: {error}")
-                time.sleep(number * RETRY_DELAY_SECONDS)
-        else:
-            return False
+    def terminate(self, name: str, display: Display, deadline: float | None = None) -> bool:
+        """Terminate one member without replacement; return whether AWS accepted it.
+
+        `deadline`: time.monotonic() until which to retry while instances of the group are pending.
+        """
+        if not self._terminate_in_group(name, display, deadline or time.monotonic() + LAUNCH_TIMEOUT_SECONDS):
+            return self._terminate_in_ec2(name, display)
         group = self._group_of[name]
         try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
             autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)
         except (BotoCoreError, ClientError) as error:
             display.detail(name, str(error))  # the termination continues after the hook's timeout
+        return True
+
+    def _terminate_in_group(self, name: str, display: Display, deadline: float) -> bool:
+        failures = 0
+        while failures < MAX_TRIES:
+            try:
+                autoscaling.terminate_instance(self._region, name)
+                return True
+            except (BotoCoreError, ClientError) as error:
+                if self._states().get(name, "Terminated").startswith("Terminat"):
+                    return True  # another process has terminated it
+                if _is_launch_in_progress(error) and time.monotonic() < deadline:
+                    display.detail(name, "cannot be terminated while instances of its group are pending: retrying")
+                    time.sleep(RETRY_DELAY_SECONDS)
+                    continue
+                display.line(name, f"could not be terminated: {error}")
+                time.sleep(failures * RETRY_DELAY_SECONDS)
+                failures += 1
+        return False
+
+    def _terminate_in_ec2(self, name: str, display: Display) -> bool:
+        """Terminate a member that Auto Scaling does not terminate, then lower the desired capacity."""
+        group = self._group_of[name].autoscaling_group
+        try:
+            ec2.terminate_instances(self._region, [name])
+            (description,) = autoscaling.describe_groups(self._region, [group])
+            autoscaling.set_desired_capacity(self._region, group, max(0, description["DesiredCapacity"] - 1))
+        except (BotoCoreError, ClientError) as error:
+            display.line(name, f"could not be terminated: {error}")
+            return False
         return True
 
     def put_lease(self, until: float) -> None:
@@ -162,6 +191,10 @@ class WorkerGroups:
             if group["DesiredCapacity"]:
                 autoscaling.set_desired_capacity(self._region, group["AutoScalingGroupName"], 0)
         return _instance_ids(groups)
+
+
+def _is_launch_in_progress(error: Exception) -> bool:
+    return isinstance(error, ClientError) and error.response["Error"]["Code"] == LAUNCH_IN_PROGRESS
 
 
 def _instance_ids(groups: Iterable[dict[str, Any]]) -> list[str]:

@@ -215,6 +215,7 @@ def test_nodes_that_could_not_be_terminated_are_named(
     growing.change_manifest(4)
     account.inject(clusters.capacity_limit(account, 1))
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
+    account.inject(Deny(operation="ec2:TerminateInstances"))
     try:
         with pytest.raises(LaunchError, match=r"AWS did not terminate i-\w+: .*--instance-id ID"):
             growing.create_launch().start(update=True)

@@ -8,6 +8,7 @@ import pytest
 
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
@@ -16,13 +17,14 @@ from trainyard.errors import InputError
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import WorkerGroup
 from trainyard.models.run import Control, RunRecord
-from trainyard.operations import capacity
+from trainyard.operations import capacity, worker_groups
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.launch import Launch
 from trainyard.operations.worker_groups import WorkerGroups
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
+PENDING_SECONDS = 3.0
 NO_CAPACITY = "We currently do not have sufficient capacity."
 
 
@@ -115,6 +117,30 @@ def test_rollback_covers_all_groups_when_a_group_is_short(groups: TwoGroups, lim
         workers.add_nodes({"workers": 2, "block": 1}, "run-1", groups.display)
     workers.rollback(groups.display)
     assert groups.block_members() == groups.cluster.members() == []
+    assert groups.desired_capacities() == (0, 0)
+
+
+@pytest.fixture
+def pending(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Instances are pending for some seconds after their launch."""
+    account.set_timing(Timing(pending_seconds=PENDING_SECONDS))
+    yield
+    account.set_timing(Timing())
+
+
+@pytest.mark.parametrize("timeout_seconds", [60.0, 0.1])
+def test_rollback_terminates_pending_instances(
+    groups: TwoGroups, limit_capacity: Any, pending: None, timeout_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Auto Scaling once they run, or in EC2 after the timeout."""
+    monkeypatch.setattr(worker_groups, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(worker_groups, "LAUNCH_TIMEOUT_SECONDS", timeout_seconds)
+    limit_capacity(1)
+    workers = groups.workers
+    with pytest.raises(CapacityError):
+        workers.add_nodes({"workers": 2}, "run-1", groups.display)
+    assert workers.rollback(groups.display) == []
+    assert groups.cluster.members() == []
     assert groups.desired_capacities() == (0, 0)
 
 
