@@ -29,7 +29,7 @@ def pack_bundle(root: Path, extra: Mapping[str, Entry] | None = None) -> Packed:
         for path in (root / folder).rglob("*"):
             parts = path.relative_to(root).parts
             hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-            operator_only = any("/".join(parts[:depth]) in OPERATOR_ONLY for depth in (2, 3))
+            operator_only = any("/".join(parts[:depth]) in OPERATOR_ONLY for depth in range(1, len(parts) + 1))
             if path.is_file() and not hidden and not operator_only and path.suffix != ".pyc":
                 entries["/".join(parts)] = Entry(path.read_bytes())
     entries.update({name: Entry((root / name).read_bytes()) for name in FILES})

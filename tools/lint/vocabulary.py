@@ -39,7 +39,6 @@ class Vocabulary:
     def __init__(self, file: Path = WORD_LIST) -> None:
         data = yaml.safe_load(file.read_text())
         self._names = {word: use for group, use in data["names"].items() for word in group.split(", ")}
-        self._terms = {word: use for word, use in self._names.items() if "_" in word}
         self._prose = [(re.compile(pattern, re.IGNORECASE), use) for pattern, use in data["prose"].items()]
         self._exact: dict[str, str] = data["exact"]
         self._exceptions = re.compile("|".join(map(re.escape, data["exceptions"])))
@@ -48,10 +47,8 @@ class Vocabulary:
         """Retired words of an identifier, each with the words to use instead."""
         if name in self._exact:
             yield f"{name} (in {name})", self._exact[name]
-        parts = [part.lower() for part in _PART.findall(self._exceptions.sub("", name))]
-        yield from ((f"{part} (in {name})", self._names[part]) for part in parts if part in self._names)
-        joined = f"_{'_'.join(parts)}_"
-        yield from ((f"{term} (in {name})", use) for term, use in self._terms.items() if f"_{term}_" in joined)
+        parts = "_".join(_PART.findall(self._exceptions.sub("", name))).lower()
+        yield from ((f"{term} (in {name})", use) for term, use in self._names.items() if f"_{term}_" in f"_{parts}_")
 
     def in_prose(self, text: str) -> Iterator[tuple[int, str, str]]:
         """Retired phrases of a text: line offset, phrase, the words to use instead."""
