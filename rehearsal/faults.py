@@ -34,7 +34,7 @@ FAULT_SYNTAX = tuple(fault_syntax(kind) for kind in _MODELS)
 
 def format_fault(fault: Fault) -> str:
     """Return a fault in the syntax of --fault."""
-    fields = fault.model_dump(exclude={"kind"}, exclude_none=True)
+    fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
     return ",".join([fault.kind, *(f"{name}={value}" for name, value in fields.items())])
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
-from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rehearsal.aws.clock import CLOCK
@@ -24,8 +23,6 @@ from rehearsal.aws.faults import (
     parse_denied_operations,
 )
 from rehearsal.aws.operations import Call
-
-_RUNNING_STATES = {"pending", "running"}
 
 
 @dataclass
@@ -104,17 +101,15 @@ class ActiveFaults:
                 active.remaining -= 1
                 raise (_throttled if isinstance(fault, Throttle) else _server_error)(call, in_json)
 
-    def available_capacity(self, instance_type: str, count: int) -> int:
-        """Return how many of `count` instances of this type can be launched."""
-        limits = [active.fault for active in self._active if isinstance(active.fault, Capacity)]
-        if not limits:
-            return count
-        running_types = [instance.instance_type for instance in _running_instances()]
-        for fault in limits:
-            if fault.instance_type in (None, instance_type):
-                running = running_types.count(instance_type) if fault.instance_type else len(running_types)
-                count = min(count, max(0, fault.limit - running))
-        return count
+    def capacity_limits(self, instance_type: str, zone: str) -> list[Capacity]:
+        """Return the limits that apply to launches of this type in this Availability Zone."""
+        return [
+            active.fault
+            for active in self._active
+            if isinstance(active.fault, Capacity)
+            and active.fault.instance_type in (None, instance_type)
+            and active.fault.zone in (None, zone)
+        ]
 
     def quota(self, code: str) -> float | None:
         """Return the lowest value that a fault sets for a quota code, in vCPUs; None without such a fault."""
@@ -150,15 +145,6 @@ ACTIVE_FAULTS = ActiveFaults()
 
 def _age_seconds(instance: Any) -> float:
     return CLOCK.now() - float(instance.launched_at)
-
-
-def _running_instances() -> Iterator[Any]:
-    """Yield the running instances that do not use a reservation, whose capacity is guaranteed."""
-    backends: Any = ec2_backends
-    for _, _, backend in backends.iter_backends():
-        for instance in backend.all_instances():
-            if instance.state in _RUNNING_STATES and instance.capacity_reservation_id is None:
-                yield instance
 
 
 def _repetitions(fault: Fault) -> int:

@@ -11,8 +11,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 
 from rehearsal.aws.active_faults import ApiError
-from rehearsal.aws.ec2.reservation_actions import find_reservation
-from rehearsal.aws.ec2.reservations import CapacityReservation
+from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.storage.keys import find_key
@@ -69,6 +68,7 @@ def _properties(reservation: CapacityReservation) -> dict[str, Any]:
         "InstancePlatform": reservation.instance_platform,
         "InstanceType": reservation.instance_type,
         "OwnerId": reservation.owner_id,
+        "PlacementGroupArn": reservation.placement_group_arn,
         "ReservationType": reservation.reservation_type,
         "State": reservation.state,
         "Tenancy": reservation.tenancy,

@@ -9,11 +9,10 @@ from pydantic import Field, ValidationError
 from rehearsal.aws import account_state
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK
-from rehearsal.aws.ec2.transitions import set_timing
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.seed import create_seed_resources
 from rehearsal.aws.seed_models import AccountSeed
-from rehearsal.aws.timing import Timing
+from rehearsal.aws.timing import Timing, set_timing
 from trainyard.base import StrictModel
 
 Page = Callable[[bytes], Any]

@@ -25,12 +25,16 @@ Operation = Annotated[
 
 
 class Capacity(StrictModel):
-    """A limit on EC2 capacity: launches beyond it fail with InsufficientInstanceCapacity."""
+    """A limit on EC2 capacity: launches and reservations beyond it fail with InsufficientInstanceCapacity."""
 
     kind: Literal["capacity"] = "capacity"
     limit: int = Field(ge=0, description="Instances that can run at once.")
     instance_type: str | None = Field(
         default=None, description="Instance type that the limit applies to; none: all types together."
+    )
+    zone: str | None = Field(default=None, description="Availability Zone of the limit; none: the whole region.")
+    cluster_placement: bool = Field(
+        default=False, description="Whether the limit applies to each cluster placement group on its own."
     )
 
 

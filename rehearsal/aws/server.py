@@ -25,6 +25,7 @@ from rehearsal.aws.autoscaling import (
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2 import (
     account_images,
+    block_offerings,
     dependencies,
     endpoints,
     flow_logs,
@@ -152,6 +153,7 @@ def _extend_moto(launcher: Launcher) -> None:
     placement.install()
     reservations.install()
     reservation_actions.install()
+    block_offerings.install()
     quotas.install()
     spot.install()
     interfaces.install()

@@ -1,6 +1,6 @@
 """How long transitional states last in the account, in seconds of its clock."""
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from trainyard.base import StrictModel
 
@@ -8,9 +8,28 @@ from trainyard.base import StrictModel
 class Timing(StrictModel):
     """Durations of transitional states."""
 
-    pending_seconds: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="Seconds from an instance's launch to its state running."
+    pending_seconds: NonNegativeFloat = Field(0.0, description="From an instance's launch to its state running.")
+    shutting_down_seconds: NonNegativeFloat = Field(0.0, description="From a termination to the state terminated.")
+    large_gpu_shutting_down_seconds: NonNegativeFloat | None = Field(
+        None, description="The same for instances with 8 or more GPUs and metal instances; none: as for other types."
     )
-    shutting_down_seconds: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="Seconds from a termination to the state terminated."
+    reserved_capacity_return_seconds: NonNegativeFloat = Field(
+        0.0, description="From the termination of an instance until its capacity reservation has its capacity again."
     )
+    reservation_end_delay_seconds: NonNegativeFloat = Field(
+        0.0, description="From the EndDate of an On-Demand Capacity Reservation until it ends."
+    )
+
+
+_current = Timing()
+
+
+def timing() -> Timing:
+    """Return the durations of the account's transitions."""
+    return _current
+
+
+def set_timing(value: Timing) -> None:
+    """Set the durations of later transitions."""
+    global _current
+    _current = value

@@ -18,7 +18,10 @@ FAULTS: dict[str, Fault] = {
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
 }
-CAPACITY = "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE]"
+CAPACITY = (
+    "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"
+    "[,cluster_placement=CLUSTER_PLACEMENT]"
+)
 INVALID = {
     "earthquake": "unknown kind of fault 'earthquake'. Use one of capacity,limit=LIMIT",
     "": "unknown kind of fault ''",
@@ -27,7 +30,7 @@ INVALID = {
     "capacity,limit=1,limit=2": f"duplicate key. {CAPACITY}",
     "capacity,limit=few": f"limit: not an integer. {CAPACITY}",
     "capacity,limit=-1": f"limit: must be 0 or more. {CAPACITY}",
-    "capacity,limit=1,zone=a": f"zone: unknown key. {CAPACITY}",
+    "capacity,limit=1,region=a": f"region: unknown key. {CAPACITY}",
     "capacity,kind=deny": "'kind' is not a valid key=value pair",
     "capacity,limit=1,instance_type=p9.huge": "p9.huge is not in the hardware catalog, which has t3.medium",
     "eventual-consistency,seconds=inf": "seconds: not a finite number. Use the syntax eventual-consistency,",

@@ -18,6 +18,7 @@ _SUPPORTED_KEYS = frozenset(
         "AutoScalingGroupName",
         "AvailabilityZones",
         "CapacityRebalance",
+        "CapacityReservationSpecification",
         "DefaultCooldown",
         "DesiredCapacity",
         "HealthCheckGracePeriod",
@@ -74,6 +75,30 @@ def _validate_template(backend: Any, options: dict[str, Any]) -> None:
         raise ValidationError(f"You must use a valid fully-formed launch template. {error.message}")
 
 
+def _validate_reservations(specification: dict[str, Any] | None) -> None:
+    """Validate the group's preference and target of capacity reservations.
+
+    Source: Auto Scaling API reference, CapacityReservationSpecification.
+    """
+    if not specification:
+        return
+    preference, target = (
+        specification.get("CapacityReservationPreference"),
+        specification.get("CapacityReservationTarget") or {},
+    )
+    if preference not in {"capacity-reservations-only", "capacity-reservations-first", "none", "default"}:
+        raise ValidationError(f"{preference} is not a valid CapacityReservationPreference.")
+    if target and preference in {"none", "default"}:
+        raise ValidationError(f"A CapacityReservationTarget can't be specified with the preference {preference}.")
+    ids = target.get("CapacityReservationIds") or []
+    if (
+        preference == "capacity-reservations-first"
+        or target.get("CapacityReservationResourceGroupArns")
+        or len(ids) > 1
+    ):
+        raise NotImplementedError("an Auto Scaling group with several capacity reservations, or with a mere preference")
+
+
 def _require_no_launch(group: Any) -> None:
     """Raise Auto Scaling's error while an instance of the group is pending.
 
@@ -100,7 +125,12 @@ def _install_responses() -> None:
         } - _SUPPORTED_KEYS
         if unsupported:
             raise NotImplementedError(f"an Auto Scaling group with {', '.join(sorted(unsupported))}")
-        return moto_create(self)
+        specification = self._get_param("CapacityReservationSpecification")
+        _validate_reservations(specification)
+        response = moto_create(self)
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        group.capacity_reservation_specification = specification
+        return response
 
     def set_desired_capacity(self: Any) -> ActionResult:
         name, desired = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
@@ -117,12 +147,14 @@ def _install_responses() -> None:
     def update_auto_scaling_group(self: Any) -> ActionResult:
         """Apply parameters that moto ignores."""
         group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        _validate_reservations(self._get_param("CapacityReservationSpecification"))
         response = moto_update(self)
         for key, attribute in (
             ("DefaultCooldown", "default_cooldown"),
             ("PlacementGroup", "placement_group"),
             ("TerminationPolicies", "termination_policies"),
             ("CapacityRebalance", "capacity_rebalance"),
+            ("CapacityReservationSpecification", "capacity_reservation_specification"),
         ):
             if self._get_param(key) is not None:
                 setattr(group, attribute, self._get_param(key))

@@ -39,6 +39,7 @@ def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> l
     if group.placement_group:
         parameters["Placement"] = {"GroupName": group.placement_group}
     parameters.update(_subnet_parameters(version.data, subnet_id))
+    parameters.update(_reservation_parameters(group))
     template_version = {"LaunchTemplateId": template.id, "Version": version.number}
     reservation = launcher.launch(
         group.ec2_backend, parameters, count, template_version, minimum_count=1, by_auto_scaling=True
@@ -66,6 +67,17 @@ def _subnet_parameters(data: Any, subnet_id: str) -> LaunchParameters:
     if not interfaces:
         return {"SubnetId": subnet_id}
     return {"NetworkInterfaces": [{**interface, "SubnetId": subnet_id} for interface in interfaces]}
+
+
+def _reservation_parameters(group: Any) -> LaunchParameters:
+    """Return the launch parameters of the group's CapacityReservationSpecification, which overrides the template's."""
+    specification = group.capacity_reservation_specification or {}
+    preference = specification.get("CapacityReservationPreference", "default")
+    if preference == "default":
+        return {}
+    ids = (specification.get("CapacityReservationTarget") or {}).get("CapacityReservationIds")
+    parameters = {"CapacityReservationTarget": {"CapacityReservationId": ids[0]}} if ids else {}
+    return {"CapacityReservationSpecification": parameters or {"CapacityReservationPreference": preference}}
 
 
 def _complete_launch(member: Any, completed: bool) -> None:
@@ -196,7 +208,13 @@ def install(launcher: Launcher) -> None:
 
     # moto reports the template's default version for each member, even if it was launched from another version.
     extend(InstanceState, launch_template=property(lambda self: self.template), template=None)
-    extend(FakeAutoScalingGroup, set_desired_capacity, replace_autoscaling_group_instances, retry_at=None)
+    extend(
+        FakeAutoScalingGroup,
+        set_desired_capacity,
+        replace_autoscaling_group_instances,
+        retry_at=None,
+        capacity_reservation_specification=None,
+    )
     extend(AutoScalingBackend, notify_terminate_instances, set_instance_health, terminate_instance)
     CLOCK.add_source(_due_retries)
 

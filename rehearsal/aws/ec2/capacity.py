@@ -2,16 +2,17 @@
 
 Sources: API reference, RunInstances (CapacityReservationSpecification, InstanceMarketOptions) and error codes; EC2 user
 guide, "Launch instances using Capacity Blocks". A placement group together with a Capacity Block is not an error there:
-"there is no need to use a cluster placement group with a Capacity Block".
+"there is no need to use a cluster placement group with a Capacity Block". Launches into an On-Demand reservation match
+its placement group too (EC2 user guide, "Use Capacity Reservations with cluster placement groups").
 """
 
 from typing import Any
 
-from rehearsal.aws.active_faults import ACTIVE_FAULTS, InsufficientCapacityError
+from rehearsal.aws.active_faults import InsufficientCapacityError
 from rehearsal.aws.ec2 import spot
 from rehearsal.aws.ec2.quotas import check_on_demand, check_spot
-from rehearsal.aws.ec2.reservation_actions import find_reservation
-from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
+from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
+from rehearsal.aws.ec2.zone_capacity import free_capacity
 from rehearsal.aws.moto_extension import ec2_error
 
 LaunchParameters = dict[str, Any]
@@ -67,6 +68,7 @@ def allocate_capacity(
     Raises EC2ClientError with AWS's code if fewer than `minimum_count` instances can be launched.
     """
     instance_type, market = parameters["InstanceType"], market_type(parameters)
+    group = (parameters.get("Placement") or {}).get("GroupName") or ""
     specification = parameters.get("CapacityReservationSpecification") or {}
     if target := _target_reservation(specification):
         reservation = find_reservation(backend, target)
@@ -76,11 +78,12 @@ def allocate_capacity(
                 "require the MarketType capacity-block."
             )
         usable = reservation.accepts_launches and reservation.matches(instance_type, zone)
-        return _from_reservations([reservation] if usable else [], count, minimum_count)
+        return _from_reservations([reservation] if usable else [], group, count, minimum_count)
     if market == "spot":
         spot.check_maximum_price(instance_type, parameters["InstanceMarketOptions"].get("SpotOptions") or {})
         check_spot(backend, instance_type, count)
-        return _add_unreserved([], instance_type, zone, count, minimum_count)
+        free = free_capacity(backend, instance_type, zone, count, group)
+        return _add_unreserved([], free, instance_type, zone, minimum_count)
     preference = specification.get("CapacityReservationPreference")
     matching = [
         reservation
@@ -90,16 +93,19 @@ def allocate_capacity(
         and reservation.matches(instance_type, zone)
     ]
     if preference == "capacity-reservations-only":
-        return _from_reservations(matching, count, minimum_count)
-    reserved = [] if preference == "none" else _from_reservations(matching, count, 0)
+        return _from_reservations(matching, group, count, minimum_count)
+    reserved = [] if preference == "none" else _from_reservations(matching, group, count, 0)
     if len(reserved) < count:
         check_on_demand(backend, instance_type, count - len(reserved))
-    return _add_unreserved(reserved, instance_type, zone, count, minimum_count)
+    free = free_capacity(backend, instance_type, zone, count - len(reserved), group)
+    return _add_unreserved(reserved, free, instance_type, zone, minimum_count)
 
 
-def _from_reservations(candidates: list[CapacityReservation], count: int, minimum_count: int) -> list[str | None]:
+def _from_reservations(
+    candidates: list[CapacityReservation], group: str, count: int, minimum_count: int
+) -> list[str | None]:
     available: list[str | None] = [
-        reservation.id for reservation in candidates for _ in range(reservation.available_instance_count)
+        reservation.id for reservation in candidates for _ in range(reservation.available_in_group(group))
     ]
     if len(available) < minimum_count:
         raise ec2_error(
@@ -110,9 +116,8 @@ def _from_reservations(candidates: list[CapacityReservation], count: int, minimu
 
 
 def _add_unreserved(
-    reserved: list[str | None], instance_type: str, zone: str, count: int, minimum_count: int
+    reserved: list[str | None], unreserved_count: int, instance_type: str, zone: str, minimum_count: int
 ) -> list[str | None]:
-    unreserved_count = ACTIVE_FAULTS.available_capacity(instance_type, count - len(reserved))
     allocated = reserved + [None] * unreserved_count
     if len(allocated) < minimum_count:
         raise InsufficientCapacityError(zone, instance_type)

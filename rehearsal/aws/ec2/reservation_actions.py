@@ -1,6 +1,9 @@
-"""API actions on capacity reservations and Capacity Blocks: create, describe, cancel, offer and purchase."""
+"""API actions on capacity reservations: create, describe, modify, cancel.
 
-import re
+Sources: API reference of these actions; EC2 user guide, "Create a Capacity Reservation" ("the request fails" as a whole
+without capacity or quota for all its instances) and "Use Capacity Reservations with cluster placement groups".
+"""
+
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,20 +12,20 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import generic_filter, random_id
 
+from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.placement import placement_groups, validate_placement
 from rehearsal.aws.ec2.quotas import check_on_demand
-from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
+from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
+from rehearsal.aws.ec2.zone_capacity import free_capacity
 from rehearsal.aws.moto_extension import ec2_error, extend
 
-_ID = re.compile(r"cr-[0-9a-f]{17}")
-_DAY_SECONDS, _HOUR_SECONDS = 86400, 3600
-_BLOCK_BOUNDARY_SECONDS = 11.5 * _HOUR_SECONDS  # Capacity Blocks start and end at 11:30 UTC
-_BLOCK_HOURS = (*range(24, 14 * 24 + 1, 24), *range(21 * 24, 182 * 24 + 1, 7 * 24))
-_MAXIMUM_INSTANCES = 64
+_MINIMUM_COMMITMENT_SECONDS = 14 * 86400  # API reference, CreateCapacityReservation, CommitmentDuration
 _SUPPORTED_KEYS = frozenset(
     [
         "AvailabilityZone",
         "ClientToken",
+        "CommitmentDuration",
         "EbsOptimized",
         "EndDate",
         "EndDateType",
@@ -30,25 +33,32 @@ _SUPPORTED_KEYS = frozenset(
         "InstanceMatchCriteria",
         "InstancePlatform",
         "InstanceType",
+        "PlacementGroupArn",
+        "StartDate",
         "TagSpecifications",
         "Tenancy",
     ]
 )
 
 
-def find_reservation(backend: Any, name: str) -> CapacityReservation:
-    """Return the reservation with this id. Raises EC2's error if the id is malformed or unknown."""
-    if not _ID.fullmatch(name):
-        raise ec2_error("InvalidCapacityReservationId.Malformed", f'Invalid id: "{name}"')
-    reservation = reservations(backend).get(name)
-    if reservation is None:
-        raise ec2_error("InvalidCapacityReservationId.NotFound", f"The capacity reservation ID '{name}' does not exist")
-    return reservation
-
-
 def create_capacity_reservation(self: Any) -> ActionResult:
-    """Create an On-Demand Capacity Reservation, once per client token."""
+    """Create an On-Demand Capacity Reservation, for all its instances or not at all, once per client token."""
     backend, parameters = self.ec2_backend, dict(self._get_params())
+    _require_supported(parameters)
+    self.error_on_dryrun()
+    tokens: dict[str, CapacityReservation] = vars(backend).setdefault("_capacity_reservation_tokens", {})
+    token = str(parameters.get("ClientToken") or "")
+    reservation = tokens.get(token)
+    if reservation is None:
+        reservation = _create_reservation(backend, parameters)
+        reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
+        reservations(backend)[reservation.id] = reservation
+        if token:
+            tokens[token] = reservation
+    return ActionResult({"CapacityReservation": reservation})
+
+
+def _require_supported(parameters: dict[str, Any]) -> None:
     unsupported = (
         {key for key, value in parameters.items() if value not in (None, "", [])} - _SUPPORTED_KEYS - {"DryRun"}
     )
@@ -56,10 +66,13 @@ def create_capacity_reservation(self: Any) -> ActionResult:
         raise NotImplementedError(
             f"a capacity reservation with {', '.join(sorted(unsupported)) or 'a dedicated tenancy'}"
         )
-    self.error_on_dryrun()
     for key in ("InstanceType", "InstancePlatform", "InstanceCount", "AvailabilityZone"):
         if not parameters.get(key):
             raise ec2_error("MissingParameter", f"The request must contain the parameter {key}")
+
+
+def _create_reservation(backend: Any, parameters: dict[str, Any]) -> CapacityReservation:
+    """Return a new reservation. Raises EC2's error for invalid parameters, without quota and without capacity."""
     instance_type, zone = parameters["InstanceType"], parameters["AvailabilityZone"]
     count = int(parameters["InstanceCount"])
     if instance_type not in INSTANCE_TYPES:
@@ -69,36 +82,97 @@ def create_capacity_reservation(self: Any) -> ActionResult:
     criteria = parameters.get("InstanceMatchCriteria") or "open"
     if criteria not in {"open", "targeted"}:
         raise ec2_error("InvalidParameterValue", f"Invalid value '{criteria}' for InstanceMatchCriteria.")
-    end = _parse_time(parameters.get("EndDate"))
+    if zone not in offering_zones(backend.region_name, instance_type):
+        raise ec2_error(
+            "Unsupported", f"The instance type {instance_type} is not supported in the Availability Zone {zone}."
+        )
+    start, end, group = _start(parameters), _end(parameters), _placement_group(backend, parameters)
+    check_on_demand(backend, instance_type, count, "InstanceLimitExceeded")
+    if start is None and free_capacity(backend, instance_type, zone, count, group or "") < count:
+        raise ApiError(*_insufficient_capacity(instance_type, zone))
+    return CapacityReservation(
+        backend,
+        random_id("cr", 17),
+        instance_type=instance_type,
+        zone=zone,
+        count=count,
+        criteria=criteria,
+        start=start,
+        end=end,
+        platform=parameters["InstancePlatform"],
+        ebs_optimized=str(parameters.get("EbsOptimized")).lower() == "true",
+        placement_group=group,
+    )
+
+
+def _insufficient_capacity(instance_type: str, zone: str) -> tuple[str, str, str]:
+    """Return HTTP status, code and message of EC2's error."""
+    error = InsufficientCapacityError(zone, instance_type)
+    return "500 Internal Server Error", error.code, error.message
+
+
+def _start(parameters: dict[str, Any]) -> float | None:
+    """Return the Unix time at which a future-dated reservation starts; None for an immediate one."""
+    start = parse_time(parameters.get("StartDate"))
+    if start is None:
+        return None
+    if int(parameters.get("CommitmentDuration") or 0) < _MINIMUM_COMMITMENT_SECONDS:
+        raise ec2_error(
+            "InvalidParameterValue", "A future-dated reservation has a CommitmentDuration of 14 days or more."
+        )
+    if start <= CLOCK.now():
+        raise ec2_error("InvalidParameterValue", "The StartDate must be in the future.")
+    return start
+
+
+def _end(parameters: dict[str, Any]) -> float | None:
+    """Return the Unix time of the EndDate; None for an unlimited reservation."""
+    end = parse_time(parameters.get("EndDate"))
     if (parameters.get("EndDateType") or ("unlimited" if end is None else "limited")) != _end_date_type(end):
         raise ec2_error("InvalidParameterCombination", "An EndDate and the EndDateType limited require each other.")
     if end is not None and end <= CLOCK.now():
         raise ec2_error("InvalidParameterValue", "The EndDate must be in the future.")
-    if zone not in _offering_zones(backend.region_name, instance_type):
-        raise ec2_error(
-            "Unsupported", f"The instance type {instance_type} is not supported in the Availability Zone {zone}."
-        )
-    tokens: dict[str, CapacityReservation] = vars(backend).setdefault("_capacity_reservation_tokens", {})
-    token = str(parameters.get("ClientToken") or "")
-    reservation = tokens.get(token)
-    if reservation is None:
-        check_on_demand(backend, instance_type, count, "InstanceLimitExceeded")
-        reservation = CapacityReservation(
-            backend,
-            random_id("cr", 17),
-            instance_type=instance_type,
-            zone=zone,
-            count=count,
-            criteria=criteria,
-            end=end,
-            platform=parameters["InstancePlatform"],
-            ebs_optimized=str(parameters.get("EbsOptimized")).lower() == "true",
-        )
-        reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
-        reservations(backend)[reservation.id] = reservation
-        if token:
-            tokens[token] = reservation
-    return ActionResult({"CapacityReservation": reservation})
+    return end
+
+
+def _placement_group(backend: Any, parameters: dict[str, Any]) -> str | None:
+    """Return the name of the cluster placement group of PlacementGroupArn; None without one."""
+    arn = str(parameters.get("PlacementGroupArn") or "")
+    if not arn:
+        return None
+    group = next((group for group in placement_groups(backend).values() if group.group_arn == arn), None)
+    if group is None:
+        raise ec2_error("InvalidPlacementGroup.Unknown", f"The Placement Group '{arn}' is unknown.")
+    if group.strategy != "cluster":
+        raise ec2_error("InvalidParameterValue", "Capacity Reservations support cluster placement groups only.")
+    validate_placement(backend, group.group_name, parameters["InstanceType"])
+    return group.group_name
+
+
+def modify_capacity_reservation(self: Any) -> ActionResult:
+    """Change the number of instances, all or none, or the end of an active reservation."""
+    backend, parameters = self.ec2_backend, dict(self._get_params())
+    reservation = find_reservation(backend, self._get_param("CapacityReservationId"))
+    self.error_on_dryrun()
+    if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
+        raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be modified.")
+    _require_active(reservation, "modified")
+    if parameters.get("InstanceCount"):
+        _resize(reservation, int(parameters["InstanceCount"]))
+    if parameters.get("EndDate") or parameters.get("EndDateType"):
+        reservation.end = _end(parameters)
+    return ActionResult({"Return": True})
+
+
+def _resize(reservation: CapacityReservation, count: int) -> None:
+    """Set the number of instances. Raises EC2's error without quota or capacity for the additional ones."""
+    additional, instance_type = count - reservation.total_instance_count, reservation.instance_type
+    backend, zone = reservation.ec2_backend, reservation.availability_zone
+    if additional > 0:
+        check_on_demand(backend, instance_type, additional, "InstanceLimitExceeded")
+        if free_capacity(backend, instance_type, zone, additional, reservation.placement_group or "") < additional:
+            raise ApiError(*_insufficient_capacity(instance_type, zone))
+    reservation.total_instance_count = count
 
 
 def describe_capacity_reservations(self: Any) -> ActionResult:
@@ -114,11 +188,7 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
     reservation = find_reservation(self.ec2_backend, self._get_param("CapacityReservationId"))
     if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
         raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be cancelled.")
-    if reservation.state != "active":
-        raise ec2_error(
-            "InvalidCapacityReservationState",
-            f"The capacity reservation {reservation.id} is {reservation.state} and can't be cancelled.",
-        )
+    _require_active(reservation, "cancelled")
     reservation.cancelled = True
     for instance in self.ec2_backend.all_instances():
         if instance.capacity_reservation_id == reservation.id:
@@ -126,70 +196,22 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
     return ActionResult({"Return": True})
 
 
-def describe_capacity_block_offerings(self: Any) -> ActionResult:
-    """Return one offering per zone, which starts at 11:30 UTC after the requested start. Capacity is unlimited."""
-    backend, instance_type = self.ec2_backend, self._get_param("InstanceType")
-    count, hours = self._get_int_param("InstanceCount") or 1, self._get_int_param("CapacityDurationHours")
-    if instance_type not in INSTANCE_TYPES or not INSTANCE_TYPES[instance_type].get("GpuInfo"):
+def _require_active(reservation: CapacityReservation, action: str) -> None:
+    if reservation.state != "active":
         raise ec2_error(
-            "InvalidParameterValue", f"The instance type {instance_type} is not available in Capacity Blocks."
+            "InvalidCapacityReservationState",
+            f"The capacity reservation {reservation.id} is {reservation.state} and can't be {action}.",
         )
-    if hours not in _BLOCK_HOURS:
-        raise ec2_error("InvalidParameterValue", f"Invalid value '{hours}' for CapacityDurationHours.")
-    if not 1 <= count <= _MAXIMUM_INSTANCES:
-        raise ec2_error("InvalidParameterValue", f"Invalid value '{count}' for InstanceCount.")
-    earliest = max(CLOCK.now(), _parse_time(self._get_param("StartDateRange")) or 0.0)
-    start = earliest + (_BLOCK_BOUNDARY_SECONDS - earliest) % _DAY_SECONDS
-    latest = _parse_time(self._get_param("EndDateRange"))
-    stored_offerings: dict[str, dict[str, Any]] = vars(backend).setdefault("_capacity_block_offers", {})
-    offerings = []
-    for zone in _offering_zones(backend.region_name, instance_type):
-        if latest is not None and start + hours * _HOUR_SECONDS > latest:
-            continue
-        offering = {
-            "CapacityBlockOfferingId": random_id("cbo", 17),
-            "InstanceType": instance_type,
-            "AvailabilityZone": zone,
-            "InstanceCount": count,
-            "StartDate": datetime.fromtimestamp(start, UTC).replace(tzinfo=None),
-            "EndDate": datetime.fromtimestamp(start + hours * _HOUR_SECONDS, UTC).replace(tzinfo=None),
-            "CapacityBlockDurationHours": hours,
-            "Tenancy": "default",
-        }
-        end = start + hours * _HOUR_SECONDS
-        stored_offerings[str(offering["CapacityBlockOfferingId"])] = {**offering, "start": start, "end": end}
-        offerings.append(offering)
-    return ActionResult({"CapacityBlockOfferings": offerings})
 
 
-def purchase_capacity_block(self: Any) -> ActionResult:
-    """Purchase an offering: its Capacity Block becomes a reservation."""
-    backend, name = self.ec2_backend, self._get_param("CapacityBlockOfferingId")
-    offering = vars(backend).get("_capacity_block_offers", {}).pop(name, None)
-    if offering is None:
-        raise ec2_error("InvalidCapacityBlockOfferingId.NotFound", f"The Capacity Block offering {name} does not exist")
-    reservation = CapacityReservation(
-        backend,
-        random_id("cr", 17),
-        instance_type=offering["InstanceType"],
-        zone=offering["AvailabilityZone"],
-        count=offering["InstanceCount"],
-        block=True,
-        start=offering["start"],
-        end=offering["end"],
-        platform=self._get_param("InstancePlatform") or "Linux/UNIX",
-    )
-    reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
-    reservations(backend)[reservation.id] = reservation
-    return ActionResult({"CapacityReservation": reservation, "CapacityReservations": [reservation]})
-
-
-def _offering_zones(region: str, instance_type: str) -> list[str]:
+def offering_zones(region: str, instance_type: str) -> list[str]:
+    """Return the Availability Zones that offer the instance type."""
     offerings = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
     return sorted(offering["Location"] for offering in offerings if offering["InstanceType"] == instance_type)
 
 
-def _parse_time(value: Any) -> float | None:
+def parse_time(value: Any) -> float | None:
+    """Return the Unix time of a time parameter; None without one."""
     if not value:
         return None
     when = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
@@ -207,6 +229,5 @@ def install() -> None:
         create_capacity_reservation,
         describe_capacity_reservations,
         cancel_capacity_reservation,
-        describe_capacity_block_offerings,
-        purchase_capacity_block,
+        modify_capacity_reservation,
     )

@@ -3,6 +3,7 @@
 Sources: EC2 user guide, "Capacity Reservations" and "Capacity Blocks for ML"; API reference, CapacityReservation.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,11 +14,19 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX
 
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.moto_extension import ec2_error
+from rehearsal.aws.timing import timing
 
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
 BLOCK_TERMINATION_LEAD_SECONDS = 1800.0
+# A reservation that was not created in the cluster placement group has some instances that do not fit into it: eksctl
+# issue 7949 launched 11 of 16.
+PLACEABLE_SHARE = 11 / 16
 EXISTING_STATES = {"pending", "running", "stopping", "stopped", "shutting-down"}
+
+
+_ID = re.compile(r"cr-[0-9a-f]{17}")
 
 
 class CapacityReservation(TaggedEC2Resource):
@@ -40,6 +49,7 @@ class CapacityReservation(TaggedEC2Resource):
         end: float | None = None,
         platform: str = "Linux/UNIX",
         ebs_optimized: bool = False,
+        placement_group: str | None = None,
     ) -> None:
         self.ec2_backend = backend
         self.id = self.capacity_reservation_id = reservation_id
@@ -49,6 +59,7 @@ class CapacityReservation(TaggedEC2Resource):
         self.reservation_type = "capacity-block" if block else "default"
         self.instance_match_criteria = "targeted" if block else criteria
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
+        self.placement_group = placement_group
         self.cancelled = self.instances_terminated = False
 
     @property
@@ -62,7 +73,9 @@ class CapacityReservation(TaggedEC2Resource):
         now = CLOCK.now()
         if self.cancelled:
             return "cancelled"
-        if self.end is not None and now >= self.end:
+        if self.end is not None and now >= self.end + (
+            0.0 if self.is_block else timing().reservation_end_delay_seconds
+        ):
             return "expired"
         return "active" if now >= self.start else "scheduled"
 
@@ -73,17 +86,38 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def used_instance_count(self) -> int:
-        """Instances that use the reservation's capacity."""
+        """Instances that use the reservation's capacity, and terminated ones whose capacity is not available again."""
+        returned_at = CLOCK.now() - timing().reserved_capacity_return_seconds
         return sum(
             1
             for instance in self.ec2_backend.all_instances()
-            if instance.capacity_reservation_id == self.id and instance.state in EXISTING_STATES - {"stopped"}
+            if instance.capacity_reservation_id == self.id
+            and (
+                instance.state in EXISTING_STATES - {"stopped"}
+                or (instance.state == "terminated" and instance.terminated_at > returned_at)
+            )
         )
 
     @property
     def available_instance_count(self) -> int:
         """Instances that can still be launched."""
         return max(0, self.total_instance_count - self.used_instance_count) if self.state == "active" else 0
+
+    def available_in_group(self, group: str) -> int:
+        """Return how many instances can be launched in a placement group (name; empty: none)."""
+        if self.placement_group is not None:
+            return self.available_instance_count if self.placement_group == group else 0
+        if not group or self.is_block:
+            return self.available_instance_count
+        placeable = max(1, int(self.total_instance_count * PLACEABLE_SHARE)) - self.used_instance_count
+        return max(0, min(self.available_instance_count, placeable))
+
+    @property
+    def placement_group_arn(self) -> str | None:
+        """ARN of the cluster placement group that the reservation was created in."""
+        backend, group = self.ec2_backend, self.placement_group
+        prefix = f"arn:{backend.partition}:ec2:{backend.region_name}:{self.owner_id}:placement-group"
+        return None if group is None else f"{prefix}/{group}"
 
     @property
     def capacity_reservation_arn(self) -> str:
@@ -132,6 +166,16 @@ def reservations(backend: Any) -> dict[str, CapacityReservation]:
     """Return the capacity reservations of a region, by id."""
     by_id: dict[str, CapacityReservation] = vars(backend).setdefault("capacity_reservations", {})
     return by_id
+
+
+def find_reservation(backend: Any, name: str) -> CapacityReservation:
+    """Return the reservation with this id. Raises EC2's error if the id is malformed or unknown."""
+    if not _ID.fullmatch(name):
+        raise ec2_error("InvalidCapacityReservationId.Malformed", f'Invalid id: "{name}"')
+    reservation = reservations(backend).get(name)
+    if reservation is None:
+        raise ec2_error("InvalidCapacityReservationId.NotFound", f"The capacity reservation ID '{name}' does not exist")
+    return reservation
 
 
 def is_in_capacity_block(instance: Any) -> bool:

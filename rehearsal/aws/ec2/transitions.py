@@ -7,32 +7,35 @@ minutes: packer issue 682 measured 19 minutes on c5.metal, Bottlerocket issue 33
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import InstanceState
 
 from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.timing import Timing
+from rehearsal.aws.timing import timing
 
 _PENDING, _RUNNING = ("pending", 0), ("running", 16)
 _SHUTTING_DOWN, _TERMINATED = ("shutting-down", 32), ("terminated", 48)
 ENDED_STATES = frozenset(("shutting-down", "terminated"))
-_timing = Timing()
 _scheduled: list[Due] = []
-
-
-def set_timing(timing: Timing) -> None:
-    """Set the durations of later transitions."""
-    global _timing
-    _timing = timing
 
 
 def start_launch(instance: Any) -> None:
     """Put a new instance in the state pending, then running."""
-    _change(instance, _timing.pending_seconds, _PENDING, _RUNNING)
+    _change(instance, timing().pending_seconds, _PENDING, _RUNNING)
 
 
 def start_termination(instance: Any) -> None:
     """Put a terminated instance in the state shutting-down, then terminated."""
-    _change(instance, _timing.shutting_down_seconds, _SHUTTING_DOWN, _TERMINATED)
+    seconds = timing().shutting_down_seconds
+    if _is_large(instance.instance_type) and timing().large_gpu_shutting_down_seconds is not None:
+        seconds = timing().large_gpu_shutting_down_seconds or 0.0
+    _change(instance, seconds, _SHUTTING_DOWN, _TERMINATED)
+
+
+def _is_large(instance_type: str) -> bool:
+    """Return whether the type is a metal instance or has 8 or more GPUs."""
+    gpus = INSTANCE_TYPES[instance_type].get("GpuInfo", {}).get("Gpus", [])
+    return ".metal" in instance_type or sum(gpu["Count"] for gpu in gpus) >= 8
 
 
 def after_transition(instance: Any, action: Callable[[], None]) -> None:

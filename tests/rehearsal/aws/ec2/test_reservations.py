@@ -181,7 +181,7 @@ def test_reserved_capacity_is_available_during_a_shortage(client: Client, networ
 def test_reserved_instances_do_not_use_unreserved_capacity(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = reserve(client, 1, InstanceMatchCriteria="targeted")
     terminate_all(aws, client)
-    aws.inject(Capacity(limit=1))
+    aws.inject(Capacity(limit=2))
     launch(client, network, **targeting(name))
     assert reservations_of(client, launch(client, network)) == [None]
     assert refused(lambda: launch(client, network)) == "InsufficientInstanceCapacity"

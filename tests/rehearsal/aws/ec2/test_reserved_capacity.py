@@ -1,0 +1,148 @@
+"""Capacity of zones, placement groups and reservations: all of a reservation or nothing, and partial launches."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rehearsal.aws.faults import Capacity
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
+from tests.rehearsal.aws.conftest import Client, Network
+from tests.rehearsal.aws.ec2.test_reservations import HOUR, clean, describe, launch, refused, reserve, targeting
+
+__all__ = ["clean"]
+ZONE_A, ZONE_B = "us-east-1a", "us-east-1b"
+GPU: dict[str, Any] = {"InstanceType": "p4d.24xlarge"}
+TARGETED: dict[str, Any] = {"InstanceMatchCriteria": "targeted", **GPU}
+
+
+@pytest.fixture(autouse=True)
+def timing(aws: EmulatedAws) -> Iterator[None]:
+    yield
+    aws.set_timing(Timing())
+
+
+@pytest.fixture
+def placement_group(client: Client, name: str) -> str:
+    """Return the ARN of a new cluster placement group `name`."""
+    created = client("ec2").create_placement_group(GroupName=name, Strategy="cluster")
+    return str(created["PlacementGroup"]["GroupArn"])
+
+
+def in_group(name: str) -> dict[str, Any]:
+    return {"Placement": {"GroupName": name}}
+
+
+def test_capacity_is_limited_in_one_zone(client: Client, aws: EmulatedAws) -> None:
+    aws.inject(Capacity(limit=0, zone=ZONE_A))
+    assert refused(lambda: reserve(client, 1, AvailabilityZone=ZONE_A)) == "InsufficientInstanceCapacity"
+    assert reserve(client, 1, AvailabilityZone=ZONE_B)
+
+
+def test_reservation_has_all_instances_or_fails(client: Client, aws: EmulatedAws) -> None:
+    aws.inject(Capacity(limit=2, instance_type=GPU["InstanceType"]))
+    assert refused(lambda: reserve(client, 3, **TARGETED)) == "InsufficientInstanceCapacity"
+    assert describe(client, reserve(client, 2, **TARGETED))["TotalInstanceCount"] == 2
+
+
+def test_reservation_holds_capacity_without_instances(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(Capacity(limit=2, instance_type=GPU["InstanceType"]))
+    reserve(client, 2, **TARGETED)
+    assert refused(lambda: launch(client, network, **GPU)) == "InsufficientInstanceCapacity"
+
+
+def test_cancelled_reservation_returns_its_capacity(client: Client, aws: EmulatedAws) -> None:
+    aws.inject(Capacity(limit=2, instance_type=GPU["InstanceType"]))
+    name = reserve(client, 2, **TARGETED)
+    client("ec2").cancel_capacity_reservation(CapacityReservationId=name)
+    assert reserve(client, 2, **TARGETED)
+
+
+def test_reservation_grows_by_all_instances_or_none(client: Client, aws: EmulatedAws) -> None:
+    aws.inject(Capacity(limit=3, instance_type=GPU["InstanceType"]))
+    name = reserve(client, 2, **TARGETED)
+
+    def resize(count: int) -> None:
+        client("ec2").modify_capacity_reservation(CapacityReservationId=name, InstanceCount=count)
+
+    assert refused(lambda: resize(4)) == "InsufficientInstanceCapacity"
+    resize(3)
+    assert describe(client, name)["TotalInstanceCount"] == 3
+
+
+def test_end_of_a_reservation_is_moved(client: Client, aws: EmulatedAws) -> None:
+    now = datetime.fromtimestamp(int(aws.now()), UTC)
+    name = reserve(client, 1, EndDate=now + timedelta(hours=1), EndDateType="limited")
+    later = now + timedelta(hours=3)
+    client("ec2").modify_capacity_reservation(CapacityReservationId=name, EndDate=later, EndDateType="limited")
+    aws.advance_clock(2 * HOUR)
+    assert (describe(client, name)["State"], describe(client, name)["EndDate"]) == ("active", later)
+
+
+def test_reservation_ends_within_an_hour_of_its_end_date(client: Client, aws: EmulatedAws) -> None:
+    aws.set_timing(Timing(reservation_end_delay_seconds=HOUR))
+    end = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(hours=1)
+    name = reserve(client, 1, EndDate=end, EndDateType="limited")
+    aws.advance_clock(HOUR + 60)
+    assert describe(client, name)["State"] == "active"
+    aws.advance_clock(HOUR)
+    assert describe(client, name)["State"] == "expired"
+
+
+def test_future_reservation_is_scheduled_until_it_starts(client: Client, aws: EmulatedAws) -> None:
+    start = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(days=6)
+    request: dict[str, Any] = {**TARGETED, "StartDate": start}
+    assert refused(lambda: reserve(client, 1, **request)) == "InvalidParameterValue"  # without a commitment
+    name = reserve(client, 1, **request, CommitmentDuration=14 * 86400)
+    assert describe(client, name)["State"] == "scheduled"
+    aws.advance_clock(6 * 86400 + 1)
+    assert describe(client, name)["State"] == "active"
+
+
+def test_reserved_capacity_returns_after_minutes(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.set_timing(Timing(reserved_capacity_return_seconds=300))
+    name = reserve(client, 1, **TARGETED)
+    client("ec2").terminate_instances(InstanceIds=launch(client, network, **GPU, **targeting(name)))
+    assert refused(lambda: launch(client, network, **GPU, **targeting(name))) == "ReservationCapacityExceeded"
+    aws.advance_clock(301)
+    assert launch(client, network, **GPU, **targeting(name))
+
+
+def test_placement_group_has_fewer_instances_than_its_zone(
+    client: Client, network: Network, aws: EmulatedAws, placement_group: str, name: str
+) -> None:
+    aws.inject(Capacity(limit=2, cluster_placement=True, instance_type=GPU["InstanceType"]))
+    assert len(launch(client, network, 3, minimum=1, **GPU, **in_group(name))) == 2
+    assert len(launch(client, network, 3, **GPU)) == 3
+    request = {**TARGETED, "PlacementGroupArn": placement_group}
+    assert refused(lambda: reserve(client, 1, **request)) == "InsufficientInstanceCapacity"
+
+
+def test_reservation_outside_the_placement_group_gives_11_of_16(
+    client: Client, network: Network, placement_group: str, name: str
+) -> None:
+    reservation = reserve(client, 16, **TARGETED)
+    launched = launch(client, network, 16, minimum=1, **GPU, **targeting(reservation), **in_group(name))
+    assert len(launched) == 11
+
+
+def test_reservation_in_the_placement_group_gives_all(
+    client: Client, network: Network, placement_group: str, name: str
+) -> None:
+    reservation = reserve(client, 16, **TARGETED, PlacementGroupArn=placement_group)
+    assert describe(client, reservation)["PlacementGroupArn"] == placement_group
+    assert len(launch(client, network, 16, **GPU, **targeting(reservation), **in_group(name))) == 16
+
+
+def test_reservation_in_a_placement_group_accepts_only_launches_in_it(
+    client: Client, network: Network, placement_group: str
+) -> None:
+    reservation = reserve(client, 1, **TARGETED, PlacementGroupArn=placement_group)
+    assert refused(lambda: launch(client, network, **GPU, **targeting(reservation))) == "ReservationCapacityExceeded"
+
+
+def test_reservation_in_an_unknown_placement_group_is_refused(client: Client, placement_group: str) -> None:
+    request = {**TARGETED, "PlacementGroupArn": f"{placement_group}-other"}
+    assert refused(lambda: reserve(client, 1, **request)) == "InvalidPlacementGroup.Unknown"
