@@ -92,7 +92,8 @@ def main(root: Path) -> None:
             image=settings.ecr_image,
         ),
     )
-    network = create_network(scope, settings, zone_is_default(settings, facts), key.service_arn)
+    zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)
+    network = create_network(scope, settings, zones, pin_zone, key.service_arn)
     filesystem = None
     if settings.fsx:
         filesystem = FileSystem(
@@ -140,7 +141,7 @@ def main(root: Path) -> None:
                 image=worker_image,
                 key_arn=key.arn,
                 root_volume_gib=settings.root_volume_gib,
-                subnet_ids=[network.subnet_id],
+                subnet_ids=[subnet.id for subnet in network.worker_subnets],
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,
                 placement_group=placement.group_name if placement else None,
@@ -172,7 +173,8 @@ def main(root: Path) -> None:
             archives=archives.references,
             head=head,
             groups=groups,
-            subnet_id=network.subnet_id,
+            subnets=network.worker_subnets,
+            placement_group_arn=placement.group_arn if placement else None,
             filesystem=filesystem,
             capacity_end_time=capacity_end_time(facts),
         ),

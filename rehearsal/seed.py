@@ -74,9 +74,9 @@ def to_emulated_account(arn: str) -> str:
 
 
 def _availability_zone(settings: StackSettings) -> str:
-    """Return the zone of the settings, or the first zone that offers all instance types of the stack."""
-    if settings.network.availability_zone:
-        return settings.network.availability_zone
+    """Return the first zone of the settings, or the first zone that offers all instance types of the stack."""
+    if settings.capacity.zones:
+        return settings.capacity.zones[0]
     instance_types = settings.instance_types
     offerings = boto3.client("ec2").describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": instance_types}]

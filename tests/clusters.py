@@ -18,7 +18,7 @@ from trainyard.models.events import AgentEvent, HealthCheckEvent, PlaybookEvent,
 from trainyard.models.health_check import NodeMeasurements
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
 from trainyard.models.layout import MANIFEST as MANIFEST_OBJECT
-from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.models.run import RunRecord
 from trainyard.node.identity import Node
 from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS
@@ -45,7 +45,7 @@ class Cluster:
         """Add a worker group like the first group; `changes` are fields of the new group."""
         group_name = f"{self.stack}-{name}"
         first = self.manifest.groups[0]
-        create_group(self.manifest.region, group_name, self.stack, first.subnets[0])
+        create_group(self.manifest.region, group_name, self.stack, first.subnets[0].id)
         group = first.model_copy(update={"name": name, "autoscaling_group": group_name, **changes})
         self.set_groups((*self.manifest.groups, group))
         return group
@@ -161,7 +161,7 @@ class Cluster:
             AutoScalingGroupName=self.group,
             RequestedCapacity=nodes,
             ClientToken=f"token-{next(_numbers)}",
-            SubnetIds=[self.manifest.groups[0].subnets[0]],
+            SubnetIds=[self.manifest.groups[0].subnets[0].id],
         )
         return [name for group in response["Instances"] for name in group["InstanceIds"]]
 
@@ -259,13 +259,16 @@ def create_cluster(region: str, **job: Any) -> Cluster:
         ]
         s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tags})
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
+    subnets = tuple(
+        Subnet(id=ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"], zone=zone)
+        for cidr, zone in (("10.0.0.0/20", "us-east-1a"), ("10.0.16.0/20", "us-east-1b"))
+    )
     image = ubuntu_image_id(region)
     ec2.create_launch_template(
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )
-    create_group(region, stack, stack, subnet)
-    group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": (subnet,)})
+    create_group(region, stack, stack, subnets[0].id)
+    group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": subnets})
     job_fields = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
     manifest = MANIFEST.model_copy(
         update={

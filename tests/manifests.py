@@ -3,7 +3,7 @@
 from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.health_check import NodeMeasurements
-from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, WorkerGroup
+from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, Subnet, WorkerGroup
 
 MANIFEST = Manifest(
     project="trainyard",
@@ -22,12 +22,13 @@ MANIFEST = Manifest(
             lifecycle_hook="leave-1",
             instance_type="c7i.xlarge",
             nodes=2,
-            subnets=("subnet-1",),
+            subnets=(Subnet(id="subnet-1", zone="us-east-1a"),),
             processes_per_node=2,
             gpus=0,
             efa_interfaces=0,
         ),
     ),
+    base_usd_per_hour=0.25,
     fsx=None,
     node=NodeSettings(),
     job=Job(

@@ -120,6 +120,15 @@ def _stack_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
     return _allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged)
 
 
+def _stack_reservations(args: IdentityArgs) -> Statement:
+    """Allow the extension and the end of the capacity reservations that the launch makes for the stack."""
+    scope = args.scope
+    reservations = f"arn:{scope.partition}:ec2:{scope.region}:{scope.account}:capacity-reservation/*"
+    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
+    actions = ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]
+    return _allow("StackReservations", actions, [reservations], Condition=tagged)
+
+
 def _data_key(args: IdentityArgs) -> Statement:
     """Allow the data key through S3 only."""
     s3_service = f"s3.{args.scope.region}.{args.scope.dns_suffix}"
@@ -167,6 +176,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             "SetInstanceHealth",
         ),
         _unscoped("DescribeGroups", "autoscaling:DescribeAutoScalingGroups"),
+        _stack_reservations(args),
         _sessions(),
         _list(args),
         _data_key(args),

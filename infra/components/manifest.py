@@ -10,9 +10,11 @@ import pulumi_aws as aws
 from infra.components.archives import Kind
 from infra.components.filesystem import FileSystem
 from infra.components.head import Head
+from infra.components.vpc import WorkerSubnet
 from infra.components.workers import WorkerGroup
 from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
+from trainyard.config.cost import base_usd_per_hour, node_usd_per_hour
 from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import JobSpec
 from trainyard.models import layout
@@ -36,7 +38,8 @@ class ManifestArgs:
     archives: Mapping[Kind, Mapping[str, pulumi.Input[str]]]
     head: Head
     groups: Sequence[WorkerGroup]
-    subnet_id: pulumi.Input[str]
+    subnets: Sequence[WorkerSubnet]
+    placement_group_arn: pulumi.Input[str] | None
     filesystem: FileSystem | None
     capacity_end_time: float | None
 
@@ -86,6 +89,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "rendezvous_port": RENDEZVOUS_PORT,
         },
         "groups": [_group(args, group) for group in args.groups],
+        "base_usd_per_hour": base_usd_per_hour(settings),
         "fsx": {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name} if filesystem else None,
         "node": settings.node.model_dump(mode="json"),
         "job": {
@@ -95,6 +99,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         },
         "limits": {
             "startup_timeout_minutes": settings.launch.startup_timeout_minutes,
+            "capacity_wait_minutes": settings.capacity.wait_minutes,
             "lease_minutes": settings.launch.lease_minutes,
             "time_limit_minutes": job.time_limit_minutes,
             "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
@@ -113,7 +118,10 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "lifecycle_hook": group.lifecycle_hook,
         "instance_type": settings.instance_type,
         "nodes": plan.nodes,
-        "subnets": [args.subnet_id],
+        "subnets": [{"id": subnet.id, "zone": subnet.zone} for subnet in args.subnets],
+        "reserve": settings.reserves_capacity(plan),
+        "placement_group_arn": args.placement_group_arn,
+        "node_usd_per_hour": node_usd_per_hour(settings, plan),
         "processes_per_node": settings.processes_per_node,
         "gpus": gpu.count if gpu else 0,
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,

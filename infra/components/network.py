@@ -8,27 +8,43 @@ import pulumi
 from infra.components.endpoints import Endpoints, EndpointsArgs
 from infra.components.flow_logs import FlowLogs, FlowLogsArgs
 from infra.components.security import Security, SecurityArgs
-from infra.components.vpc import Vpc, VpcArgs
+from infra.components.vpc import Vpc, VpcArgs, WorkerSubnet
 from infra.scope import Scope
 from trainyard.config.settings import StackSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network. Nodes need `dependencies` before they boot."""
+    """The network. `subnet_id` is the head's subnet. Nodes need `dependencies` before they boot."""
 
     subnet_id: pulumi.Input[str]
+    worker_subnets: Sequence[WorkerSubnet]
     security: Security
     dependencies: Sequence[pulumi.Resource]
 
 
-def create_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_arn: pulumi.Input[str]) -> Network:
-    """Create the network, or use the existing subnet. `pin_zone`: see VpcArgs. `key_arn` encrypts the flow logs."""
+def create_network(
+    scope: Scope, settings: StackSettings, worker_zones: Sequence[str], pin_zone: bool, key_arn: pulumi.Input[str]
+) -> Network:
+    """Create the network, or use the existing subnet.
+
+    `worker_zones`, `pin_zone`: see VpcArgs. `key_arn` encrypts the flow logs.
+    """
     network = settings.network
     if network.existing:
         security = _security(scope, settings, network.existing.vpc_id)
-        return Network(subnet_id=network.existing.subnet_id, security=security, dependencies=[security])
-    vpc = Vpc("network", VpcArgs(scope=scope, cidr=network.cidr, pin_zone=pin_zone, nat_gateway=network.nat_gateway))
+        existing = WorkerSubnet(id=network.existing.subnet_id, zone=scope.zone)
+        return Network(subnet_id=existing.id, worker_subnets=[existing], security=security, dependencies=[security])
+    vpc = Vpc(
+        "network",
+        VpcArgs(
+            scope=scope,
+            cidr=network.cidr,
+            worker_zones=worker_zones,
+            pin_zone=pin_zone,
+            nat_gateway=network.nat_gateway,
+        ),
+    )
     security = _security(scope, settings, vpc.vpc_id)
     endpoints = Endpoints(
         "endpoints",
@@ -48,7 +64,12 @@ def create_network(scope: Scope, settings: StackSettings, pin_zone: bool, key_ar
             scope=scope, vpc_id=vpc.vpc_id, retention_days=network.flow_log_retention_days, key_arn=key_arn
         )
         dependencies.append(FlowLogs("flow-logs", logs))
-    return Network(subnet_id=vpc.private_subnet_id, security=security, dependencies=dependencies)
+    return Network(
+        subnet_id=vpc.private_subnet_id,
+        worker_subnets=vpc.worker_subnets,
+        security=security,
+        dependencies=dependencies,
+    )
 
 
 def _security(scope: Scope, settings: StackSettings, vpc_id: pulumi.Input[str]) -> Security:

@@ -19,6 +19,7 @@ class Placement(pulumi.ComponentResource):
     """A placement group for all workers. AWS places the instances of a Capacity Block itself."""
 
     group_name: pulumi.Output[str]
+    group_arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: PlacementArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Placement", name, None, opts)
@@ -28,5 +29,5 @@ class Placement(pulumi.ComponentResource):
             tags=args.scope.tags("placement-group"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.group_name = group.name
+        self.group_name, self.group_arn = group.name, group.arn
         self.register_outputs({"group_name": self.group_name})

@@ -1,5 +1,6 @@
-"""The stack's VPC: nodes in a private subnet with or without a NAT gateway."""
+"""The stack's VPC: nodes in private subnets with or without a NAT gateway."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
@@ -7,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.scope import Scope
+from trainyard.config.validators.network import SUBNETS
 
 _INTERNET = "0.0.0.0/0"
 
@@ -15,28 +17,41 @@ _INTERNET = "0.0.0.0/0"
 class VpcArgs:
     """Arguments of Vpc.
 
-    `pin_zone` keeps the Availability Zone of existing subnets when a later lookup would select a different zone.
+    `worker_zones`: Availability Zones in which the workers may be; the first is that of the head. `pin_zone` keeps the
+    zone of the head's existing subnets when a later lookup would select a different zone.
     """
 
     scope: Scope
     cidr: IPv4Network
+    worker_zones: Sequence[str]
     pin_zone: bool
     nat_gateway: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerSubnet:
+    """A subnet in which the launch may start workers."""
+
+    id: pulumi.Input[str]
+    zone: pulumi.Input[str]
+
+
 class Vpc(pulumi.ComponentResource):
-    """A VPC in one Availability Zone: file system and placement group cannot span zones."""
+    """A VPC with a private and a public subnet in the head's zone, and a private one for workers in each other zone.
+
+    Subnets cost nothing. The head's subnets keep their CIDR blocks when zones are added or removed.
+    """
 
     vpc_id: pulumi.Output[str]
     private_subnet_id: pulumi.Output[str]
+    worker_subnets: Sequence[WorkerSubnet]
     private_routes_id: pulumi.Output[str]
 
     def __init__(self, name: str, args: VpcArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Vpc", name, None, opts)
         self._args = args
         self._parent = pulumi.ResourceOptions(parent=self)
-        # One half for nodes, as trainyard.config.validators.network assumes, the other for the NAT gateway.
-        private_cidr, public_cidr = args.cidr.subnets(1)
+        private_cidr, public_cidr, *zone_cidrs = args.cidr.subnets(SUBNETS.bit_length() - 1)
         self._vpc = aws.ec2.Vpc(
             "vpc",
             cidr_block=str(args.cidr),
@@ -48,6 +63,10 @@ class Vpc(pulumi.ComponentResource):
         subnet, routes = self._subnet("private", private_cidr)
         if args.nat_gateway:
             self._add_nat_gateway(routes, public_cidr)
+        self.worker_subnets = [WorkerSubnet(id=subnet.id, zone=subnet.availability_zone)]
+        for zone in args.worker_zones[1:]:
+            other = self._zone_subnet(zone, zone_cidrs["abcdef".index(zone[-1])], routes)
+            self.worker_subnets.append(WorkerSubnet(id=other.id, zone=zone))
         self.vpc_id, self.private_subnet_id, self.private_routes_id = self._vpc.id, subnet.id, routes.id
         self.register_outputs({"vpc_id": self.vpc_id, "private_subnet_id": self.private_subnet_id})
 
@@ -71,6 +90,21 @@ class Vpc(pulumi.ComponentResource):
         )
         aws.ec2.RouteTableAssociation(role, subnet_id=subnet.id, route_table_id=routes.id, opts=self._parent)
         return subnet, routes
+
+    def _zone_subnet(self, zone: str, cidr: IPv4Network, routes: aws.ec2.RouteTable) -> aws.ec2.Subnet:
+        """Create a private subnet for workers in another zone than the head's, with the routes of the head's."""
+        name = f"private-{zone[-1]}"
+        subnet = aws.ec2.Subnet(
+            name,
+            vpc_id=self._vpc.id,
+            cidr_block=str(cidr),
+            availability_zone=zone,
+            map_public_ip_on_launch=False,
+            tags=self._args.scope.tags(f"{name}-subnet"),
+            opts=self._options(delete_before_replace=True),
+        )
+        aws.ec2.RouteTableAssociation(name, subnet_id=subnet.id, route_table_id=routes.id, opts=self._parent)
+        return subnet
 
     def _add_nat_gateway(self, private_routes: aws.ec2.RouteTable, cidr: IPv4Network) -> None:
         tags = self._args.scope.tags

@@ -117,7 +117,8 @@ class WorkerGroup(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in sorted(tags.items())
             ],
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+            # The launch sets the subnet in whose zone it finds capacity.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity", "vpcZoneIdentifiers"]),
         )
         # A terminating node saves a checkpoint and completes the action. Without a heartbeat AWS continues.
         hook = aws.autoscaling.LifecycleHook(

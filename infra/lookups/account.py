@@ -63,10 +63,16 @@ class AccountFacts:
             zone for zone in self.zones if all((zone, name) in self.offers for name in settings.instance_types)
         )
 
+    def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:
+        """Return the Availability Zones in which the workers may be; head and file system are in the first."""
+        if fixed := self.subnet or self.reservation:
+            return (fixed.zone,)
+        zones = settings.capacity.zones or self.zones_offering(settings)
+        return zones[:1] if settings.fsx else zones
+
 
 def make_scope(project: str, stack: str, settings: StackSettings, facts: AccountFacts) -> Scope:
-    """Return the scope. Its zone is that of the subnet or reservation, the configured one, or the first offering."""
-    fixed = facts.subnet or facts.reservation
+    """Return the scope, whose zone is that of the head."""
     return Scope(
         project=project,
         stack=stack,
@@ -74,7 +80,7 @@ def make_scope(project: str, stack: str, settings: StackSettings, facts: Account
         region=facts.region,
         partition=facts.partition,
         dns_suffix=facts.dns_suffix,
-        zone=fixed.zone if fixed else settings.network.availability_zone or facts.zones_offering(settings)[0],
+        zone=facts.worker_zones(settings)[0],
         boundary=settings.identity.permissions_boundary,
         extra_tags=settings.tags,
     )
@@ -82,7 +88,7 @@ def make_scope(project: str, stack: str, settings: StackSettings, facts: Account
 
 def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
     """Whether the program selected the zone. Then existing subnets keep it when a later lookup selects another."""
-    return settings.network.availability_zone is None and facts.reservation is None and facts.subnet is None
+    return settings.capacity.zones is None and facts.reservation is None and facts.subnet is None
 
 
 def look_up_account(settings: StackSettings) -> AccountFacts:
@@ -107,7 +113,7 @@ def look_up_account(settings: StackSettings) -> AccountFacts:
         dns_suffix=partition.dns_suffix,
         region=region,
         account=aws.get_caller_identity().account_id,
-        zones=tuple(sorted(zone for zone in available if re.fullmatch(f"{region}[a-z]", zone))),
+        zones=tuple(sorted(zone for zone in available if re.fullmatch(f"{region}[a-f]", zone))),
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
         reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,

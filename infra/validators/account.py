@@ -31,38 +31,34 @@ def capacity_end_time(facts: AccountFacts) -> float | None:
     return reservation.end_time - early - LAST_CHECKPOINT_SECONDS
 
 
-def zone_offers_instance_types(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The Availability Zone of the stack offers its instance types."""
-    usable, fixed = facts.zones_offering(settings), facts.subnet or facts.reservation
-    zone = fixed.zone if fixed else settings.network.availability_zone
-    if zone in usable or (zone is None and usable):
-        return
-    names = " and ".join(settings.instance_types)
-    key, value = "network.availability_zone", zone
-    if facts.subnet:
-        key, value = "network.existing.subnet_id", facts.subnet.id
-    elif facts.reservation and settings.capacity.reservation_id:
-        path, value = settings.capacity.reservation_id
-        key = f"capacity.{path}"
-    subject = f"is in {zone}, which " if fixed else ""
-    if zone is None:
-        reason = f"no Availability Zone of {facts.region} offers {names}"
-    elif zone not in facts.zones:
-        reason = f"{subject}is not a usable Availability Zone of {facts.region}"
-    else:
-        reason = f"{subject}does not offer {names}"
+def zones_offer_instance_types(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Each Availability Zone of the stack offers its instance types."""
+    usable, names = facts.zones_offering(settings), " and ".join(settings.instance_types)
     fix = f"Use one of {', '.join(usable)}" if usable else f"Choose other types, or a region other than {facts.region}"
-    yield invalid_setting(key, value, reason, fix)
+    for zone in facts.worker_zones(settings):
+        if zone in usable:
+            continue
+        reason = f"does not offer {names}" if zone in facts.zones else f"is not a usable zone of {facts.region}"
+        key, value = "capacity.zones", ", ".join(settings.capacity.zones or ())
+        if facts.subnet:
+            key, value = "network.existing.subnet_id", facts.subnet.id
+        elif facts.reservation and settings.capacity.reservation_id:
+            path, value = settings.capacity.reservation_id
+            key = f"capacity.{path}"
+        yield invalid_setting(key, value, f"{zone} {reason}", fix)
+    if not facts.worker_zones(settings):
+        reason = f"no Availability Zone of {facts.region} offers {names}"
+        yield invalid_setting("instance_type", settings.instance_type, reason, fix)
 
 
-def zone_matches_reservation(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """Availability Zone and subnet of the stack are those of the reservation."""
-    reservation, zone = facts.reservation, settings.network.availability_zone
+def zones_match_reservation(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """Availability Zones and subnet of the stack are those of the reservation."""
+    reservation, zones = facts.reservation, settings.capacity.zones
     if reservation is None:
         return
-    if zone not in (None, reservation.zone):
+    if zones not in (None, (reservation.zone,)):
         reason = f"reservation {reservation.id} is in {reservation.zone}"
-        yield invalid_setting("network.availability_zone", zone, reason, "Remove it, or use another reservation")
+        yield invalid_setting("capacity.zones", list(zones), reason, "Remove it, or use another reservation")
     if facts.subnet and facts.subnet.zone != reservation.zone:
         reason = f"is in {facts.subnet.zone}, and reservation {reservation.id} in {reservation.zone}"
         fix = f"Use a subnet in {reservation.zone}, or another reservation"
@@ -207,8 +203,8 @@ def boundary_in_account(settings: StackSettings, facts: AccountFacts) -> Iterato
 
 
 VALIDATORS: tuple[AccountValidator, ...] = (
-    zone_offers_instance_types,
-    zone_matches_reservation,
+    zones_offer_instance_types,
+    zones_match_reservation,
     reservation_has_configured_type,
     reservation_is_active,
     reservation_fits_workers,

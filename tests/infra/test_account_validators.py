@@ -78,43 +78,43 @@ def at_present(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXAMPLES: dict[str, list[Example]] = {
-    "zone_offers_instance_types": [
+    "zones_offer_instance_types": [
         Example(
             {"instance_type_zones": {"c7i.xlarge": ["us-east-1b", "us-east-1c"]}},
-            {"network": {"availability_zone": "us-east-1a"}},
-            "network.availability_zone",
-            ("does not offer c7i.xlarge and t3.medium", "us-east-1b, us-east-1c"),
+            {"capacity": {"zones": ["us-east-1b", "us-east-1a"]}},
+            "capacity.zones",
+            ("us-east-1a does not offer c7i.xlarge and t3.medium", "us-east-1b, us-east-1c"),
         ),
         Example(
             {},
-            {"network": {"availability_zone": "eu-west-1a"}},
-            "network.availability_zone",
+            {"capacity": {"zones": ["eu-west-1a"]}},
+            "capacity.zones",
             ("'eu-west-1a'", "us-east-1a, "),
         ),
         Example(
             {"instance_type_zones": {"c7i.xlarge": []}},
             {},
-            "network.availability_zone",
-            ("= None", "c7i.xlarge and t3.medium", "other types"),
+            "instance_type",
+            ("no Availability Zone", "c7i.xlarge and t3.medium", "other types"),
         ),
         Example(
             {**reserved(), "instance_type_zones": {"t3.medium": ["us-east-1b"]}},
             {"capacity": NAMED},
             "capacity.reservation.id",
-            (RESERVATION, "in us-east-1a", "does not offer c7i.xlarge and t3.medium"),
+            (RESERVATION, "us-east-1a does not offer c7i.xlarge and t3.medium"),
         ),
         Example(
             {"instance_type_zones": {"c7i.xlarge": ["us-east-1b"]}},
             {"network": EXISTING},
             "network.existing.subnet_id",
-            (SUBNET, "in us-east-1a", "does not offer c7i.xlarge and t3.medium"),
+            (SUBNET, "us-east-1a does not offer c7i.xlarge and t3.medium"),
         ),
     ],
-    "zone_matches_reservation": [
+    "zones_match_reservation": [
         Example(
             reserved(),
-            {"capacity": NAMED, "network": {"availability_zone": "us-east-1b"}},
-            "network.availability_zone",
+            {"capacity": {**NAMED, "zones": ["us-east-1b"]}},
+            "capacity.zones",
             ("'us-east-1b'", f"{RESERVATION} is in us-east-1a"),
         ),
         Example(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from ipaddress import IPv4Network
+from itertools import combinations
 
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation_properties
@@ -15,10 +16,10 @@ SUBNET = "aws:ec2/subnet:Subnet"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 
 
-def test_subnets_are_the_halves_of_the_cidr_in_one_zone(shipped: Deployment) -> None:
+def test_subnets_of_the_head_are_eighths_of_the_cidr_in_one_zone(shipped: Deployment) -> None:
     private, public = (shipped.resource(SUBNET, name).inputs for name in ("private", "public"))
-    halves = [IPv4Network(subnet["cidrBlock"]) for subnet in (private, public)]
-    assert halves == list(IPv4Network("10.42.0.0/16").subnets(1))
+    eighths = [IPv4Network(subnet["cidrBlock"]) for subnet in (private, public)]
+    assert eighths == list(IPv4Network("10.42.0.0/16").subnets(3))[:2]
     assert private["availabilityZone"] == public["availabilityZone"]
     assert private["availabilityZone"].startswith("us-east-1")
 
@@ -27,8 +28,29 @@ def test_default_zone_is_pinned(local: Deployment) -> None:
     assert local.resource(SUBNET, "private").ignore_changes == ("availabilityZone",)
 
 
+def test_workers_have_a_subnet_in_each_zone_that_offers_their_type(changed: Callable[..., Deployment]) -> None:
+    run = changed(account={"instance_type_zones": {"c7i.xlarge": ["us-east-1b", "us-east-1c"]}})
+    subnets = [subnet for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("private")]
+    zones = [subnet.inputs["availabilityZone"] for subnet in subnets]
+    assert zones == ["us-east-1b", "us-east-1c"]
+    blocks = [IPv4Network(subnet.inputs["cidrBlock"]) for subnet in run.resources_of_type(SUBNET)]
+    assert not any(one.overlaps(other) for one, other in combinations(blocks, 2))
+
+
+def test_zone_keeps_its_block_when_another_is_removed(changed: Callable[..., Deployment]) -> None:
+    def block(zones: list[str]) -> str:
+        return str(changed(capacity={"zones": zones}).resource(SUBNET, "private-c").inputs["cidrBlock"])
+
+    assert block(["us-east-1a", "us-east-1b", "us-east-1c"]) == block(["us-east-1a", "us-east-1c"])
+
+
+def test_file_system_keeps_workers_in_its_zone(changed: Callable[..., Deployment]) -> None:
+    run = changed("a100-cluster")
+    assert [subnet.name for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("private-")] == []
+
+
 def test_configured_zone_is_not_pinned(changed: Callable[..., Deployment]) -> None:
-    subnet = changed(network={"availability_zone": "us-east-1b"}).resource(SUBNET, "private")
+    subnet = changed(capacity={"zones": ["us-east-1b"]}).resource(SUBNET, "private")
     assert subnet.inputs["availabilityZone"] == "us-east-1b"
     assert not subnet.ignore_changes
 
@@ -139,7 +161,7 @@ def test_without_nat_every_service_has_an_endpoint_and_no_route_leads_out(
     run = changed(network={"nat_gateway": False}, node={"package_index": "https://index.example.com/simple"})
     for kind in ("natGateway:NatGateway", "internetGateway:InternetGateway", "eip:Eip", "route:Route"):
         assert not run.resources_of_type(f"aws:ec2/{kind}")
-    assert [each.name for each in run.resources_of_type(SUBNET)] == ["private"]
+    assert [each.name for each in run.resources_of_type(SUBNET)] == ["private", "private-b", "private-c"]
     names = {each.inputs["serviceName"].rpartition(".")[2] for each in run.resources_of_type(ENDPOINT)}
     assert names == {"s3", "ssm", "ssmmessages", "autoscaling"}
 

@@ -130,7 +130,7 @@ def test_same_program_twice_registers_equal_inputs(local: Deployment, changed: C
         ({"instance_type": "p9.huge"}, "p9.huge"),
         ({"network": {"efa": True}}, "Elastic Fabric Adapter"),
         ({"network": {"cidr": "10.0.0.0/28"}}, "10.0.0.0/28"),
-        ({"network": {"availability_zone": "us-east-1z"}}, "us-east-1z"),
+        ({"capacity": {"zones": ["us-east-1z"]}}, "us-east-1z"),
     ],
 )
 def test_invalid_settings_are_refused(changed: Callable[..., Deployment], changes: dict[str, Any], fact: str) -> None:

@@ -381,11 +381,11 @@ def test_second_rehearsal_of_a_stack_reports_the_lock_holder(tree: Path) -> None
 
 def test_invalid_setting_detected_by_a_lookup_creates_no_files(tree: Path) -> None:
     """Except the lock file: removing it while another process has it open would allow two holders."""
-    write_stack(tree, "bad", network={"availability_zone": "us-east-1z"})
+    write_stack(tree, "bad", capacity={"zones": ["us-east-1z"]})
     lock = tree / "build/rehearsal/bad/lock"
     output = run_invalid(tree, "--stack", "bad", new_files=frozenset([lock, *lock.parents]))
     assert lock.read_text() == ""
-    assert "trainyard:cluster.network.availability_zone = 'us-east-1z': " in output
+    assert "trainyard:cluster.capacity.zones = 'us-east-1z': " in output
     assert "Use one of us-east-1a, " in output
 
 

@@ -38,6 +38,19 @@ def launch_instances(region: str, group: str, subnet: str, count: int, token: st
     return response
 
 
+def set_launch_target(region: str, group: str, subnet: str, reservation: str | None) -> None:
+    """Let a group launch instances in this subnet only, and only into this capacity reservation, if any."""
+    specification: dict[str, Any] = {"CapacityReservationPreference": "default"}  # that of the launch template
+    if reservation is not None:
+        specification = {
+            "CapacityReservationPreference": "capacity-reservations-only",
+            "CapacityReservationTarget": {"CapacityReservationIds": [reservation]},
+        }
+    client("autoscaling", region).update_auto_scaling_group(
+        AutoScalingGroupName=group, VPCZoneIdentifier=subnet, CapacityReservationSpecification=specification
+    )
+
+
 def set_desired_capacity(region: str, group: str, instances: int) -> None:
     """Set the desired capacity of a group, regardless of cooldown periods."""
     client("autoscaling", region).set_desired_capacity(

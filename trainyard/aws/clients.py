@@ -6,10 +6,14 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-_CONFIG = Config(retries={"mode": "standard", "max_attempts": 8}, connect_timeout=5, read_timeout=60)
+MAX_ATTEMPTS = 8
 
 
 @cache
-def client(service: str, region: str) -> Any:
-    """Return the boto3 client of a service, created once: creation is slow, and clients are thread-safe."""
-    return boto3.client(service, region_name=region, config=_CONFIG)
+def client(service: str, region: str, max_attempts: int = MAX_ATTEMPTS) -> Any:
+    """Return the boto3 client of a service, created once: creation is slow, and clients are thread-safe.
+
+    `max_attempts`: 1 disables retries, which include HTTP status 500 of a capacity shortage.
+    """
+    retries: Any = {"mode": "standard", "max_attempts": max_attempts}
+    return boto3.client(service, region_name=region, config=Config(retries=retries, connect_timeout=5, read_timeout=60))

@@ -16,7 +16,7 @@ def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOptio
         cluster = Cluster.from_environment(stack, manifest)
         if manifest is None:  # `pulumi destroy` passes a manifest, and may run after the stack is deleted
             cluster.require_manifest()
-        terminated = stop_run(cluster)
+        terminated = stop_run(cluster, display)
         if builders := terminate_builders(cluster):
             display.line("builder", f"terminated: {', '.join(builders)}")
         tag_old_objects(cluster, display)

@@ -29,17 +29,22 @@ def cost_items(settings: StackSettings) -> list[CostItem]:
 
     A spot node counts at its maximum price. A Capacity Block is paid in advance and counts as 0.
     """
-    listed = prices()
-    items = [_workers(settings, group) for group in settings.groups]
-    head = settings.head_type
-    items.append(CostItem(name=f"head, {head.name}", count=1, unit_usd_per_hour=head.on_demand_usd or 0.0))
-    items.append(
-        CostItem(
-            name="root volumes, GiB of gp3",
-            count=settings.root_volume_gib * (settings.nodes + 1),
-            unit_usd_per_hour=monthly_to_hourly(listed.gp3_gb_month),
-        )
+    workers = [_workers(settings, group) for group in settings.groups]
+    return [*workers, _root_volumes("workers", settings, settings.nodes), *_base_items(settings)]
+
+
+def _root_volumes(name: str, settings: StackSettings, count: int) -> CostItem:
+    price = monthly_to_hourly(prices().gp3_gb_month)
+    return CostItem(
+        name=f"root volumes of {name}, GiB of gp3", count=settings.root_volume_gib * count, unit_usd_per_hour=price
     )
+
+
+def _base_items(settings: StackSettings) -> list[CostItem]:
+    """Hourly cost of the cluster without workers."""
+    listed, head = prices(), settings.head_type
+    items = [CostItem(name=f"head, {head.name}", count=1, unit_usd_per_hour=head.on_demand_usd or 0.0)]
+    items.append(_root_volumes("the head", settings, 1))
     if settings.fsx:
         monthly = listed.fsx_lustre_gb_month[settings.fsx.deployment_type]
         price = monthly_to_hourly(monthly[settings.fsx.throughput or _SCRATCH_THROUGHPUT])
@@ -57,6 +62,16 @@ def cost_items(settings: StackSettings) -> list[CostItem]:
     items.append(CostItem(name="CloudWatch alarms", count=alarms, unit_usd_per_hour=alarm_price))
     items.append(CostItem(name="KMS key", count=1, unit_usd_per_hour=monthly_to_hourly(listed.kms_key_month)))
     return items
+
+
+def base_usd_per_hour(settings: StackSettings) -> float:
+    """USD an hour of the cluster without workers: head, network and file system, until `pulumi destroy`."""
+    return round(sum(item.usd_per_hour for item in _base_items(settings)), 2)
+
+
+def node_usd_per_hour(settings: StackSettings, group: GroupPlan) -> float:
+    """Maximum USD an hour of one node of the group, without its volume."""
+    return _workers(settings, group).unit_usd_per_hour
 
 
 def usd_per_hour(settings: StackSettings) -> float:

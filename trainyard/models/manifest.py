@@ -55,6 +55,13 @@ class Hardware(StrictModel):
     )
 
 
+class Subnet(StrictModel):
+    """A subnet in which workers may be."""
+
+    id: str = Field(description="Subnet id.")
+    zone: str = Field(description="Availability Zone of the subnet.")
+
+
 class WorkerGroup(StrictModel):
     """One Auto Scaling group of workers."""
 
@@ -65,7 +72,15 @@ class WorkerGroup(StrictModel):
     )
     instance_type: str = Field(description="EC2 instance type.")
     nodes: int = Field(gt=0, description="Number of nodes that a launch starts, all or none.")
-    subnets: tuple[str, ...] = Field(min_length=1, description="Subnet ids that the group may use.")
+    subnets: tuple[Subnet, ...] = Field(
+        min_length=1, description="Subnets that the group may use, in the order in which the launch tries them."
+    )
+    reserve: bool = Field(
+        False,
+        description="Whether the launch reserves the capacity of all nodes in an On-Demand Capacity Reservation first.",
+    )
+    placement_group_arn: str | None = Field(None, description="ARN of the cluster placement group of the nodes.")
+    node_usd_per_hour: float = Field(0.0, ge=0, description="Maximum price of a node, USD an hour.")
     processes_per_node: int = Field(gt=0, description="Worker processes of torchrun on each node.")
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 if EFA is not used.")
@@ -114,6 +129,9 @@ class Limits(StrictModel):
     """Deadlines that nodes, controller and launch enforce."""
 
     startup_timeout_minutes: float = Field(gt=0, description="Minutes from the launch until the job must have started.")
+    capacity_wait_minutes: float = Field(
+        0.0, ge=0, description="Minutes that the launch waits for capacity that it reserves."
+    )
     lease_minutes: float = Field(
         gt=0, description="Minutes after which AWS terminates the workers unless the lease is renewed."
     )
@@ -132,7 +150,11 @@ class Limits(StrictModel):
 
 
 # Fields that may change during a run.
-SIZES_AND_DEADLINES: Mapping[str, Any] = {"limits": True, "groups": {"__all__": {"nodes", "capacity_end_time"}}}
+ADOPTABLE_FIELDS: Mapping[str, Any] = {
+    "limits": True,
+    "base_usd_per_hour": True,
+    "groups": {"__all__": {"nodes", "capacity_end_time", "subnets", "reserve", "node_usd_per_hour"}},
+}
 
 
 class Manifest(StrictModel):
@@ -163,6 +185,9 @@ class Manifest(StrictModel):
         description="Worker groups: their nodes are the nodes of the cluster.",
         json_schema_extra={"producer": "infra/components/workers.py"},
     )
+    base_usd_per_hour: float = Field(
+        ge=0, description="Price of the cluster without workers, USD an hour: it bills until destroy."
+    )
     fsx: Fsx | None = Field(
         description="The shared file system, if the stack has one.",
         json_schema_extra={"producer": "infra/components/filesystem.py"},
@@ -185,5 +210,5 @@ class Manifest(StrictModel):
 
     def digest(self) -> str:
         """SHA-256 of the manifest without sizes and deadlines: a run with the same digest can adopt this manifest."""
-        content = self.model_dump(mode="json", exclude=SIZES_AND_DEADLINES)
+        content = self.model_dump(mode="json", exclude=ADOPTABLE_FIELDS)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -26,6 +26,9 @@ class RunRecord(StrictModel):
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
     limits: Limits = Field(description="Deadlines of the run.")
+    reservations: tuple[str, ...] = Field(
+        (), description="Capacity reservations that the controller extends with the lease and cancels with the run."
+    )
 
     def lease_end(self, now: float) -> float:
         """Unix time at which a lease that is created or renewed at `now` ends: at most the deadline of the run."""

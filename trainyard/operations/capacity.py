@@ -31,7 +31,7 @@ class LaunchedNodes:
         return "; ".join(self.reasons) or "AWS reports no reason"
 
 
-def launch_instances(region: str, group: WorkerGroup, count: int, token: str) -> LaunchedNodes:
+def launch_instances(region: str, group: WorkerGroup, subnet: str, count: int, token: str) -> LaunchedNodes:
     """Launch `count` nodes with Auto Scaling's LaunchInstances, which reports the launched instances synchronously.
 
     `token` makes the calls idempotent; each launch has its own.
@@ -40,12 +40,10 @@ def launch_instances(region: str, group: WorkerGroup, count: int, token: str) ->
     while len(nodes) < count:
         call_count = min(autoscaling.MAX_INSTANCES_PER_CALL, count - len(nodes))
         # A client token has at most 64 characters; its parts may have more.
-        parts = f"{token} {group.autoscaling_group} {len(nodes)}"
+        parts = f"{token} {group.autoscaling_group} {subnet} {len(nodes)}"
         call_token = hashlib.sha256(parts.encode()).hexdigest()
         try:
-            response = autoscaling.launch_instances(
-                region, group.autoscaling_group, group.subnets[0], call_count, call_token
-            )
+            response = autoscaling.launch_instances(region, group.autoscaling_group, subnet, call_count, call_token)
         except ClientError as error:
             return LaunchedNodes(nodes, [_describe_error(error)])
         launched = [name for part in response.get("Instances", []) for name in part["InstanceIds"]]

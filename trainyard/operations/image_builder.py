@@ -87,7 +87,7 @@ class LaunchTemplate:
             "NetworkInterfaces": [
                 {
                     "DeviceIndex": 0,
-                    "SubnetId": group.subnets[0],
+                    "SubnetId": group.subnets[0].id,
                     "Groups": self.data["NetworkInterfaces"][0]["Groups"],
                     "DeleteOnTermination": True,
                 }

@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
-from trainyard.operations.errors import LaunchError
+from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.progress import Display
+from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.run_record import (
     create_run_record,
     format_run_duration,
@@ -41,6 +43,8 @@ class Launch:
         self.cluster, self.display = cluster, display
         self.manifest: Manifest = cluster.manifest
         self.workers = WorkerGroups(self.manifest)
+        self.reservations = GroupReservations(self.manifest, display)
+        self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
         self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
         self.record = create_run_record(self.manifest, time.time())
@@ -77,7 +81,8 @@ class Launch:
             )
         if active:
             self.display.line("run", f"stopping {current.run}, because the manifest has changed")
-            runs.stop_run(self.cluster)
+            self._write_record(current.model_copy(update={"reservations": ()}))  # the new run uses them
+            runs.stop_run(self.cluster, self.display, keep_reservations=True)
             self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
@@ -140,10 +145,24 @@ class Launch:
                         undo(reason)
                     finally:
                         not_terminated = self.workers.rollback(self.display)
+                        self.reservations.cancel_created()
                 if not_terminated:
-                    reason += f". AWS did not terminate {', '.join(not_terminated)}: {TERMINATE_BY_HAND}"
-                    raise LaunchError(reason) from None
+                    price = self.workers.usd_per_hour(not_terminated)
+                    reason += (
+                        f". AWS did not terminate {', '.join(not_terminated)}, which cost {price:,.2f} USD per hour"
+                    )
+                    raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
+                if isinstance(error, CapacityError):
+                    raise CapacityError(f"{reason}. {self._describe_remaining_cost()}") from None
                 raise
+
+    def _describe_remaining_cost(self) -> str:
+        """Return what bills after a launch without capacity, and how to try again or end it."""
+        stack, price = self.cluster.stack, self.manifest.base_usd_per_hour
+        return (
+            f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). To "
+            f"try again: pulumi up -s {stack}; to end it: pulumi destroy -s {stack}"
+        )
 
     def _start_run(self) -> LaunchResult:
         """Start a new run."""
@@ -151,10 +170,18 @@ class Launch:
             ensure_dataset(self.cluster, self.display)
         with self._phase("head"):
             wait_for_head(self.cluster, self.display, self.deadline)
+        counts = {group.name: group.nodes for group in self.manifest.groups}
+        with self._phase("capacity"):
+            started = time.time()
+            self._reserve_capacity(counts)
+            # The wait for capacity does not count: neither as startup nor as time of the run.
+            self.deadline.at += time.time() - started
+            record = create_run_record(self.manifest, time.time())
+            self.record = record.model_copy(update={"reservations": self._reservation_ids()})
         with self._phase("workers"):
             self._create_run()
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run)
-            startup.expect(added := self._add_nodes({group.name: group.nodes for group in self.manifest.groups}))
+            startup.expect(added := self._add_nodes(counts))
         with self._phase("startup"):
             startup.wait_for_job(self.record.nodes)
         self._report_job_started()
@@ -173,12 +200,14 @@ class Launch:
         with self._phase("workers"):
             self.display.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
             self._terminate_leftover_nodes(control, members)
+            self._reserve_capacity(missing)
             self.workers.put_lease(current.lease_end(time.time()))
             startup = NodeStartup(self.cluster, self.display, self.deadline, current.run)
             startup.expect(self._add_nodes(missing))
         with self._phase("startup"):
             startup.wait_for_agents()
-            self._write_record(current.model_copy(update={"nodes": self.record.nodes}))
+            changes = {"nodes": self.record.nodes, "reservations": self._reservation_ids()}
+            self._write_record(current.model_copy(update=changes))
             startup.wait_for_job(self.record.nodes, after=control.attempt)
         self._report_job_started()
         return self._result(current.run, self.workers.members())
@@ -227,13 +256,23 @@ class Launch:
         self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
         self._report_capacity_limit(self.record)
 
+    def _reserve_capacity(self, missing: Mapping[str, int]) -> None:
+        """Reserve the capacity of the groups for which the manifest requires it. `missing`: group -> nodes to add."""
+        end = self.record.lease_end(time.time())
+        for group in self.manifest.groups:
+            if group.reserve:
+                self.reserved[group.name] = self.reservations.reserve(group, group.nodes, missing[group.name], end)
+
+    def _reservation_ids(self) -> tuple[str, ...]:
+        return tuple(reservation.id for reservation in self.reserved.values())
+
     def _add_nodes(self, counts: Mapping[str, int]) -> list[str]:
         """Launch nodes; `counts` maps a group's name to the number of nodes to add."""
         requests = [
             f"{counts[group.name]} x {group.instance_type}" for group in self.manifest.groups if counts[group.name]
         ]
         self.display.detail("nodes", f"launching {', '.join(requests)}")
-        added = self.workers.add_nodes(counts, self.record.run, self.display)
+        added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
         self.display.line("nodes", f"{len(added)} of {sum(counts.values())} launched: {', '.join(added)}")
         return added
 

@@ -14,6 +14,8 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.models.streams import Cursor, metric_lines
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import Display
+from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.worker_groups import WorkerGroups
 
 POLL_SECONDS = 1.0
@@ -102,11 +104,12 @@ def download_results(cluster: Cluster, run: str | None, folder: Path) -> Downloa
     )
 
 
-def stop_run(cluster: Cluster) -> list[str]:
+def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
     """Stop the current run and terminate all workers; return the nodes that ran.
 
-    Does nothing when the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when
-    nodes still exist after STOP_TIMEOUT_SECONDS.
+    Cancels the capacity reservations of the stack, except with `keep_reservations`, for a next run. Does nothing when
+    the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when nodes exist after
+    STOP_TIMEOUT_SECONDS.
     """
     if not cluster.is_deployed:
         return []
@@ -115,6 +118,8 @@ def stop_run(cluster: Cluster) -> list[str]:
         attempts = control.attempt if (control := cluster.control(run.run)) else 0
         outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
+    if not keep_reservations:
+        GroupReservations(cluster.manifest, display).cancel_all()
     workers = WorkerGroups(cluster.manifest)
     terminated: list[str] = []
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS

@@ -8,8 +8,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling, ec2
 from trainyard.aws.lease import put_lease, read_lease
-from trainyard.models.manifest import Manifest, WorkerGroup
-from trainyard.operations.capacity import launch_instances, raise_desired_capacity
+from trainyard.aws.reservations import CapacityReservation
+from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
+from trainyard.operations.capacity import LaunchedNodes, launch_instances, raise_desired_capacity
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 
@@ -30,6 +31,7 @@ class WorkerGroups:
         self._earlier_capacity: dict[str, int] = {}
         self._group_of: dict[str, WorkerGroup] = {}
         self._region = manifest.region
+        self._descriptions: list[dict[str, Any]] = []
 
     def _describe(self) -> list[dict[str, Any]]:
         """Return the descriptions of the groups by Auto Scaling."""
@@ -37,6 +39,7 @@ class WorkerGroups:
         for group in groups:
             for instance in group["Instances"]:
                 self._group_of[instance["InstanceId"]] = self._groups[group["AutoScalingGroupName"]]
+        self._descriptions = groups
         return groups
 
     def members(self) -> list[str]:
@@ -55,13 +58,21 @@ class WorkerGroups:
             for instance in group["Instances"]
         }
 
-    def add_nodes(self, counts: Mapping[str, int], token: str, display: Display) -> list[str]:
+    def add_nodes(
+        self,
+        counts: Mapping[str, int],
+        token: str,
+        display: Display,
+        reservations: Mapping[str, CapacityReservation] | None = None,
+    ) -> list[str]:
         """Launch nodes; `counts` maps a group's name in the stack to the number of nodes to add.
 
-        `token` makes the calls idempotent; each launch has its own. Raises CapacityError when a group launches fewer
-        nodes than requested: `rollback` then terminates all that were added.
+        `token` makes the calls idempotent; each launch has its own. `reservations`: the capacity reservation of each
+        group that has one. Raises CapacityError when a group launches fewer nodes than requested: `rollback` then
+        terminates all that were added.
         """
         groups = self._describe()
+        zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))
         added: list[str] = []
@@ -71,7 +82,10 @@ class WorkerGroups:
             if not count:
                 continue
             if group.launch_method == "launch-instances":
-                launched = launch_instances(self._region, group, count, token)
+                reservation = (reservations or {}).get(group.name)
+                zone = reservation.zone if reservation else zone
+                target = reservation.id if reservation else None
+                launched, zone = self._launch_in_zones(group, count, token, display, zone, target)
             else:
                 capacity = self._earlier_capacity[group.autoscaling_group]
                 launched = raise_desired_capacity(
@@ -85,6 +99,33 @@ class WorkerGroups:
                     f"{where}{launched.reason}"
                 )
         return added
+
+    def _launch_in_zones(
+        self, group: WorkerGroup, count: int, token: str, display: Display, zone: str | None, reservation: str | None
+    ) -> tuple[LaunchedNodes, str | None]:
+        """Launch in the first zone that has capacity, or in `zone`; return the nodes and their zone.
+
+        All nodes of a cluster are in one zone. A zone that launches none costs nothing, so the next one is tried.
+        """
+        reasons: list[str] = []
+        subnets = [subnet for subnet in group.subnets if zone in (None, subnet.zone)]
+        for subnet in subnets or group.subnets:
+            self._set_launch_target(group, subnet, reservation)
+            launched = launch_instances(self._region, group, subnet.id, count, token)
+            reasons += launched.reasons
+            if launched.nodes:
+                return LaunchedNodes(launched.nodes, reasons), subnet.zone
+            display.line(group.name, f"{subnet.zone}: {launched.reason}")
+        return LaunchedNodes(reasons=reasons), zone
+
+    def _set_launch_target(self, group: WorkerGroup, subnet: Subnet, reservation: str | None) -> None:
+        """Set the group's subnet and reservation, also for the replacements of failed nodes."""
+        name = group.autoscaling_group
+        (description,) = [each for each in self._descriptions if each["AutoScalingGroupName"] == name]
+        specification = description.get("CapacityReservationSpecification") or {}
+        ids = (specification.get("CapacityReservationTarget") or {}).get("CapacityReservationIds") or [None]
+        if (description["VPCZoneIdentifier"], ids) != (subnet.id, [reservation]):
+            autoscaling.set_launch_target(self._region, name, subnet.id, reservation)
 
     def _new_members_of(self, group: WorkerGroup) -> Callable[[], list[str]]:
         """Return a function that lists the members that joined the group after `add_nodes` started."""
@@ -175,6 +216,10 @@ class WorkerGroups:
             display.line(name, f"could not be terminated: {error}")
             return False
         return True
+
+    def usd_per_hour(self, names: Iterable[str]) -> float:
+        """Return the maximum price of these members, USD an hour."""
+        return sum(self._group_of[name].node_usd_per_hour for name in names)
 
     def put_lease(self, until: float) -> None:
         """Schedule the termination of all workers at `until` (Unix time, seconds); AWS itself runs it."""

@@ -6,8 +6,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from moto.autoscaling.models import autoscaling_backends
+from moto.ec2.models import ec2_backends
 from moto.ssm.models import ssm_backends
 
+from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.iam.policies import AccessRequest
 from rehearsal.aws.iam.required_actions_s3 import s3_required_requests
 from rehearsal.aws.operations import Call
@@ -58,6 +60,8 @@ def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Itera
             raise NotImplementedError(f"{action} by a role: trust policies are not evaluated")
     elif call.service == "ec2" and call.operation.startswith("Describe"):
         yield AccessRequest(action, "*")
+    elif action in {"ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"}:
+        yield _reservation_request(action, call, parse_qs(body.decode()))
     else:
         yield AccessRequest(action, None)
 
@@ -80,6 +84,14 @@ def _group_request(action: str, call: Call, parameters: dict[str, list[str]]) ->
         arn = f"arn:aws:autoscaling:{call.region}:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/{group_name}"
         return AccessRequest(action, arn, tags={})
     return AccessRequest(action, group.arn, tags={tag["Key"]: tag["Value"] for tag in group.tags})
+
+
+def _reservation_request(action: str, call: Call, parameters: dict[str, list[str]]) -> AccessRequest:
+    name = parameters.get("CapacityReservationId", [""])[0]
+    reservation = reservations(ec2_backends[ACCOUNT][call.region]).get(name)
+    arn = f"arn:aws:ec2:{call.region}:{ACCOUNT}:capacity-reservation/{name}"
+    tags = {tag["key"]: tag["value"] for tag in reservation.get_tags()} if reservation else {}
+    return AccessRequest(action, arn, tags=tags)
 
 
 def _parameter_requests(action: str, call: Call, parameters: dict[str, Any]) -> Iterator[AccessRequest]:

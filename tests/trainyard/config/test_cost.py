@@ -7,7 +7,7 @@ import yaml
 
 from tests.trainyard.config.stacks import changed
 from trainyard.config import CONFIG_KEY
-from trainyard.config.cost import CostItem, cost_items, max_run_usd, usd_per_hour
+from trainyard.config.cost import CostItem, base_usd_per_hour, cost_items, max_run_usd, usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.prices import monthly_to_hourly, prices
 from trainyard.config.settings import StackSettings
@@ -34,14 +34,20 @@ def test_items_of_the_local_stack_are_complete() -> None:
     settings = load_settings(yaml.safe_load(LOCAL.read_text())["config"][CONFIG_KEY], ROOT, LOCAL.name)
     assert [item.name for item in cost_items(settings)] == [
         "workers, c7i.xlarge (on-demand)",
+        "root volumes of workers, GiB of gp3",
         "head, t3.medium",
-        "root volumes, GiB of gp3",
+        "root volumes of the head, GiB of gp3",
         "interface endpoints",
         "NAT gateway and its address",
         "CloudWatch alarms",
         "KMS key",
     ]
     assert usd_per_hour(settings) == 0.48  # AWS's prices of 2026 in us-east-1, added by hand
+
+
+def test_cluster_without_workers_costs_the_rest(settings: StackSettings) -> None:
+    workers = sum(item.usd_per_hour for item in cost_items(settings) if "workers" in item.name)
+    assert base_usd_per_hour(settings) == pytest.approx(usd_per_hour(settings) - workers, abs=0.01)
 
 
 def test_run_costs_the_cluster_until_the_time_limit(settings: StackSettings) -> None:

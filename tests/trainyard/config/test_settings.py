@@ -73,8 +73,8 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("root_volume_gib", 20000, "root_volume_gib", "less_than_equal"),
     ("network", {"cidr": "fd00::/64"}, "network.cidr", "ip_v4_network"),
     ("network", {"cidr": 167772160}, "network.cidr", "ip_v4_network"),
-    ("network", {"availability_zone": "US-EAST-1A"}, "network.availability_zone", "invalid_format"),
-    ("network", {"availability_zone": "use1-az1"}, "network.availability_zone", "invalid_format"),
+    ("capacity", {"zones": ["US-EAST-1A"]}, "capacity.zones.0", "invalid_format"),
+    ("capacity", {"zones": ["use1-az1"]}, "capacity.zones.0", "invalid_format"),
     ("network", {"flow_log_retention_days": 4}, "network.flow_log_retention_days", "literal_error"),
     ("network", {"existing": {"vpc_id": "vpc-0123456789abcdef0"}}, "network.existing.subnet_id", "missing"),
     (

@@ -37,10 +37,14 @@ def custom_job(source: str | None, command: list[str] | None) -> dict[str, Any]:
 
 UNEVEN_BATCH = "batch_size_not_divisible"
 EXAMPLES: dict[str, list[Example]] = {
-    "exactly_one_capacity_source": [
-        Example({"capacity": {}}, "capacity"),
-        Example({"capacity": {"spot": None}}, "capacity"),
+    "one_purchase_option": [
         Example({"capacity": {"on_demand": {}, "spot": {}}}, "capacity", ("['on_demand', 'spot']",)),
+    ],
+    "zones_not_decided_elsewhere": [
+        Example({"capacity": {"zones": ["us-east-1a"]}, "network.existing": EXISTING}, "capacity.zones", ("subnet",)),
+        Example({"capacity": {"zones": []}}, "capacity.zones", ("has no zone",)),
+        Example({"capacity": {"zones": ["us-east-1a"] * 2}}, "capacity.zones", ("repeats",)),
+        Example({"capacity": {"zones": ["us-east-1a", "us-east-1b"]}, "fsx": {}}, "capacity.zones", ("FSx",)),
     ],
     "spot_nodes_above_base": [
         Example(
@@ -84,8 +88,8 @@ EXAMPLES: dict[str, list[Example]] = {
     "cidr_has_enough_addresses": [
         Example({"network.cidr": "10.0.0.0/8"}, "network.cidr", ("/16",)),
         Example({"network.cidr": "10.0.0.0/25"}, "network.cidr", ("/24",)),
-        Example({"network.cidr": "10.0.0.0/24", "nodes": 120}, "network.cidr", ("123 free", "needs 137")),
-        Example({"network.cidr": "10.0.0.0/24", "nodes": 100, "fsx": {}}, "network.cidr", ("needs 125",)),
+        Example({"network.cidr": "10.0.0.0/24", "nodes": 20}, "network.cidr", ("27 free", "needs 37")),
+        Example({"network.cidr": "10.0.0.0/24", "nodes": 10, "fsx": {}}, "network.cidr", ("needs 35",)),
     ],
     "cidr_is_private": [
         Example({"network.cidr": "8.8.0.0/16"}, "network.cidr", ("not a private block",)),
@@ -97,7 +101,6 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"network.existing": EXISTING, f"network.{key}": value}, f"network.{key}", (repr(value),))
         for key, value in (
             ("cidr", "10.0.0.0/16"),
-            ("availability_zone", "us-east-1a"),
             ("nat_gateway", True),
             ("flow_log_retention_days", 7),
         )

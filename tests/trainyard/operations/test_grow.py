@@ -217,7 +217,9 @@ def test_nodes_that_could_not_be_terminated_are_named(
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
     account.inject(Deny(operation="ec2:TerminateInstances"))
     try:
-        with pytest.raises(LaunchError, match=r"AWS did not terminate i-\w+: .*--instance-id ID"):
+        with pytest.raises(
+            LaunchError, match=r"AWS did not terminate i-\w+, which cost 0.00 USD per hour: .*--instance-id ID"
+        ):
             growing.create_launch().start(update=True)
     finally:
         account.clear_faults()

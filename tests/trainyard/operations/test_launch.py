@@ -70,7 +70,7 @@ def test_launch_returns_when_the_workers_of_every_node_run(cluster: clusters.Clu
     launch, display = create_launch(cluster)
     result = launch.start()
     assert sorted(result.nodes) == sorted(cluster.members())
-    assert result.phases.keys() == {"dataset", "head", "workers", "startup"}
+    assert result.phases.keys() == {"dataset", "head", "capacity", "workers", "startup"}
     assert any("workers up, attempt 1" in line for line in display.lines)
 
 

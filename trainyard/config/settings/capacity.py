@@ -1,4 +1,4 @@
-"""Purchase options of the workers: one key of `capacity`, with its own settings below it."""
+"""Capacity of the workers: a purchase option, with its own settings below its key, and where to look for capacity."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import Integer, Number, ReservationId
+from trainyard.config.field_types import Integer, Number, ReservationId, ZoneName
 from trainyard.config.shared_settings import Market
 
 OnExpiry = Literal["shorten", "refuse"]
@@ -71,19 +71,35 @@ class GroupPlan:
     max_price_usd: float | None = None
 
 
-class CapacitySettings(StrictModel):
-    """The purchase option: exactly one key."""
+PURCHASE_OPTIONS = ("on_demand", "spot", "spot_above_base", "reservation", "capacity_block")
 
-    on_demand: OnDemand | None = Field(None, description="On-Demand Instances; the default.")
+
+class CapacitySettings(StrictModel):
+    """The purchase option, at most one of its keys, and the search for capacity."""
+
+    on_demand: OnDemand | None = Field(None, description="On-Demand Instances; the default purchase option.")
     spot: Spot | None = Field(None, description="Spot Instances only.")
     spot_above_base: SpotAboveBase | None = Field(None, description="Base nodes, and Spot Instances in addition.")
     reservation: Reservation | None = Field(None, description="An On-Demand Capacity Reservation.")
     capacity_block: CapacityBlock | None = Field(None, description="A Capacity Block for ML.")
+    zones: tuple[ZoneName, ...] | None = Field(
+        None,
+        description="Availability Zones where the launch looks for capacity, in this order; none: that of the "
+        "reservation or subnet, else all that offer the instance types. The head is in the first.",
+    )
+    reserve: bool = Field(
+        True,
+        description="Whether the launch reserves the capacity of all on-demand GPU nodes in an On-Demand Capacity "
+        "Reservation before it starts one. The reservation ends with the run.",
+    )
+    wait_minutes: Number = Field(
+        30, ge=0, description="Minutes that the launch waits for that capacity; it retries in all zones."
+    )
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The keys that are set."""
-        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
+        """The keys of purchase options that are set."""
+        return tuple(name for name in PURCHASE_OPTIONS if getattr(self, name) is not None)
 
     @property
     def reservation_id(self) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import SubnetId, VpcId, ZoneName
+from trainyard.config.field_types import SubnetId, VpcId
 
 # Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints": Session Manager needs
 # these two. They exist with a NAT gateway too, so that operators reach nodes when it fails.
@@ -29,11 +29,6 @@ class NetworkSettings(StrictModel):
 
     cidr: IPv4Network = Field(
         IPv4Network("10.42.0.0/16"), description="Private IPv4 CIDR block of the stack's VPC, /16 to /24."
-    )
-    availability_zone: ZoneName | None = Field(
-        None,
-        description="Availability Zone; none: that of the reservation or subnet, else the first that offers the "
-        "instance types.",
     )
     efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type supports it.")
     placement_group: bool | None = Field(

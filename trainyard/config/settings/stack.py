@@ -8,7 +8,7 @@ from trainyard.aws.ecr import ECR_SERVICES, EcrImage, parse_ecr_image
 from trainyard.base import StrictModel
 from trainyard.config.catalog import InstanceType, catalog
 from trainyard.config.field_types import ImageName, Integer, TagKey, TagValue, validation_error
-from trainyard.config.settings.capacity import CapacitySettings, GroupPlan, OnDemand
+from trainyard.config.settings.capacity import CapacitySettings, GroupPlan
 from trainyard.config.settings.guardrails import GuardrailSettings, IdentitySettings
 from trainyard.config.settings.job import JobSettings, LaunchSettings
 from trainyard.config.settings.network import NODE_SERVICES, SESSION_SERVICES, NetworkSettings
@@ -24,8 +24,7 @@ class StackSettings(StrictModel):
     instance_type: str = Field(description="EC2 instance type of the workers, listed in the hardware catalog.")
     nodes: Integer = Field(gt=0, le=MAX_NODES, description="Worker nodes. All of them start, or none.")
     capacity: CapacitySettings = Field(
-        default_factory=lambda: CapacitySettings(on_demand=OnDemand()),
-        description="Purchase option of the workers, one key; none: on-demand.",
+        default_factory=CapacitySettings, description="Purchase option of the workers, and the search for capacity."
     )
     image: ImageName | None = Field(
         None,
@@ -118,6 +117,11 @@ class StackSettings(StrictModel):
     def groups(self) -> tuple[GroupPlan, ...]:
         """The worker groups."""
         return self.capacity.groups(self.nodes)
+
+    def reserves_capacity(self, group: GroupPlan) -> bool:
+        """Whether the launch reserves the capacity of the group's nodes before it starts them."""
+        is_plain = group.market == "on-demand" and group.reservation is None and not group.open_reservations
+        return is_plain and self.capacity.reserve and self.worker_type.gpu is not None
 
     @property
     def processes_per_node(self) -> int:

@@ -4,23 +4,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainyard.config.settings import StackSettings
+from trainyard.config.settings.capacity import PURCHASE_OPTIONS
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 
 _DEEP_LEARNING_ROOT_GIB = 100
 
 
-def exactly_one_capacity_source(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """`capacity` has exactly one key."""
+def one_purchase_option(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """`capacity` has at most one purchase option."""
     sources = settings.capacity.sources
-    if len(sources) != 1:
-        known = ", ".join(type(settings.capacity).model_fields)
-        yield invalid_setting(
-            "capacity",
-            list(sources),
-            "has one purchase option, so it needs exactly one key",
-            f"Keep one of {known}; write a key without settings as on_demand: {{}}",
-        )
+    if len(sources) > 1:
+        known = ", ".join(PURCHASE_OPTIONS)
+        yield invalid_setting("capacity", list(sources), "has one purchase option", f"Keep one of {known}")
+
+
+def zones_not_decided_elsewhere(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """`capacity.zones` has zones without repetition, and one where a subnet or a file system is in one."""
+    zones, existing = settings.capacity.zones, settings.network.existing
+    if zones is None:
+        return
+    if existing:
+        reason = "conflicts with network.existing: the subnet decides the Availability Zone"
+        yield invalid_setting("capacity.zones", list(zones), reason, "Remove it, or use a subnet in another zone")
+    elif len(set(zones)) < len(zones) or not zones:
+        reason = "repeats a zone" if zones else "has no zone"
+        yield invalid_setting("capacity.zones", list(zones), reason, "Name each zone once, or remove the key")
+    elif settings.fsx and len(zones) > 1:
+        reason = "an FSx for Lustre file system is in one Availability Zone, and so are its nodes"
+        yield invalid_setting("capacity.zones", list(zones), reason, "Keep one zone, or remove fsx")
 
 
 def spot_nodes_above_base(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -108,7 +120,8 @@ def root_volume_fits_image(settings: StackSettings, root: Path) -> Iterator[Prob
 
 
 VALIDATORS = (
-    exactly_one_capacity_source,
+    one_purchase_option,
+    zones_not_decided_elsewhere,
     spot_nodes_above_base,
     purchase_option_offered,
     head_without_gpus,

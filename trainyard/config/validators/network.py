@@ -8,6 +8,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 
+SUBNETS = 8  # a private and a public subnet, and a private one for workers in each of six Availability Zones
 _RESERVED_ADDRESSES = 5  # VPC user guide, "Subnet CIDR blocks"
 _FSX_ADDRESSES = 8
 _ENDPOINT_ADDRESSES = 16  # one an interface endpoint; infra.components.endpoints creates fewer
@@ -18,7 +19,7 @@ DOCKER_BRIDGE = IPv4Network("172.17.0.0/16")
 PROVIDE_SOFTWARE = (
     "Set node.package_index to an index inside the VPC, or node.provisioning to skip with a complete image"
 )
-_OWN_VPC_KEYS = ("cidr", "availability_zone", "nat_gateway", "flow_log_retention_days")
+_OWN_VPC_KEYS = ("cidr", "nat_gateway", "flow_log_retention_days")
 
 
 def required_addresses(settings: StackSettings) -> int:
@@ -56,18 +57,20 @@ def no_placement_group_with_capacity_block(settings: StackSettings, root: Path) 
 
 
 def cidr_has_enough_addresses(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """The private half of the VPC's CIDR block has an address for each interface."""
+    """Each private subnet, an eighth of the VPC's CIDR block, has an address for each interface."""
     if settings.network.existing:
         return  # infra.validators.subnet checks the existing subnet
     cidr = settings.network.cidr
     if not 16 <= cidr.prefixlen <= 24:
-        reason = "the VPC's CIDR block must be from /16 (the largest AWS allows) to /24 (space for two subnets)"
+        reason = "the VPC's CIDR block must be from /16 (the largest AWS allows) to /24 (space for eight subnets)"
         yield invalid_setting("network.cidr", str(cidr), reason, "Choose a block such as 10.42.0.0/16")
         return
-    available = cidr.num_addresses // 2 - _RESERVED_ADDRESSES
+    available = cidr.num_addresses // SUBNETS - _RESERVED_ADDRESSES
     required = required_addresses(settings)
     if required > available:
-        reason = f"too small: its private half has {available} free addresses, the cluster needs {required}"
+        reason = (
+            f"too small: an eighth of it, one subnet, has {available} free addresses, and the cluster needs {required}"
+        )
         yield invalid_setting("network.cidr", str(cidr), reason, "Choose a larger block, such as 10.42.0.0/16")
 
 

@@ -12,6 +12,7 @@ import time
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
+from trainyard.aws.reservations import cancel_reservation, extend_reservations
 from trainyard.aws.s3 import Bucket
 from trainyard.log import set_run
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
@@ -73,9 +74,17 @@ class RunController:
             text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
             return self.create_outcome("failed", text + self._failed_health_check_reason())
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
-            self.groups.renew_lease(self.run.lease_end(now))
-            self._renewed_at = now
+            self._renew_lease(now)
         return self._advance(now)
+
+    def _renew_lease(self, now: float) -> None:
+        """Move the end of the lease and of the run's capacity reservations."""
+        self.groups.renew_lease(self.run.lease_end(now))
+        self._renewed_at = now
+        try:
+            extend_reservations(self.groups.region, self.run.reservations, self.run.lease_end(now))
+        except ClientError as error:  # the nodes continue as On-Demand Instances
+            LOG.error("the capacity reservations were not extended: %s", error)
 
     def _read_events(self) -> None:
         for event in node_events(self._events):
@@ -269,6 +278,11 @@ class RunController:
         job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
         self._order(stop=True, save_checkpoint=not job_over)
         self.groups.scale_to_zero()
+        for name in self.run.reservations:
+            try:
+                cancel_reservation(self.groups.region, name)
+            except ClientError as error:  # the operator may have cancelled it
+                LOG.warning("the capacity reservation %s was not cancelled: %s", name, error)
 
 
 class Controller:
@@ -280,6 +294,11 @@ class Controller:
         self._data = Bucket(manifest.data_bucket, node.region)
         self._current: RunController | None = None
         self._ended_run: str | None = None
+
+    def _read_record(self, run: RunRecord) -> RunRecord:
+        """Return the current record of a run that has ended: a launch may have kept its reservations for the next."""
+        content = self._data.find(RunLayout(run.run).record)
+        return run if content is None else RunRecord.model_validate_json(content)
 
     def step(self) -> None:
         """Advance the current run, if any."""
@@ -298,5 +317,6 @@ class Controller:
         is_over = self._data.find(RunLayout(run.run).outcome) is not None
         outcome = None if is_over else self._current.step()
         if is_over or outcome is not None:
+            self._current.run = self._read_record(run)
             self._current.end_run(outcome)
             self._ended_run, self._current = run.run, None

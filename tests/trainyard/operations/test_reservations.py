@@ -1,0 +1,171 @@
+"""The launch reserves the capacity of all nodes, zone by zone, before it starts one."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.aws.faults import Capacity, Quota
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import tags
+from trainyard.aws.clients import client
+from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
+from trainyard.operations import reservations
+from trainyard.operations.errors import CapacityError
+from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.worker_groups import WorkerGroups
+
+ZONE_A, ZONE_B = "us-east-1a", "us-east-1b"
+WORKER_TYPE = "c7i.xlarge"
+
+
+class ReservedCluster:
+    """A cluster whose group of two nodes requires a reservation, in two zones."""
+
+    def __init__(self) -> None:
+        self.cluster = clusters.create_cluster(REGION)
+        (group,) = self.cluster.manifest.groups
+        self.cluster.set_groups((group.model_copy(update={"reserve": True, "node_usd_per_hour": 32.77}),))
+        self.display = RecordingDisplay()
+
+    def wait_minutes(self, minutes: float) -> None:
+        limits = self.cluster.manifest.limits.model_copy(update={"capacity_wait_minutes": minutes})
+        self.cluster.manifest = self.cluster.manifest.model_copy(update={"limits": limits})
+
+    def group_reservations(self) -> GroupReservations:
+        return GroupReservations(self.cluster.manifest, self.display)
+
+    def reserve(self, instances: int = 2, missing: int = 2) -> CapacityReservation:
+        (group,) = self.cluster.manifest.groups
+        return self.group_reservations().reserve(group, instances, missing, time.time() + 1200)
+
+    def add_nodes(self, reservation: CapacityReservation, count: int = 2) -> list[str]:
+        workers = WorkerGroups(self.cluster.manifest)
+        token = f"run-{time.monotonic_ns()}"
+        return workers.add_nodes({"workers": count}, token, self.display, {"workers": reservation})
+
+    def active(self) -> list[CapacityReservation]:
+        return find_reservations(REGION, {tags.STACK: self.cluster.stack})
+
+    def reservation_of(self, node: str) -> str | None:
+        (described,) = client("ec2", REGION).describe_instances(InstanceIds=[node])["Reservations"]
+        name: str | None = described["Instances"][0].get("CapacityReservationId")
+        return name
+
+
+@pytest.fixture
+def reserved(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReservedCluster]:
+    monkeypatch.setattr(reservations, "FIRST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(reservations, "RETURN_POLL_SECONDS", 0.05)
+    created = ReservedCluster()
+    yield created
+    account.clear_faults()
+    account.set_timing(Timing())
+    created.group_reservations().cancel_all()
+
+
+def without_capacity(zone: str) -> Capacity:
+    return Capacity(limit=0, instance_type=WORKER_TYPE, zone=zone)
+
+
+def test_first_zone_with_the_capacity_of_all_nodes_is_used(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    running = clusters.capacity_limit(account, 1).model_copy(update={"zone": ZONE_A})  # one of two
+    account.inject(running)
+    reservation = reserved.reserve()
+    assert (reservation.zone, reservation.instances) == (ZONE_B, 2)
+    assert [each.id for each in reserved.active()] == [reservation.id]
+    assert any(f"in {ZONE_B}" in line and "65.54 USD per hour" in line for line in reserved.display.lines)
+
+
+def test_nodes_start_in_the_reservation_and_its_zone(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.inject(without_capacity(ZONE_A))
+    reservation = reserved.reserve()
+    nodes = reserved.add_nodes(reservation)
+    assert {reserved.reservation_of(node) for node in nodes} == {reservation.id}
+    assert {member["AvailabilityZone"] for member in reserved.cluster.describe_group()["Instances"]} == {ZONE_B}
+
+
+def test_shortage_in_all_zones_is_retried_and_then_names_them(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.inject(without_capacity(ZONE_A), without_capacity(ZONE_B))
+    reserved.wait_minutes(0.02)
+    with pytest.raises(CapacityError) as caught:
+        reserved.reserve()
+    message = str(caught.value)
+    assert f"{ZONE_A}: InsufficientInstanceCapacity, {ZONE_B}: InsufficientInstanceCapacity" in message
+    assert "attempts in 0.02 minutes" in message
+    assert "capacity.wait_minutes" in message
+    assert reserved.active() == []
+
+
+def test_capacity_that_appears_is_reserved(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.inject(without_capacity(ZONE_A), without_capacity(ZONE_B))
+    reserved.wait_minutes(1)
+    lines, record = reserved.display.lines, reserved.display.line
+
+    def line(subject: str, text: str) -> None:
+        record(subject, text)
+        account.clear_faults()  # after the first attempt
+
+    reserved.display.line = line  # type: ignore[method-assign]
+    assert reserved.reserve().zone == ZONE_A
+    assert any("attempt 1: none" in text for text in lines)
+
+
+def test_quota_is_reported_without_a_retry(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.inject(Quota(code="L-1216C47A", vcpus=0))
+    reserved.wait_minutes(1)
+    with pytest.raises(CapacityError, match="InstanceLimitExceeded"):
+        reserved.reserve()
+
+
+def test_existing_reservation_is_used_by_the_next_launch(reserved: ReservedCluster) -> None:
+    assert reserved.reserve().id == reserved.reserve().id
+
+
+def test_existing_reservation_grows_with_the_run(reserved: ReservedCluster) -> None:
+    reservation = reserved.reserve()
+    reserved.add_nodes(reservation)
+    grown = reserved.reserve(instances=3, missing=1)
+    assert grown.id == reservation.id
+    assert len(reserved.add_nodes(grown, 1)) == 1
+
+
+def test_growth_without_capacity_names_the_reservation(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    reservation = reserved.reserve()
+    account.inject(without_capacity(ZONE_A))
+    with pytest.raises(CapacityError, match=rf"{reservation.id} in {ZONE_A} has 2 instances"):
+        reserved.reserve(instances=3, missing=1)
+
+
+def test_launch_waits_for_the_capacity_of_terminated_nodes(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.set_timing(Timing(reserved_capacity_return_seconds=1))
+    reservation = reserved.reserve()
+    client("ec2", REGION).terminate_instances(InstanceIds=reserved.add_nodes(reservation))
+    assert reserved.reserve().id == reservation.id
+    assert reserved.active()[0].available == 2
+
+
+def test_reservation_of_another_type_is_cancelled(reserved: ReservedCluster) -> None:
+    other = create_reservation(
+        REGION,
+        instance_type="c7i.2xlarge",
+        zone=ZONE_A,
+        instances=2,
+        end=time.time() + 1200,
+        placement_group_arn=None,
+        tags={tags.STACK: reserved.cluster.stack, tags.ROLE: "workers"},
+        token="other",
+    )
+    assert reserved.reserve().id != other.id
+    assert other.id not in [each.id for each in reserved.active()]
+
+
+def test_group_without_reservation_tries_each_zone(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    account.inject(without_capacity(ZONE_A))
+    workers = WorkerGroups(reserved.cluster.manifest)
+    assert len(workers.add_nodes({"workers": 2}, "run-zones", reserved.display)) == 2
+    assert {member["AvailabilityZone"] for member in reserved.cluster.describe_group()["Instances"]} == {ZONE_B}

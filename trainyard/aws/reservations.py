@@ -1,0 +1,100 @@
+"""On-Demand Capacity Reservations: capacity that is billed like running instances, used or not."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trainyard.aws.clients import client
+from trainyard.aws.ec2 import tag_specifications
+
+
+@dataclass(frozen=True)
+class CapacityReservation:
+    """An active reservation. `available`: instances that can be launched into it now."""
+
+    id: str
+    instance_type: str
+    zone: str
+    instances: int
+    available: int
+    placement_group_arn: str | None
+
+
+def create_reservation(
+    region: str,
+    *,
+    instance_type: str,
+    zone: str,
+    instances: int,
+    end: float,
+    placement_group_arn: str | None,
+    tags: Mapping[str, str],
+    token: str,
+) -> CapacityReservation:
+    """Reserve the capacity of `instances` instances, all or none, for launches that target the reservation.
+
+    `end`: Unix time in seconds; AWS ends the reservation within an hour of it. `token` makes the call idempotent.
+    Raises ClientError without a retry: the code InsufficientInstanceCapacity, which has HTTP status 500, when the zone
+    has too little capacity.
+    """
+    placement = {"PlacementGroupArn": placement_group_arn} if placement_group_arn else {}
+    response = client("ec2", region, max_attempts=1).create_capacity_reservation(
+        InstanceType=instance_type,
+        InstancePlatform="Linux/UNIX",
+        AvailabilityZone=zone,
+        InstanceCount=instances,
+        InstanceMatchCriteria="targeted",
+        EndDateType="limited",
+        EndDate=_time(end),
+        TagSpecifications=tag_specifications(tags, ["capacity-reservation"]),
+        ClientToken=token,
+        **placement,
+    )
+    return _parse(response["CapacityReservation"])
+
+
+def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityReservation]:
+    """Return the active reservations with these tags, largest first."""
+    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+    pages = (
+        client("ec2", region)
+        .get_paginator("describe_capacity_reservations")
+        .paginate(Filters=[*filters, {"Name": "state", "Values": ["active"]}])
+    )
+    found = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
+    return sorted(found, key=lambda reservation: reservation.instances, reverse=True)
+
+
+def resize_reservation(region: str, reservation: str, instances: int) -> None:
+    """Set the number of instances of a reservation. Raises ClientError when the zone lacks the additional capacity."""
+    ec2 = client("ec2", region, max_attempts=1)
+    ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=instances)
+
+
+def extend_reservations(region: str, reservations: Iterable[str], end: float) -> None:
+    """Move the end of reservations to `end` (Unix time, seconds)."""
+    for name in reservations:
+        client("ec2", region).modify_capacity_reservation(
+            CapacityReservationId=name, EndDateType="limited", EndDate=_time(end)
+        )
+
+
+def cancel_reservation(region: str, reservation: str) -> None:
+    """Cancel a reservation. Instances in it continue as On-Demand Instances."""
+    client("ec2", region).cancel_capacity_reservation(CapacityReservationId=reservation)
+
+
+def _time(unix_time: float) -> datetime:
+    return datetime.fromtimestamp(unix_time, UTC)
+
+
+def _parse(reservation: Mapping[str, Any]) -> CapacityReservation:
+    return CapacityReservation(
+        id=reservation["CapacityReservationId"],
+        instance_type=reservation["InstanceType"],
+        zone=reservation["AvailabilityZone"],
+        instances=reservation["TotalInstanceCount"],
+        available=reservation["AvailableInstanceCount"],
+        placement_group_arn=reservation.get("PlacementGroupArn"),
+    )
