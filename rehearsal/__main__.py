@@ -22,6 +22,7 @@ from rehearsal.engine.registry import ENGINES, select_engine
 from rehearsal.faults import FAULT_SYNTAX, parse_faults
 from rehearsal.hypervisor.registry import BACKENDS, select_backend
 from rehearsal.locks import address_block
+from rehearsal.profiles import select_profile
 from rehearsal.report import print_report, write_report
 from rehearsal.report_page import write_page
 from rehearsal.run import rehearse
@@ -61,6 +62,14 @@ def run(
         str, typer.Option("--backend", metavar="BACKEND", help=f"Runs the nodes: {', '.join(BACKENDS)}.")
     ] = "process",
     bake: Annotated[bool, typer.Option("--bake", help="Also bake an image of a worker before destroy.")] = False,
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile",
+            metavar="PROFILE",
+            help="How long AWS takes: realistic (its minutes are seconds) or instant.",
+        ),
+    ] = "realistic",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
     """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
@@ -72,6 +81,7 @@ def run(
             engine=select_engine(engine),
             backend=(selected := select_backend(backend)),
             bake=check_bake(bake, selected),
+            profile=select_profile(profile),
         )
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)

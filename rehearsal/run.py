@@ -18,6 +18,7 @@ from rehearsal.interrupts import INTERRUPTED, Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
+from rehearsal.profiles import profile_substitution, profile_timing
 from rehearsal.result import RehearsalResult
 from rehearsal.run_progress import FollowError
 from rehearsal.seed import create_existing_resources, quota_codes
@@ -65,6 +66,9 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 region = str(config.get("aws:region", DEFAULT_REGION))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
+                if account is None:
+                    aws.set_timing(profile_timing(options.profile))
+                    substitutions.append(profile_substitution(options.profile))
                 quotas = quota_codes(settings, options.bake) if account is None else None
                 for name in create_existing_resources(aws, settings, quotas):
                     display.print_line("account", f"created {name}, which the stack expects to exist")

@@ -5,8 +5,10 @@ import sys
 from math import gcd
 from typing import Any
 
+from rehearsal.profiles import TIME_SCALE
 from rehearsal.seed import to_emulated_account
 from trainyard.config.catalog import catalog
+from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import ParallelConfig
 from trainyard.models.report import BackendName, Substitution
@@ -99,6 +101,16 @@ def substitute_settings(
         original="launch.startup_timeout_minutes of the stack",
         replacement=f"{STARTUP_TIMEOUT_MINUTES:g} minutes",
         reason="the nodes install no packages",
+    )
+    capacity = substitution.section("capacity")
+    wait = float(capacity.get("wait_minutes", CapacitySettings().wait_minutes))
+    substitution.change(
+        capacity,
+        "wait_minutes",
+        wait / TIME_SCALE,
+        original=f"{wait:g} minutes of capacity.wait_minutes",
+        replacement=f"{wait / TIME_SCALE * 60:g} seconds",
+        reason="the rehearsal takes minutes",
     )
     _remove_container(substitution)
     _move_to_emulated_account(substitution)

@@ -21,6 +21,7 @@ from rehearsal.display import Display
 from rehearsal.faults import check_faults
 from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE
 from rehearsal.hypervisor.registry import remove_leftovers
+from rehearsal.profiles import ProfileName
 from rehearsal.substitutions import substitute_settings
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
@@ -65,6 +66,7 @@ class Options:
     engine: EngineName = "mocks"
     backend: BackendName = "process"
     bake: bool = False
+    profile: ProfileName = "realistic"
     root: Path = ROOT
 
     @property

@@ -78,7 +78,7 @@ class RehearsalProcess:
             (self.folder / name).unlink(missing_ok=True)
         with self._stderr.open("w") as stderr, self._stdout.open("w") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json"],
+                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", "--profile", "instant"],
                 cwd=tree,
                 env=clean_environment() | self.account | {"TMPDIR": str(self.temporary)},
                 stdout=stdout,

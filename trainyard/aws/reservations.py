@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainyard.aws.clients import client
-from trainyard.aws.ec2 import tag_specifications
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ def create_reservation(
     Raises ClientError without a retry: the code InsufficientInstanceCapacity, which has HTTP status 500, when the zone
     has too little capacity.
     """
+    tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
     placement = {"PlacementGroupArn": placement_group_arn} if placement_group_arn else {}
     response = client("ec2", region, max_attempts=1).create_capacity_reservation(
         InstanceType=instance_type,
@@ -47,7 +47,7 @@ def create_reservation(
         InstanceMatchCriteria="targeted",
         EndDateType="limited",
         EndDate=_time(end),
-        TagSpecifications=tag_specifications(tags, ["capacity-reservation"]),
+        TagSpecifications=[{"ResourceType": "capacity-reservation", "Tags": tag_list}],
         ClientToken=token,
         **placement,
     )

@@ -1,0 +1,56 @@
+"""Profiles of the emulated account: how long AWS takes, on a clock that runs 60 times as fast."""
+
+from typing import Literal, get_args
+
+from rehearsal.aws.timing import Timing
+from trainyard.errors import InputError, Problem
+from trainyard.models.report import Substitution
+
+ProfileName = Literal["realistic", "instant"]
+TIME_SCALE = 60.0
+_MINUTE = 60.0
+# Durations on AWS. GPU instances are pending and shutting-down for minutes: packer issue 682 measured 19 minutes on
+# c5.metal, Bottlerocket issue 337 doubled a limit of five minutes. "Several minutes" until reserved capacity is
+# available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2 user
+# guide, "Create a Capacity Reservation".
+_REAL = Timing(
+    pending_seconds=2 * _MINUTE,
+    shutting_down_seconds=2 * _MINUTE,
+    large_gpu_shutting_down_seconds=15 * _MINUTE,
+    reserved_capacity_return_seconds=5 * _MINUTE,
+    reservation_end_delay_seconds=60 * _MINUTE,
+)
+
+
+def select_profile(name: str) -> ProfileName:
+    """Return a profile by its name. Raises InputError for an unknown name."""
+    for known in get_args(ProfileName):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    names = ", ".join(get_args(ProfileName))
+    raise InputError([Problem("--profile", name, "unknown profile", f"Use one of {names}", "unknown_profile")])
+
+
+def profile_timing(profile: ProfileName) -> Timing:
+    """Return the durations of a profile in seconds of the emulated account's clock."""
+    if profile == "instant":
+        return Timing()
+    scaled = {name: seconds / TIME_SCALE for name, seconds in _REAL.model_dump(exclude_none=True).items()}
+    return Timing(**scaled)
+
+
+def profile_substitution(profile: ProfileName) -> Substitution:
+    """Return how the emulated account's durations differ from AWS."""
+    if profile == "instant":
+        return Substitution(
+            original="minutes until instances run or are terminated, and reserved capacity is available again",
+            replacement="no time",
+            reason="set with --profile",
+        )
+    largest_minutes = (_REAL.large_gpu_shutting_down_seconds or 0.0) / _MINUTE
+    return Substitution(
+        original=f"{_REAL.pending_seconds / _MINUTE:g} minutes until an instance runs, "
+        f"{_REAL.shutting_down_seconds / _MINUTE:g} to {largest_minutes:g} until it is terminated",
+        replacement="as many seconds",
+        reason="the rehearsal takes minutes",
+    )
