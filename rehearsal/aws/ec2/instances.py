@@ -4,6 +4,7 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.models.core import TaggedEC2Resource
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import Instance, InstanceState
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.responses import EC2Response
@@ -43,7 +44,7 @@ def install(launcher: Launcher) -> None:
                 responses[token] = launched
         return ActionResult(launched)
 
-    extend(EC2Response, run_instances)
+    extend(EC2Response, run_instances, describe_instance_credit_specifications)
     _install_templates()
     _install_instance_state()
     extend(TaggedEC2Resource, get_tags)
@@ -61,6 +62,24 @@ def _launch(
         return launcher.launch(backend, parameters, maximum, template, minimum_count=minimum)
     except InsufficientCapacityError as error:  # EC2 reports it with HTTP 500, on which clients may retry
         raise ApiError("500 Internal Server Error", error.code, error.message) from None
+
+
+def describe_instance_credit_specifications(self: Any) -> ActionResult:
+    """Return the CPU credits of the named instances; moto returns `standard` for all.
+
+    Source of the defaults: EC2 user guide, "Work with burstable performance instances".
+    """
+    instances = self.ec2_backend.describe_instance_credit_specifications(self._get_param("InstanceIds", []))
+    specifications = [
+        {"InstanceId": instance.id, "CpuCredits": instance.cpu_credits or _default_credits(instance.instance_type)}
+        for instance in instances
+    ]
+    return ActionResult({"InstanceCreditSpecifications": specifications})
+
+
+def _default_credits(instance_type: str) -> str:
+    burstable = INSTANCE_TYPES[instance_type].get("BurstablePerformanceSupported")
+    return "unlimited" if burstable and not instance_type.startswith("t2.") else "standard"
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
@@ -99,6 +118,7 @@ def _install_instance_state() -> None:
         private_ip_address=property(lambda self: None if has_hidden_address(self) else self.private_ip),
         terminated_at=None,
         capacity_reservation_id=None,
+        cpu_credits=None,
         interrupted_at=None,
         transition=None,
         is_terminating=False,

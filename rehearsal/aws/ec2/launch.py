@@ -128,6 +128,7 @@ def _rollback(backend: Any, existing: set[str]) -> None:
 def _complete(backend: Any, instance: Any, parameters: LaunchParameters, interfaces: list[LaunchParameters]) -> None:
     """Apply the parameters that moto's launch does not support."""
     instance.lifecycle = market_type(parameters)
+    instance.cpu_credits = (parameters.get("CreditSpecification") or {}).get("CpuCredits")
     placement = parameters.get("Placement") or {}
     instance.placement.group_name = placement.get("GroupName") or ""
     if instance.placement.group_name:

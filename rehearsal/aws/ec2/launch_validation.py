@@ -18,9 +18,11 @@ _SUPPORTED_KEYS = frozenset(
         "BlockDeviceMappings",
         "CapacityReservationSpecification",
         "ClientToken",
+        "CreditSpecification",
         "DisableApiStop",
         "DisableApiTermination",
         "EbsOptimized",
+        "HibernationOptions",
         "IamInstanceProfile",
         "ImageId",
         "InstanceInitiatedShutdownBehavior",
@@ -52,6 +54,9 @@ def validate_launch(backend: Any, parameters: LaunchParameters) -> None:
     instance_type = parameters["InstanceType"]
     if instance_type not in INSTANCE_TYPES:
         raise ec2_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+    _validate_credits(parameters)
+    if str((parameters.get("HibernationOptions") or {}).get("Configured")).lower() == "true":
+        raise NotImplementedError("a launch with HibernationOptions.Configured")
     validate_capacity_options(parameters)
     (image,) = backend.describe_images(ami_ids=[parameters["ImageId"]]) or [None]
     if image is None or image.state != "available":
@@ -64,6 +69,25 @@ def validate_launch(backend: Any, parameters: LaunchParameters) -> None:
     profile = parameters.get("IamInstanceProfile") or {}
     if profile:
         _validate_profile(backend, profile)
+
+
+def _validate_credits(parameters: LaunchParameters) -> None:
+    """Raise EC2's error for CPU credits of a type that is not burstable.
+
+    terraform-provider-aws sends CreditSpecification and HibernationOptions with each RunInstances. Source of the error:
+    its issue 5067.
+    """
+    cpu_credits = (parameters.get("CreditSpecification") or {}).get("CpuCredits")
+    instance_type = parameters["InstanceType"]
+    if cpu_credits is None:
+        return
+    if cpu_credits not in ("standard", "unlimited"):
+        raise ec2_error("InvalidParameterValue", f"Invalid value '{cpu_credits}' for CpuCredits.")
+    if not INSTANCE_TYPES[instance_type].get("BurstablePerformanceSupported"):
+        raise ec2_error(
+            "InstanceCreditSpecification.NotSupported",
+            f"The {instance_type} instance type does not support T2 Unlimited.",
+        )
 
 
 def _require_supported(resource: str, parameters: LaunchParameters, supported: frozenset[str]) -> None:

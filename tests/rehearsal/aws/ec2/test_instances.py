@@ -89,6 +89,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "InvalidParameterValue",
         {"NetworkInterfaces": [PLAIN, {**PLAIN, "NetworkCardIndex": 1}]},
     ),
+    "CPU credits on a type that is not burstable": (
+        "InstanceCreditSpecification.NotSupported",
+        {"InstanceType": "p4d.24xlarge", "CreditSpecification": {"CpuCredits": "standard"}},
+    ),
+    "an unknown CPU credit option": ("InvalidParameterValue", {"CreditSpecification": {"CpuCredits": "endless"}}),
     "no image of this id": ("InvalidAMIID.NotFound", {"ImageId": "ami-00000000000000000"}),
     "no instance profile of this name": ("InvalidParameterValue", {"IamInstanceProfile": {"Name": "none"}}),
     "no placement group of this name": ("InvalidPlacementGroup.Unknown", {"Placement": {"GroupName": "none"}}),
@@ -300,3 +305,21 @@ def test_instance_shutdown_follows_the_shutdown_behavior(
 def test_shutdown_of_an_unknown_instance_is_refused(aws: EmulatedAws) -> None:
     with pytest.raises(ValueError, match="instance i-none does not exist"):
         aws.report_shutdown("i-none")
+
+
+@pytest.mark.parametrize(("requested", "reported"), [("standard", "standard"), (None, "unlimited")])
+def test_cpu_credits_of_a_burstable_type_are_reported(
+    client: Client, network: Network, requested: str | None, reported: str
+) -> None:
+    """terraform-provider-aws sends both parameters with each launch, and reads the credits back."""
+    credits = {"CreditSpecification": {"CpuCredits": requested}} if requested else {}
+    common = {"ImageId": network.image, "InstanceType": "t3.medium", "SubnetId": network.subnet}
+    (instance,) = run(client, HibernationOptions={"Configured": False}, **common, **credits)
+    response = client("ec2").describe_instance_credit_specifications(InstanceIds=[instance["InstanceId"]])
+    assert [entry["CpuCredits"] for entry in response["InstanceCreditSpecifications"]] == [reported]
+
+
+def test_hibernation_is_not_emulated(client: Client, network: Network) -> None:
+    common = {"ImageId": network.image, "InstanceType": "t3.medium", "SubnetId": network.subnet}
+    with pytest.raises(ClientError, match=r"HibernationOptions\.Configured"):
+        run(client, HibernationOptions={"Configured": True}, **common)
