@@ -1,7 +1,8 @@
 """The active faults and their effect on API calls."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from rehearsal.aws.faults import (
     Deny,
     EventualConsistency,
     Fault,
+    MemberOmission,
     Outage,
     Quota,
     SpotInterruption,
@@ -47,11 +49,12 @@ class InsufficientCapacityError(EC2ClientError):
 
 @dataclass
 class _ActiveFault:
-    """An active fault. `remaining`: calls still to fail, or instances still to interrupt."""
+    """An active fault. `remaining`: calls still to fail, or instances still to interrupt. `answers`: by operation."""
 
     fault: Fault
     remaining: int = 0
     since: float = field(default_factory=CLOCK.now)
+    answers: Counter[str] = field(default_factory=Counter)
 
 
 class ActiveFaults:
@@ -125,6 +128,16 @@ class ActiveFaults:
                 continue
             if fault.instance_type in (None, instance.instance_type):
                 yield active, max(active.since, float(instance.launched_at) + fault.seconds)
+
+    def omitted_member(self, operation: str, members: Sequence[str]) -> str | None:
+        """Return the id that this answer of the operation omits from `members`; None without an omission."""
+        for active in self._active:
+            if isinstance(active.fault, MemberOmission) and members:
+                active.answers[operation] += 1
+                omission, remainder = divmod(active.answers[operation], active.fault.every)
+                if remainder == 0:
+                    return members[omission % len(members)]
+        return None
 
     def is_hidden(self, instance: Any) -> bool:
         """Return whether DescribeInstances omits the instance because it is new."""

@@ -92,7 +92,22 @@ class SpotInterruption(StrictModel):
     instance_type: str | None = Field(default=None, description="Instance type that is interrupted; none: any.")
 
 
-Fault = Capacity | Throttle | Outage | EventualConsistency | Deny | Quota | SpotInterruption
+class MemberOmission(StrictModel):
+    """Incomplete answers: every n-th one omits a group member (Auto Scaling) or an instance (EC2), each time another.
+
+    EC2 documents eventual consistency for new and changed resources (developer guide, "Eventual consistency in the
+    Amazon EC2 API"). That a resource of any age is omitted is an assumption: it is the case of a single wrong
+    observation, which skypilot issue 10162 shows to restart healthy jobs.
+    """
+
+    kind: Literal["member-omission"] = "member-omission"
+    every: int = Field(
+        ge=2,
+        description="Number of answers of DescribeAutoScalingGroups, and of DescribeInstances, per incomplete one.",
+    )
+
+
+Fault = Capacity | Throttle | Outage | EventualConsistency | Deny | Quota | SpotInterruption | MemberOmission
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
 _BOTOCORE_NAMES = {

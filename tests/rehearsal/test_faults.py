@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, Throttle
+from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, MemberOmission, Outage, Throttle
 from rehearsal.faults import check_faults, format_fault, parse_faults
 from tests.problems import rejects
 from trainyard.config.loader import load_settings
@@ -16,6 +16,7 @@ FAULTS: dict[str, Fault] = {
     "throttle,operation=ec2:CreateVpc,times=2": Throttle(operation="ec2:CreateVpc", times=2),
     "outage,operation=s3:GetObject,times=3": Outage(operation="s3:GetObject", times=3),
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
+    "member-omission,every=5": MemberOmission(every=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
 }
 CAPACITY = (

@@ -1,5 +1,6 @@
 """Auto Scaling groups as API actions: creation, update, deletion, instance health, and AWS's validation errors."""
 
+from copy import copy
 from typing import Any
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
@@ -7,6 +8,7 @@ from moto.autoscaling.models import AutoScalingBackend
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
+from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.autoscaling.members import is_launching, remove
 from rehearsal.aws.ec2.launch import merge_launch_template
 from rehearsal.aws.ec2.launch_validation import launch_error
@@ -111,6 +113,13 @@ def _require_no_launch(group: Any) -> None:
         )
 
 
+def _without_member(group: Any, instance_id: str) -> Any:
+    """Return a copy of a group without this member."""
+    visible = copy(group)
+    visible.instance_states = [member for member in group.instance_states if member.instance.id != instance_id]
+    return visible
+
+
 def _install_responses() -> None:
     moto_create, moto_set_capacity, moto_update = (
         AutoScalingResponse.create_auto_scaling_group,
@@ -118,6 +127,7 @@ def _install_responses() -> None:
         AutoScalingResponse.update_auto_scaling_group,
     )
     moto_terminate = AutoScalingResponse.terminate_instance_in_auto_scaling_group
+    moto_describe = AutoScalingResponse.describe_auto_scaling_groups
 
     def create_auto_scaling_group(self: Any) -> ActionResult:
         unsupported = {
@@ -174,6 +184,15 @@ def _install_responses() -> None:
             )
         return moto_terminate(self)
 
+    def describe_auto_scaling_groups(self: Any) -> ActionResult:
+        """Omit the member that the fault `member-omission` names."""
+        result: Any = moto_describe(self).result
+        groups = result["AutoScalingGroups"]
+        described = [member.instance.id for group in groups for member in group.instance_states]
+        omitted = ACTIVE_FAULTS.omitted_member("DescribeAutoScalingGroups", described)
+        visible = [group if omitted is None else _without_member(group, omitted) for group in groups]
+        return ActionResult({**result, "AutoScalingGroups": visible})
+
     def set_instance_health(self: Any) -> ActionResult:
         health = self._get_param("HealthStatus")
         if health not in {"Healthy", "Unhealthy"}:
@@ -204,6 +223,7 @@ def _install_responses() -> None:
     extend(
         AutoScalingResponse,
         create_auto_scaling_group,
+        describe_auto_scaling_groups,
         set_desired_capacity,
         update_auto_scaling_group,
         terminate_instance_in_auto_scaling_group,

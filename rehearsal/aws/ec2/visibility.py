@@ -1,4 +1,4 @@
-"""Instance data that DescribeInstances omits: of terminated instances, and of new instances (eventual consistency)."""
+"""Instance data that DescribeInstances omits: of terminated and new instances, and by the fault `member-omission`."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def has_hidden_address(instance: Any) -> bool:
     return instance.state in ENDED_STATES or ACTIVE_FAULTS.has_hidden_address(instance)
 
 
-def _require_visible(backend: Any, instance_ids: list[str]) -> None:
-    hidden = [name for name in instance_ids if ACTIVE_FAULTS.is_hidden(backend.get_instance(name))]
+def _require_visible(backend: Any, instance_ids: list[str], omitted: str | None = None) -> None:
+    hidden = [name for name in instance_ids if name == omitted or ACTIVE_FAULTS.is_hidden(backend.get_instance(name))]
     if hidden:
         raise InvalidInstanceIdError(hidden)
 
@@ -28,10 +28,14 @@ def install() -> None:
 
     def describe_instances(self: Any) -> ActionResult:
         result: Any = moto_describe(self).result
-        _require_visible(self.ec2_backend, self._get_param("InstanceIds", []))
+        described = [instance.id for reservation in result["Reservations"] for instance in reservation.instances]
+        omitted = ACTIVE_FAULTS.omitted_member("DescribeInstances", described)
+        _require_visible(self.ec2_backend, self._get_param("InstanceIds", []), omitted)
         for reservation in result["Reservations"]:  # copies: moto's state is not changed
             reservation.instances = [
-                instance for instance in reservation.instances if not ACTIVE_FAULTS.is_hidden(instance)
+                instance
+                for instance in reservation.instances
+                if instance.id != omitted and not ACTIVE_FAULTS.is_hidden(instance)
             ]
         visible = [reservation for reservation in result["Reservations"] if reservation.instances]
         return ActionResult({**result, "Reservations": visible})
