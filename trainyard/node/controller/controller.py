@@ -47,7 +47,6 @@ class RunController:
     def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
         self.run, self.layout = run, RunLayout(run.run)
         self.data = Bucket(manifest.data_bucket, node.region)
-        self.groups = WorkerGroups(manifest.groups, node.region)
         self.node_states, self.idle_detector = NodeStates(), IdleDetector()
         self.health_checks = HealthChecks(node, manifest, run.run, self.data)
         self._events = Cursor(self.data, self.layout.events)
@@ -57,6 +56,12 @@ class RunController:
         self._members_at = self._renewed_at = self._failed_at = 0.0
         content = self.data.find(self.layout.control)
         self.control = Control() if content is None else Control.model_validate_json(content)
+        self.groups = WorkerGroups(manifest.groups, node.region, self._nodes_in_use())
+
+    def _nodes_in_use(self) -> tuple[str, ...]:
+        """Return the nodes of the current attempt, unless it has failed, and of the current health check."""
+        checked = self.control.health_check.nodes if self.control.health_check else ()
+        return checked if self.control.waiting_since is not None else (*self.control.nodes, *checked)
 
     def step(self) -> Outcome | None:
         """Read new events, check all deadlines and give the next orders; the outcome if the run is over."""

@@ -10,20 +10,30 @@ _TERMINATING_STATES = ("Terminating", "Terminated", "Detaching", "Detached")
 
 
 class WorkerGroups:
-    """Auto Scaling groups of all workers of a cluster."""
+    """Auto Scaling groups of all workers of a cluster.
 
-    def __init__(self, groups: Iterable[WorkerGroup], region: str) -> None:
+    `known_members`: members that the controller used before its restart.
+    """
+
+    def __init__(self, groups: Iterable[WorkerGroup], region: str, known_members: Iterable[str] = ()) -> None:
         self._names = [group.autoscaling_group for group in groups]
         self.region = region
+        self._latest_members = set(known_members)
 
     def members(self) -> list[str]:
-        """Return the instances of all groups, without those that are terminating or detaching."""
-        return [
-            instance["InstanceId"]
+        """Return the instances of all groups, without those that are terminating or detaching.
+
+        AWS's answers are eventually consistent: a member that is missing from two consecutive answers has left.
+        """
+        states = {
+            instance["InstanceId"]: instance["LifecycleState"]
             for group in autoscaling.describe_groups(self.region, self._names)
             for instance in group["Instances"]
-            if not instance["LifecycleState"].startswith(_TERMINATING_STATES)
-        ]
+        }
+        present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
+        missing_once = sorted(self._latest_members - states.keys())
+        self._latest_members = set(present)
+        return [*present, *missing_once]
 
     def remove(self, instance: str) -> None:
         """Terminate a member without replacement."""

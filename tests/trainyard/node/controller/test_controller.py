@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.faults import Deny
+from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import Cluster, create_cluster, event_fields
 from tests.conftest import REGION
@@ -53,6 +53,16 @@ class Run:
     def step(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> Outcome | None:
         self.write_all_agent_events(state, attempt, failures)
         return self.controller.step()
+
+    def step_with_members(self) -> Outcome | None:
+        """A step of the controller that reads the members of the groups."""
+        self.controller._members_at = 0.0
+        return self.controller.step()
+
+    def step_until_loss(self) -> Outcome | None:
+        """Steps after which a member that has left its group is lost: it is missing from two answers."""
+        self.step_with_members()
+        return self.step_with_members()
 
     def control(self) -> Control | None:
         content = self.cluster.data.find(self.layout.control)
@@ -162,8 +172,7 @@ def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.controller._members_at = 0.0
-    run.controller.step()
+    run.step_until_loss()
     (replacement,) = run.cluster.launch_instances(1)
     run.nodes[0] = replacement
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
@@ -172,6 +181,23 @@ def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes)) == (2, set(run.nodes))
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+def test_member_missing_from_one_answer_is_not_lost(run: Run, account: EmulatedAws, restart: bool) -> None:
+    run.step("ready", 0)
+    account.inject(MemberOmission(every=2))
+    try:
+        run.cluster.members()  # the next answer is incomplete
+        if restart:
+            run.start_controller()
+        for _ in range(4):
+            assert run.step_with_members() is None
+    finally:
+        account.clear_faults()
+    control = run.control()
+    assert control is not None
+    assert (control.attempt, control.waiting_since, control.failed_attempt) == (1, None, None)
 
 
 def test_restarted_controller_continues_the_attempt(run: Run) -> None:
@@ -298,9 +324,8 @@ def test_cancelled_growth_continues_with_the_old_nodes(run: Run) -> None:
         InstanceId=new_nodes[0], ShouldDecrementDesiredCapacity=True
     )
     run.controller.run = run.record
-    for _ in range(2):
-        run.controller._members_at = 0.0
-        assert run.controller.step() is None
+    assert run.step_until_loss() is None
+    assert run.step_with_members() is None
     control = run.control()
     assert control is not None
     assert (control.attempt, set(control.nodes), control.save_checkpoint) == (3, set(old_nodes), False)
@@ -327,14 +352,29 @@ def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
     assert run.cluster.describe_group()["DesiredCapacity"] == 2
 
 
+def test_surplus_node_missing_from_one_answer_remains_surplus(run: Run, account: EmulatedAws) -> None:
+    """Each omission must not start its timeout again."""
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    (new_node,) = run.cluster.launch_instances(1)
+    run.step_with_members()
+    since = run.controller._surplus_since[new_node]
+    account.inject(MemberOmission(every=2))
+    try:
+        for _ in range(8):  # each member is omitted once
+            run.step_with_members()
+    finally:
+        account.clear_faults()
+    assert run.controller._surplus_since == {new_node: since}
+
+
 def test_missing_nodes_end_the_run_after_the_startup_timeout(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.controller._members_at = 0.0
-    assert run.controller.step() is None
+    assert run.step_until_loss() is None
     expire_startup_timeout(run)
     outcome = run.controller.step()
     assert outcome is not None

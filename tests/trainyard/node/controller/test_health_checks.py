@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.faults import Deny
+from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import create_cluster
 from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import FAILURE, Run
 from trainyard.models.health_check import HealthCheckResult, NodeFault
-from trainyard.models.run import Control, Outcome
+from trainyard.models.run import Control
 from trainyard.node.controller import health_checks
 from trainyard.node.controller.health_checks import REPORT_GRACE_SECONDS
 
@@ -26,11 +26,6 @@ class CheckedRun(Run):
         limits = self.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0})
         self.record = self.record.model_copy(update={"limits": limits})
         self.start_controller()
-
-    def step_with_members(self) -> Outcome | None:
-        """A step of the controller that reads the members of the groups."""
-        self.controller._members_at = 0.0
-        return self.controller.step()
 
     @property
     def orders(self) -> Control:
@@ -220,7 +215,7 @@ def test_fault_ends_the_health_check_without_faults_for_other_nodes(
 def test_lost_node_cancels_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
     run.terminate_node(run.nodes[1])
-    run.step_with_members()
+    run.step_until_loss()
     assert run.orders.health_check is None
     assert run.cluster.data.find(run.layout.latest_health_check) is None
 
@@ -273,7 +268,7 @@ def test_cancelled_growth_cancels_the_health_check(run: CheckedRun) -> None:
 def test_replacement_is_checked_with_all_nodes(run: CheckedRun) -> None:
     start_job(run)
     run.terminate_node(run.nodes[0])
-    run.step_with_members()
+    run.step_until_loss()
     (new_node,) = run.cluster.launch_instances(1)
     run.nodes[0] = new_node
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
@@ -292,3 +287,15 @@ def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
     assert outcome is not None
     assert outcome.reason.startswith("the job did not start within 5 minutes; health check of the nodes: ")
     assert HUNG.text in outcome.reason
+
+
+def test_member_missing_from_one_answer_does_not_cancel_the_health_check(run: CheckedRun, account: EmulatedAws) -> None:
+    run.step("ready", 0)
+    account.inject(MemberOmission(every=2))
+    try:
+        for _ in range(4):
+            run.step_with_members()
+    finally:
+        account.clear_faults()
+    assert run.orders.health_check is not None
+    assert (run.orders.health_check.number, run.orders.health_check_count) == (1, 1)
