@@ -11,6 +11,8 @@ from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_na
 from rehearsal.adapter.input_diff import PropertyPath
 from rehearsal.adapter.tagging import update_tags
 
+# The timeout of terraform-provider-aws. Before its first poll it waits 30 s after the creation and 10 minutes after the
+# deletion request (measured with 5.100); the adapter polls from the start.
 _FILE_SYSTEM_TIMEOUT_SECONDS = 1800.0
 _ASSOCIATION_TIMEOUT_SECONDS = 600.0
 

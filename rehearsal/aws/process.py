@@ -143,7 +143,7 @@ class EmulatedAws:
         self._page("seed", "POST", account_seed.model_dump())
 
     def set_timing(self, timing: Timing) -> None:
-        """Set how long the transitional states of instances last from now on."""
+        """Set how long transitional states last from now on."""
         self._page("timing", "POST", timing.model_dump())
 
     def inject(self, *faults: Fault | dict[str, Any]) -> None:

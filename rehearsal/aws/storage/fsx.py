@@ -1,4 +1,8 @@
-"""FSx for Lustre: life cycle of file systems, their DNS and mount names, and their network interfaces."""
+"""FSx for Lustre: life cycle of file systems, their DNS and mount names, and their network interfaces.
+
+A file system is CREATING and DELETING for minutes: terraform-provider-aws 5.100 waits 30 seconds after its creation and
+10 minutes in its deletion before the first poll (measured).
+"""
 
 import json
 from collections.abc import Iterator
@@ -16,9 +20,8 @@ from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.storage.fsx_associations import associations, associations_of, bad_request, check_backup
 from rehearsal.aws.storage.keys import find_key
+from rehearsal.aws.timing import timing
 
-CREATING_SECONDS = 1.0
-DELETING_SECONDS = 0.5
 _THROUGHPUTS = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
 _DEPLOYMENTS = ("SCRATCH_1", "SCRATCH_2", *_THROUGHPUTS)
 _SUPPORTED_LUSTRE_KEYS = {
@@ -36,12 +39,18 @@ def _network_error(message: str) -> JsonRESTError:
 
 
 class LustreFileSystem(FileSystem):
-    """A file system: CREATING, then AVAILABLE; DELETING after a deletion request, then removed."""
+    """A file system: CREATING, then AVAILABLE; DELETING after a deletion request, then removed.
+
+    `deleted_at`: Unix time at which the deletion completes; None before a deletion request.
+    """
+
+    deleted_at: float | None = None
 
     def __init__(self, backend: FSxBackend, params: dict[str, Any]) -> None:
         _validate(backend, params)
         self.ec2: Any = ec2_backends[backend.account_id][backend.region_name]
-        self._created, self._deleted = CLOCK.now(), 0.0
+        self._created = CLOCK.now()
+        self._available_at = self._created + timing().fsx_creating_seconds
         lustre = params.get("LustreConfiguration") or {}
         mount_name = uuid4().hex[:8] if lustre.get("DeploymentType") in ("SCRATCH_2", *_THROUGHPUTS) else "fsx"
         groups = params.get("SecurityGroupIds") or []
@@ -97,23 +106,19 @@ class LustreFileSystem(FileSystem):
     @property
     def lifecycle(self) -> str:
         """Lifecycle state by the account's clock."""
-        if self._deleted:
+        if self.deleted_at is not None:
             return "DELETING"
-        return "AVAILABLE" if CLOCK.now() - self._created >= CREATING_SECONDS else "CREATING"
+        return "AVAILABLE" if CLOCK.now() >= self._available_at else "CREATING"
 
     @property
     def has_automatic_backups(self) -> bool:
         """Whether automatic backups are enabled."""
         return int((self.lustre_configuration or {}).get("AutomaticBackupRetentionDays") or 0) > 0
 
-    @property
-    def deleted_at(self) -> float | None:
-        """Unix time at which the deletion completes; None before a deletion request."""
-        return self._deleted + DELETING_SECONDS if self._deleted else None
-
     def delete(self) -> None:
         """Start the deletion."""
-        self._deleted = self._deleted or CLOCK.now()
+        if self.deleted_at is None:
+            self.deleted_at = CLOCK.now() + timing().fsx_deleting_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the FileSystem structure of the API."""

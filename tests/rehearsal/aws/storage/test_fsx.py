@@ -1,14 +1,18 @@
 """FSx for Lustre: the life cycle of a file system."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 
 DEADLINE_SECONDS = 10.0
+CREATING_SECONDS, DELETING_SECONDS = 300.0, 600.0
 
 
 def make(client: Client, network: Network, **overrides: Any) -> dict[str, Any]:
@@ -45,6 +49,46 @@ def await_deletion(client: Client, name: str) -> None:
             return
         time.sleep(0.1)
     pytest.fail(f"{name} is still there after {DEADLINE_SECONDS} s")
+
+
+@pytest.fixture
+def slow_fsx(aws: EmulatedAws) -> Iterator[None]:
+    aws.set_timing(Timing(fsx_creating_seconds=CREATING_SECONDS, fsx_deleting_seconds=DELETING_SECONDS))
+    yield
+    aws.set_timing(Timing())
+
+
+@pytest.mark.usefixtures("slow_fsx")
+def test_creation_lasts_as_long_as_configured(client: Client, network: Network, aws: EmulatedAws) -> None:
+    name = make(client, network)["FileSystemId"]
+    aws.advance_clock(CREATING_SECONDS - 30)
+    assert describe(client, name)["Lifecycle"] == "CREATING"
+    aws.advance_clock(30)
+    assert describe(client, name)["Lifecycle"] == "AVAILABLE"
+
+
+@pytest.mark.usefixtures("slow_fsx")
+def test_deletion_lasts_as_long_as_configured(client: Client, network: Network, aws: EmulatedAws) -> None:
+    name = make(client, network)["FileSystemId"]
+    aws.advance_clock(CREATING_SECONDS)
+    client("fsx").delete_file_system(FileSystemId=name)
+    aws.advance_clock(DELETING_SECONDS - 30)
+    client("fsx").delete_file_system(FileSystemId=name)  # a repeated request does not start the time again
+    assert describe(client, name)["Lifecycle"] == "DELETING"
+    aws.advance_clock(30)
+    with pytest.raises(client("fsx").exceptions.FileSystemNotFound):
+        describe(client, name)
+
+
+@pytest.mark.usefixtures("slow_fsx")
+def test_network_interfaces_remain_during_the_deletion(client: Client, network: Network, aws: EmulatedAws) -> None:
+    created = make(client, network)
+    client("fsx").delete_file_system(FileSystemId=created["FileSystemId"])
+    interfaces = {"NetworkInterfaceIds": created["NetworkInterfaceIds"]}
+    assert len(client("ec2").describe_network_interfaces(**interfaces)["NetworkInterfaces"]) == 2
+    aws.advance_clock(DELETING_SECONDS)
+    with pytest.raises(ClientError, match=r"InvalidNetworkInterfaceID\.NotFound"):
+        client("ec2").describe_network_interfaces(**interfaces)
 
 
 def test_file_system_becomes_available_with_dns_and_mount_names(client: Client, network: Network) -> None:

@@ -55,6 +55,12 @@ def refused(call: Any) -> str:
     return str(caught.value.response["Error"]["Code"])
 
 
+def test_association_requires_an_available_file_system(client: Client, network: Network, bucket: str) -> None:
+    name = make(client, network)["FileSystemId"]
+    with pytest.raises(ClientError, match=f"{name} is CREATING"):
+        associate(client, name, bucket)
+
+
 def test_association_becomes_available_and_can_be_deleted(
     client: Client, network: Network, aws: EmulatedAws, bucket: str
 ) -> None:
