@@ -16,6 +16,7 @@ from rehearsal.aws.faults import (
     Deny,
     EventualConsistency,
     Fault,
+    FsxDeployment,
     MemberOmission,
     Outage,
     Quota,
@@ -119,6 +120,11 @@ class ActiveFaults:
         faults = (active.fault for active in self._active)
         values = [fault.vcpus for fault in faults if isinstance(fault, Quota) and fault.code == code]
         return float(min(values)) if values else None
+
+    def has_fsx_deployment(self, deployment_type: str, zone: str) -> bool:
+        """Return whether FSx has this deployment type in the zone."""
+        faults = (active.fault for active in self._active if isinstance(active.fault, FsxDeployment))
+        return all((fault.type, fault.zone) != (deployment_type, zone) for fault in faults)
 
     def interruptions(self, instance: Any) -> Iterator[tuple[_ActiveFault, float]]:
         """Yield the faults that interrupt this Spot Instance, each with the Unix time of its notice."""

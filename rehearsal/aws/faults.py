@@ -107,7 +107,29 @@ class MemberOmission(StrictModel):
     )
 
 
-Fault = Capacity | Throttle | Outage | EventualConsistency | Deny | Quota | SpotInterruption | MemberOmission
+class FsxDeployment(StrictModel):
+    """An unavailable deployment type: FSx for Lustre refuses it in one Availability Zone.
+
+    FSx for Lustre user guide, "Deployment options": a type is available in some zones only. awsome-distributed-ai issue
+    1097 shows the refusal of another FSx type; that its code is BadRequest is an assumption.
+    """
+
+    kind: Literal["fsx-deployment"] = "fsx-deployment"
+    zone: str = Field(description="Availability Zone, such as us-east-1e.")
+    type: Literal["SCRATCH_1", "SCRATCH_2", "PERSISTENT_1", "PERSISTENT_2"] = Field(description="Deployment type.")
+
+
+Fault = (
+    Capacity
+    | Throttle
+    | Outage
+    | EventualConsistency
+    | Deny
+    | Quota
+    | SpotInterruption
+    | MemberOmission
+    | FsxDeployment
+)
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"
 _BOTOCORE_NAMES = {

@@ -1,5 +1,6 @@
 """Parsing of --fault: valid values, and error messages with the syntax for invalid values."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,14 @@ def test_spot_interruption_without_spot_instances_is_rejected(tmp_path: Path) ->
     with rejects("invalid_fault", "spot-interruption"):
         check_faults(fault, load_settings(raw, tmp_path, "x"))
     check_faults(fault, load_settings({**raw, "capacity": {"spot": {}}}, tmp_path, "x"))
+
+
+@pytest.mark.parametrize(("fsx", "is_valid"), [(None, False), ("SCRATCH_2", False), ("PERSISTENT_2", True)])
+def test_fsx_fault_requires_a_file_system_of_its_type(tmp_path: Path, fsx: str | None, is_valid: bool) -> None:
+    raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    settings = load_settings({**raw, **({"fsx": {"deployment_type": fsx}} if fsx else {})}, tmp_path, "x")
+    spec = "fsx-deployment,zone=us-east-1a,type=PERSISTENT_2"
+    fault = parse_faults([spec])
+    assert format_fault(fault[0]) == spec
+    with nullcontext() if is_valid else rejects("invalid_fault", "no file system of type PERSISTENT_2"):
+        check_faults(fault, settings)

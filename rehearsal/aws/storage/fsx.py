@@ -16,6 +16,7 @@ from moto.fsx.exceptions import FileSystemNotFound
 from moto.fsx.models import FileSystem, FSxBackend, fsx_backends
 from moto.fsx.responses import FSxResponse
 
+from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.storage.fsx_associations import associations, associations_of, bad_request, check_backup
@@ -54,9 +55,8 @@ class LustreFileSystem(FileSystem):
         lustre = params.get("LustreConfiguration") or {}
         mount_name = uuid4().hex[:8] if lustre.get("DeploymentType") in ("SCRATCH_2", *_THROUGHPUTS) else "fsx"
         groups = params.get("SecurityGroupIds") or []
-        self.vpc_id, self.interfaces = self._create_interfaces(
-            params["SubnetIds"][0], groups, params["StorageCapacity"]
-        )
+        subnet = self._find_subnet(params["SubnetIds"][0], lustre.get("DeploymentType", "SCRATCH_1"))
+        self.vpc_id, self.interfaces = self._create_interfaces(subnet, groups, params["StorageCapacity"])
         super().__init__(
             account_id=backend.account_id,
             region_name=backend.region_name,
@@ -85,15 +85,24 @@ class LustreFileSystem(FileSystem):
         for interface in self.interfaces:
             interface.description = f"Created By Amazon FSx for file system {self.file_system_id}"
 
-    def _create_interfaces(self, subnet_id: str, groups: list[str], capacity: int) -> tuple[str, list[Any]]:
+    def _find_subnet(self, subnet_id: str, deployment: str) -> Any:
+        """Return the subnet. Raises FSx's error if its zone does not have the deployment type."""
         try:
             subnet = self.ec2.get_subnet(subnet_id)
         except EC2ClientError as error:
             raise _network_error(error.message) from None
+        if not ACTIVE_FAULTS.has_fsx_deployment(deployment, subnet.availability_zone):
+            raise bad_request(
+                "The file system creation request failed because Lustre file systems with the provided deployment type "
+                f"({deployment}) are not available in the requested Availability Zone ({subnet.availability_zone})."
+            )
+        return subnet
+
+    def _create_interfaces(self, subnet: Any, groups: list[str], capacity: int) -> tuple[str, list[Any]]:
         for group_id in groups:
             group = self.ec2.get_security_group_from_id(group_id)
             if group is None or group.vpc_id != subnet.vpc_id:
-                raise _network_error(f"The security group {group_id} is not in the VPC of the subnet {subnet_id}.")
+                raise _network_error(f"The security group {group_id} is not in the VPC of the subnet {subnet.id}.")
         interfaces = [
             self.ec2.create_network_interface(subnet, None, group_ids=groups)
             for _ in range(max(_MINIMUM_INTERFACES, 1 + capacity // 2400))

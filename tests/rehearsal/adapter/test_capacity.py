@@ -10,6 +10,7 @@ import pytest
 from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
 from rehearsal.adapter.errors import RequestFailedError, UnsupportedInputError
 from rehearsal.adapter.handler import HandlerCall
+from rehearsal.aws.faults import FsxDeployment
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedNetwork, SeedSubnet
 
@@ -185,3 +186,19 @@ def test_error_of_fsx_names_the_resource(account: EmulatedAccount) -> None:
     scratch = {"deploymentType": "SCRATCH_2", "storageCapacity": 1200, "subnetIds": SUBNET}
     with pytest.raises(RequestFailedError, match=r"example: CreateFileSystem: BadRequest: Backups are not supported"):
         create(account, LUSTRE, **scratch, automaticBackupRetentionDays=7)
+
+
+def test_unavailable_deployment_type_is_one_error_with_type_and_zone(
+    aws: EmulatedAws, account: EmulatedAccount
+) -> None:
+    aws.inject(FsxDeployment(zone="us-east-1a", type="SCRATCH_2"))
+    try:
+        with pytest.raises(RequestFailedError) as caught:
+            create(account, LUSTRE, deploymentType="SCRATCH_2", storageCapacity=1200, subnetIds=SUBNET)
+    finally:
+        aws.clear_faults()
+    message = str(caught.value)
+    assert message.startswith(f"{LUSTRE} example: CreateFileSystem: BadRequest: ")
+    assert "(SCRATCH_2)" in message
+    assert "(us-east-1a)" in message
+    assert "\n" not in message

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.faults import FsxDeployment
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
@@ -89,6 +90,30 @@ def test_network_interfaces_remain_during_the_deletion(client: Client, network: 
     aws.advance_clock(DELETING_SECONDS)
     with pytest.raises(ClientError, match=r"InvalidNetworkInterfaceID\.NotFound"):
         client("ec2").describe_network_interfaces(**interfaces)
+
+
+@pytest.fixture
+def unavailable(aws: EmulatedAws) -> Iterator[None]:
+    """PERSISTENT_2 is not available in the network's zone."""
+    aws.inject(FsxDeployment(zone="us-east-1a", type="PERSISTENT_2"))
+    yield
+    aws.clear_faults()
+
+
+@pytest.mark.usefixtures("unavailable")
+def test_deployment_type_is_not_available_in_each_zone(client: Client, network: Network, aws: EmulatedAws) -> None:
+    before = aws.list_resources()
+    with pytest.raises(ClientError, match=r"BadRequest.*PERSISTENT_2.*us-east-1a"):
+        make(client, network)
+    assert aws.list_resources() == before
+
+
+@pytest.mark.usefixtures("unavailable")
+def test_other_deployment_types_and_zones_are_available(client: Client, network: Network) -> None:
+    assert make(client, network, LustreConfiguration={"DeploymentType": "SCRATCH_2"})
+    zone = {"VpcId": network.vpc, "CidrBlock": "10.0.251.0/24", "AvailabilityZone": "us-east-1b"}
+    subnet = client("ec2").create_subnet(**zone)["Subnet"]["SubnetId"]
+    assert make(client, network, SubnetIds=[subnet])
 
 
 def test_file_system_becomes_available_with_dns_and_mount_names(client: Client, network: Network) -> None:
