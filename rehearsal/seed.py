@@ -7,7 +7,7 @@ import boto3
 
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
-from trainyard.config.quotas import quota_of, required_quotas
+from trainyard.config.quotas import quota_of, required_vcpu_quotas
 from trainyard.config.settings import StackSettings
 
 _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
@@ -62,7 +62,7 @@ def account_seed(settings: StackSettings, region: str, zone: str) -> AccountSeed
 
 def quota_codes(settings: StackSettings, bake: bool) -> set[str]:
     """Return the codes of the vCPU quotas that the preview requires, and with `bake` that of the image builder."""
-    codes = {quota.code for quota in required_quotas(settings)}
+    codes = {quota.code for quota in required_vcpu_quotas(settings)}
     builder = quota_of(settings.worker_type, "on-demand")
     return codes | {builder.code} if bake and builder else codes
 

@@ -39,7 +39,7 @@ class AccountFacts:
     """Facts of the account.
 
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
-    codes to vCPUs. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
+    codes to values. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
     `missing` are the problems of resources in the settings that AWS did not return.
     """
 
@@ -135,11 +135,12 @@ def _collect(look_up: Callable[[], T], problems: list[Problem]) -> T | None:
 
 
 def look_up_quotas(settings: StackSettings) -> dict[str, float]:
-    """Return quota code -> vCPUs of the quotas that the stack needs. An unreadable quota is a warning."""
+    """Return quota code -> value of the quotas that the stack needs. An unreadable quota is a warning."""
     quotas = {}
     for quota in required_quotas(settings):
         try:
-            quotas[quota.code] = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
+            result = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code)
+            quotas[quota.code] = result.value
         except Exception as error:
             pulumi.log.warn(f"quota {quota.name} ({quota.code}) is not validated: {lookup_failure(error)}")
     return quotas

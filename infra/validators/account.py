@@ -125,17 +125,18 @@ def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> It
 
 
 def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The EC2 quotas of the account allow the stack's vCPUs."""
+    """The quotas of the account allow the stack's vCPUs and network interfaces."""
     for quota in required_quotas(settings):
         granted = facts.quotas.get(quota.code)
-        if granted is not None and quota.vcpus > granted:
+        if granted is not None and quota.amount > granted:
             reason = (
-                f"needs {quota.vcpus} vCPUs, and the quota {quota.name} ({quota.code}) of this account in "
+                f"needs {quota.amount} {quota.unit}, and the quota {quota.name} ({quota.code}) of this account in "
                 f"{facts.region} is {granted:g}"
             )
             fix = (
-                "Request an increase: aws service-quotas request-service-quota-increase --service-code ec2 "
-                f"--quota-code {quota.code} --desired-value {quota.vcpus} --region {facts.region}"
+                "Request an increase: aws service-quotas request-service-quota-increase "
+                f"--service-code {quota.service} --quota-code {quota.code} --desired-value {quota.amount} "
+                f"--region {facts.region}"
             )
             yield Problem(quota.key, quota.value, reason, fix, "")
 

@@ -17,6 +17,7 @@ from rehearsal.aws.faults import (
     EventualConsistency,
     Fault,
     FsxDeployment,
+    InterfaceQuota,
     MemberOmission,
     Outage,
     Quota,
@@ -120,6 +121,11 @@ class ActiveFaults:
         faults = (active.fault for active in self._active)
         values = [fault.vcpus for fault in faults if isinstance(fault, Quota) and fault.code == code]
         return float(min(values)) if values else None
+
+    def interface_quota(self) -> float | None:
+        """Return the lowest quota on network interfaces that a fault sets; None without such a fault."""
+        faults = (active.fault for active in self._active)
+        return min((float(fault.interfaces) for fault in faults if isinstance(fault, InterfaceQuota)), default=None)
 
     def has_fsx_deployment(self, deployment_type: str, zone: str) -> bool:
         """Return whether FSx has this deployment type in the zone."""

@@ -83,6 +83,13 @@ class Quota(StrictModel):
     vcpus: int = Field(ge=0, description="vCPUs that can run at once.")
 
 
+class InterfaceQuota(StrictModel):
+    """The quota on network interfaces: launches and interfaces above it fail with NetworkInterfaceLimitExceeded."""
+
+    kind: Literal["interface-quota"] = "interface-quota"
+    interfaces: int = Field(ge=0, description="Network interfaces that a region can have.")
+
+
 class SpotInterruption(StrictModel):
     """Spot interruption: EC2 terminates Spot Instances two minutes after a notice in their metadata."""
 
@@ -126,6 +133,7 @@ Fault = (
     | EventualConsistency
     | Deny
     | Quota
+    | InterfaceQuota
     | SpotInterruption
     | MemberOmission
     | FsxDeployment

@@ -24,6 +24,7 @@ from rehearsal.adapter.static_ec2 import (
 )
 from tests.infra.conftest import ECR_IMAGE, ROOT, stack_config, with_container
 from trainyard.config import CONFIG_KEY
+from trainyard.config.quotas import OTHER_INTERFACES
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
 
@@ -35,6 +36,7 @@ S3 = frozenset({"com.amazonaws.us-east-1.s3"})
 SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages")}
 INDEX = {"package_index": "https://index.example.com/simple"}
 STANDARD, P, SPOT_G = "L-1216C47A", "L-417A185B", "L-3819A6DF"
+INTERFACES = "L-DF5E4CA3"
 
 
 class Example(NamedTuple):
@@ -209,6 +211,14 @@ EXAMPLES: dict[str, list[Example]] = {
             {},
             "head_instance_type",
             ("= 't3.large'", "2 vCPUs"),
+            stack="a100-cluster",
+        ),
+        # Each node has one plain interface and four EFA interfaces.
+        Example(
+            {"quotas": {INTERFACES: 4 * 5 + OTHER_INTERFACES - 1}},
+            {},
+            "nodes",
+            ("= 4", f"{4 * 5 + OTHER_INTERFACES} network interfaces", INTERFACES, "--service-code vpc"),
             stack="a100-cluster",
         ),
     ],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, MemberOmission, Outage, Throttle
+from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, Throttle
 from rehearsal.faults import check_faults, format_fault, parse_faults
 from tests.problems import rejects
 from trainyard.config.loader import load_settings
@@ -17,7 +17,6 @@ FAULTS: dict[str, Fault] = {
     "throttle,operation=ec2:CreateVpc,times=2": Throttle(operation="ec2:CreateVpc", times=2),
     "outage,operation=s3:GetObject,times=3": Outage(operation="s3:GetObject", times=3),
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
-    "member-omission,every=5": MemberOmission(every=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
 }
 CAPACITY = (
@@ -46,6 +45,11 @@ INVALID = {
 def test_fault_is_parsed_and_formatted(spec: str) -> None:
     assert parse_faults([spec]) == (FAULTS[spec],)
     assert format_fault(FAULTS[spec]) == spec
+
+
+@pytest.mark.parametrize("spec", ["interface-quota,interfaces=40", "member-omission,every=5"])
+def test_formatted_fault_is_its_specification(spec: str) -> None:
+    assert format_fault(parse_faults([spec])[0]) == spec
 
 
 @pytest.mark.parametrize("spec", INVALID)

@@ -10,7 +10,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import cost_items, max_run_usd, usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.prices import prices
-from trainyard.config.quotas import required_quotas
+from trainyard.config.quotas import required_vcpu_quotas
 from trainyard.config.settings import StackSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,9 +71,9 @@ def cost_table(stacks: Stacks) -> str:
 def quotas_table(stacks: Stacks) -> str:
     """Return the table of required EC2 quotas."""
     rows = (
-        (f"`{name}`", quota.name, f"`{quota.code}`", f"{quota.vcpus}")
+        (f"`{name}`", quota.name, f"`{quota.code}`", f"{quota.amount}")
         for name, settings in stacks.items()
-        for quota in required_quotas(settings)
+        for quota in required_vcpu_quotas(settings)
     )
     return _table(("stack", "quota", "code", "vCPUs"), rows)
 

@@ -1,6 +1,7 @@
-"""EC2 service quotas on running instances: vCPUs by class of instance type.
+"""Service quotas that a stack needs: vCPUs of running instances by class of instance type, and network interfaces.
 
-Names and codes: EC2 developer guide, "Amazon EC2 instance type quotas". Capacity Blocks count against none of these.
+Names and codes: EC2 developer guide, "Amazon EC2 instance type quotas"; VPC user guide, "Amazon VPC quotas". Capacity
+Blocks count against no quota on vCPUs.
 """
 
 from dataclasses import dataclass
@@ -18,12 +19,15 @@ QuotaMarket = Literal["on-demand", "spot"]
 
 
 class Quota(StrictModel):
-    """A quota of the service `ec2`, in vCPUs of an account and region."""
+    """A quota of an account and region."""
 
     code: str = Field(pattern="^L-[0-9A-F]{8}$", description="Quota code.")
     name: str = Field(description="Quota name.")
 
 
+_INTERFACES = Quota(code="L-DF5E4CA3", name="Network interfaces per Region")
+# Network interfaces of the head, the NAT gateway, the VPC endpoints and the file system; an upper estimate.
+OTHER_INTERFACES = 20
 _P = Quota(code="L-417A185B", name="Running On-Demand P instances")
 _G = Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances")
 _STANDARD = Quota(code="L-1216C47A", name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances")
@@ -54,17 +58,36 @@ def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaRequirement:
-    """vCPUs that a stack needs of one quota. `key` and `value` are the setting with the largest share."""
+    """The amount that a stack needs of one quota. `key` and `value` are the setting with the largest share.
+
+    `service`: service code of Service Quotas.
+    """
 
     code: str
     name: str
-    vcpus: int
+    amount: int
     key: str
     value: Any
+    service: str = "ec2"
+    unit: str = "vCPUs"
 
 
 def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
     """The quotas that a stack needs, one entry each, without those that AWS does not publish."""
+    interfaces = QuotaRequirement(
+        code=_INTERFACES.code,
+        name=_INTERFACES.name,
+        amount=settings.nodes * len(settings.worker_type.interfaces(settings.efa)) + OTHER_INTERFACES,
+        key=f"{CONFIG_KEY}.nodes",
+        value=settings.nodes,
+        service="vpc",
+        unit="network interfaces",
+    )
+    return [*required_vcpu_quotas(settings), interfaces]
+
+
+def required_vcpu_quotas(settings: StackSettings) -> list[QuotaRequirement]:
+    """The quotas on vCPUs that a stack needs."""
     worker, head = settings.worker_type, settings.head_type
     uses: list[tuple[InstanceType, Market, int, str, Any]] = [
         (worker, group.market, worker.vcpus * group.nodes, "nodes", settings.nodes) for group in settings.groups
@@ -79,7 +102,7 @@ def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
         requirements[quota.code] = QuotaRequirement(
             code=quota.code,
             name=quota.name,
-            vcpus=vcpus + (first.vcpus if first else 0),
+            amount=vcpus + (first.amount if first else 0),
             key=first.key if first else f"{CONFIG_KEY}.{key}",
             value=first.value if first else value,
         )

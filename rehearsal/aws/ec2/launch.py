@@ -14,6 +14,7 @@ from rehearsal.aws.ec2.capacity import allocate_capacity, market_type
 from rehearsal.aws.ec2.interfaces import Addresses, attach_interfaces, set_primary_address, sort_by_network_card
 from rehearsal.aws.ec2.launch_validation import LaunchParameters, validate_address, validate_launch
 from rehearsal.aws.ec2.placement import placement_groups
+from rehearsal.aws.ec2.quotas import check_interfaces
 from rehearsal.aws.ec2.volume_keys import check_volume_keys
 from rehearsal.aws.moto_extension import ec2_error
 
@@ -60,6 +61,7 @@ class Launcher:
             backend, parameters, zone, count, count if minimum_count is None else minimum_count
         )
         count = len(allocated)
+        check_interfaces(backend, count * max(1, len(interfaces)))
         validate_address(backend, parameters, interfaces, count, subnet)
         addresses = [self._addresses.allocate() for _ in range(count)] if self._addresses else []
         existing = set(backend.reservations)

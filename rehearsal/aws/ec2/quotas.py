@@ -1,10 +1,12 @@
-"""EC2's vCPU quotas: launches above one are refused, and Service Quotas reports their values."""
+"""Quotas on vCPUs and network interfaces: launches above one are refused, and Service Quotas reports their values."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.ec2.responses import EC2Response
 from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.responses import ServiceQuotasResponse
 
@@ -14,6 +16,8 @@ from rehearsal.aws.ec2.reservations import EXISTING_STATES, is_in_capacity_block
 from rehearsal.aws.moto_extension import ec2_error, extend
 
 INCREASED_VCPUS = 1_000_000.0  # a real account has far less: the fault `quota` lowers it
+# Default and code: VPC user guide, "Amazon VPC quotas", and awslimitchecker pull request 509.
+INTERFACE_QUOTA_CODE, INTERFACE_QUOTA_NAME, DEFAULT_INTERFACES = "L-DF5E4CA3", "Network interfaces per Region", 5000.0
 _RUNNING_STATES = EXISTING_STATES - {"stopping", "stopped", "shutting-down"}
 _zero_quotas: set[str] = set()  # codes
 
@@ -77,20 +81,58 @@ def check_spot(backend: Any, instance_type: str, count: int) -> None:
         raise ec2_error("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
 
 
-def _quota_response(response: Any, value: Callable[[VcpuQuota], float]) -> str:
+def interface_quota_value() -> float:
+    """Return the account's quota on network interfaces of a region."""
+    value = ACTIVE_FAULTS.interface_quota()
+    return DEFAULT_INTERFACES if value is None else value
+
+
+def check_interfaces(backend: Any, count: int) -> None:
+    """Raise NetworkInterfaceLimitExceeded if `count` new network interfaces exceed the region's quota.
+
+    Source of the code: EC2 API reference, "Error codes for the Amazon EC2 API". Interfaces of FSx, NAT gateways and VPC
+    endpoints count, but their creation is not refused: the errors of those services are not documented.
+    """
+    if len(backend.enis) + count > interface_quota_value():
+        raise ec2_error(
+            "NetworkInterfaceLimitExceeded",
+            f"The maximum number of network interfaces has been reached: {interface_quota_value():g} per Region.",
+        )
+
+
+def create_network_interface(self: Any) -> ActionResult:
+    """Create a network interface within the quota."""
+    check_interfaces(self.ec2_backend, 1)
+    response: ActionResult = _moto_create_interface(self)
+    return response
+
+
+def _quota_response(response: Any, is_default: bool) -> str:
     request = json.loads(response.body)
-    if request.get("ServiceCode") != "ec2":
-        raise NotImplementedError(f"quotas of the service {request.get('ServiceCode')}")
-    quota = next((quota for quota in load_reference().quotas if quota.code == request.get("QuotaCode")), None)
+    service, code = request.get("ServiceCode"), request.get("QuotaCode")
+    if service == "vpc":
+        if code != INTERFACE_QUOTA_CODE:
+            raise NotImplementedError(f"the quota {code} of the service vpc")
+        number = DEFAULT_INTERFACES if is_default else interface_quota_value()
+        return _format_quota(response, "vpc", "Amazon Virtual Private Cloud (Amazon VPC)", INTERFACE_QUOTA_NAME, number)
+    if service != "ec2":
+        raise NotImplementedError(f"quotas of the service {service}")
+    quota = next((quota for quota in load_reference().quotas if quota.code == code), None)
     if quota is None:
         raise NoSuchResource
+    number = INCREASED_VCPUS if is_default else quota_value(quota)
+    return _format_quota(response, "ec2", "Amazon Elastic Compute Cloud (Amazon EC2)", quota.name, number)
+
+
+def _format_quota(response: Any, service: str, service_name: str, name: str, value: float) -> str:
+    code = json.loads(response.body)["QuotaCode"]
     content = {
-        "ServiceCode": "ec2",
-        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-        "QuotaArn": f"arn:aws:servicequotas:{response.region}:{response.current_account}:ec2/{quota.code}",
-        "QuotaCode": quota.code,
-        "QuotaName": quota.name,
-        "Value": value(quota),
+        "ServiceCode": service,
+        "ServiceName": service_name,
+        "QuotaArn": f"arn:aws:servicequotas:{response.region}:{response.current_account}:{service}/{code}",
+        "QuotaCode": code,
+        "QuotaName": name,
+        "Value": value,
         "Unit": "None",
         "Adjustable": True,
         "GlobalQuota": False,
@@ -100,14 +142,18 @@ def _quota_response(response: Any, value: Callable[[VcpuQuota], float]) -> str:
 
 def get_service_quota(self: Any) -> str:
     """Return the account's value of a quota."""
-    return _quota_response(self, quota_value)
+    return _quota_response(self, is_default=False)
 
 
 def get_aws_default_service_quota(self: Any) -> str:
-    """Return this account's default. The real default for accelerated instance types is 0."""
-    return _quota_response(self, lambda quota: INCREASED_VCPUS)
+    """Return this account's default. The real default for vCPUs of accelerated instance types is 0."""
+    return _quota_response(self, is_default=True)
+
+
+_moto_create_interface = EC2Response.create_network_interface
 
 
 def install() -> None:
-    """Add the two operations of Service Quotas to moto."""
+    """Add the two operations of Service Quotas to moto, and check the creation of network interfaces."""
     extend(ServiceQuotasResponse, get_service_quota, get_aws_default_service_quota)
+    extend(EC2Response, create_network_interface)

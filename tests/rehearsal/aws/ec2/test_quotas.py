@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rehearsal.aws.ec2.reference import load_reference
-from rehearsal.aws.faults import Quota
+from rehearsal.aws.faults import InterfaceQuota, Quota
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed
 from tests.rehearsal.aws.conftest import Client, Network
@@ -103,3 +103,49 @@ def test_capacity_block_counts_against_no_quota(client: Client, network: Network
 def test_fault_with_unknown_quota_code_is_refused(aws: EmulatedAws) -> None:
     with pytest.raises(ValueError, match="not an EC2 vCPU quota; use one of L-"):
         aws.inject({"kind": "quota", "code": "L-00000000", "vcpus": 1})
+
+
+def interface_quota(client: Client) -> float:
+    quota = {"ServiceCode": "vpc", "QuotaCode": "L-DF5E4CA3"}
+    return float(client("service-quotas").get_service_quota(**quota)["Quota"]["Value"])
+
+
+def count_interfaces(client: Client) -> int:
+    pages = client("ec2").get_paginator("describe_network_interfaces").paginate()
+    return sum(len(page["NetworkInterfaces"]) for page in pages)
+
+
+def test_region_has_5000_network_interfaces_by_default(client: Client, aws: EmulatedAws) -> None:
+    assert interface_quota(client) == 5000
+    aws.inject(InterfaceQuota(interfaces=40))
+    assert interface_quota(client) == 40
+    default = {"ServiceCode": "vpc", "QuotaCode": "L-DF5E4CA3"}
+    assert client("service-quotas").get_aws_default_service_quota(**default)["Quota"]["Value"] == 5000
+
+
+def test_launch_above_the_interface_quota_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(InterfaceQuota(interfaces=count_interfaces(client) + 3))
+    before = aws.list_resources()
+    assert refused(lambda: launch(client, network, 4)) == "NetworkInterfaceLimitExceeded"
+    assert aws.list_resources() == before
+    ids = launch(client, network, 3)
+    client("ec2").terminate_instances(InstanceIds=[ids[0]])
+    assert launch(client, network)
+
+
+def test_each_interface_of_an_instance_counts(client: Client, network: Network, aws: EmulatedAws) -> None:
+    layout = [
+        {"NetworkCardIndex": 0, "DeviceIndex": device, "InterfaceType": kind, "SubnetId": network.subnet}
+        for device, kind in enumerate(("interface", "efa-only"))
+    ]
+    efa = {"ImageId": network.image, "InstanceType": "p4d.24xlarge", "NetworkInterfaces": layout}
+    aws.inject(InterfaceQuota(interfaces=count_interfaces(client) + 3))
+    run = client("ec2").run_instances
+    assert run(MinCount=1, MaxCount=1, **efa)["Instances"]
+    assert refused(lambda: run(MinCount=1, MaxCount=1, **efa)) == "NetworkInterfaceLimitExceeded"
+
+
+def test_network_interface_above_the_quota_is_refused(client: Client, network: Network, aws: EmulatedAws) -> None:
+    aws.inject(InterfaceQuota(interfaces=count_interfaces(client)))
+    create = client("ec2").create_network_interface
+    assert refused(lambda: create(SubnetId=network.subnet)) == "NetworkInterfaceLimitExceeded"
