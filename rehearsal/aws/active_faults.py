@@ -15,6 +15,7 @@ from rehearsal.aws.faults import (
     Capacity,
     Deny,
     EventualConsistency,
+    ExpiredCredentials,
     Fault,
     FsxDeployment,
     InterfaceQuota,
@@ -26,7 +27,7 @@ from rehearsal.aws.faults import (
     check_operation,
     parse_denied_operations,
 )
-from rehearsal.aws.operations import Call
+from rehearsal.aws.operations import EC2_KEY, Call
 
 
 @dataclass
@@ -100,6 +101,9 @@ class ActiveFaults:
         name = f"{call.service}:{call.operation}"
         for active in self._active:
             fault = active.fault
+            has_expired = isinstance(fault, ExpiredCredentials) and CLOCK.now() >= active.since + fault.seconds
+            if has_expired and _is_signed_by_operator(call):
+                raise _expired(call, in_json)
             if isinstance(fault, Deny) and fault.operation == name:
                 raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
             if isinstance(fault, (Throttle, Outage)) and fault.operation == name and active.remaining > 0:
@@ -197,6 +201,22 @@ def forbidden(call: Call, in_json: bool, message: str) -> ApiError:
     if in_json and call.service != "s3":
         return ApiError("400 Bad Request", "AccessDeniedException", message)
     return ApiError("403 Forbidden", "AccessDenied", message)
+
+
+def _is_signed_by_operator(call: Call) -> bool:
+    """Return whether the call is neither of a role session (ASIA) nor of EC2, which passes a role to an instance."""
+    return call.access_key is not None and not call.access_key.startswith(("ASIA", EC2_KEY))
+
+
+def _expired(call: Call, in_json: bool) -> ApiError:
+    if call.service == "ec2":
+        return ApiError("400 Bad Request", "RequestExpired", "Request has expired.")
+    if call.service == "s3":
+        return ApiError("400 Bad Request", "ExpiredToken", "The provided token has expired.")
+    message = "The security token included in the request is expired"
+    if in_json:
+        return ApiError("400 Bad Request", "ExpiredTokenException", message)
+    return ApiError("403 Forbidden", "ExpiredToken", message)
 
 
 def _throttled(call: Call, in_json: bool) -> ApiError:

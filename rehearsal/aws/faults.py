@@ -126,6 +126,17 @@ class FsxDeployment(StrictModel):
     type: Literal["SCRATCH_1", "SCRATCH_2", "PERSISTENT_1", "PERSISTENT_2"] = Field(description="Deployment type.")
 
 
+class ExpiredCredentials(StrictModel):
+    """Expired credentials of the operator: all calls with keys fail, except those of node roles and of EC2 itself.
+
+    Error codes: eks-rolling-update issue 103 (EC2), terraform-provider-aws issue 37647 (JSON protocols), AWS knowledge
+    center "The security token included in the request is expired" (query protocol), S3 API reference "Error responses".
+    """
+
+    kind: Literal["expired-credentials"] = "expired-credentials"
+    seconds: float = Field(ge=0, allow_inf_nan=False, description="Seconds from the injection to the expiration.")
+
+
 Fault = (
     Capacity
     | Throttle
@@ -137,6 +148,7 @@ Fault = (
     | SpotInterruption
     | MemberOmission
     | FsxDeployment
+    | ExpiredCredentials
 )
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"

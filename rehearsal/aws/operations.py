@@ -11,6 +11,8 @@ from moto.moto_server.werkzeug_app import BackendRequest
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d{8}/([^/]+)/([^/]+)/aws4_request")
 _IAM_PREFIX = {"tagging": "tag", "monitoring": "cloudwatch"}
+EC2_KEY = "AKIAREHEARSALHYPERVIS"
+"""Access key with which the hypervisor assumes roles for instances, as EC2 does."""
 _READS = ("Describe", "Get", "List", "Head")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import boto3
 
 from rehearsal.aws.control_models import InstanceRecord
+from rehearsal.aws.operations import EC2_KEY
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.backend import Backend, NodeSpec
 from rehearsal.hypervisor.metadata import Credentials, InstanceMetadata, MetadataServer
@@ -20,7 +21,6 @@ from trainyard.aws import tags
 POLL_SECONDS = 0.5
 # EC2 gives a terminated instance some minutes to shut down; a rehearsed instance needs seconds.
 SHUTDOWN_TIMEOUT_SECONDS = 45.0
-ACCESS_KEY = "AKIAREHEARSALHYPERVIS"
 
 
 def instances_of_stack(instances: Iterable[InstanceRecord], stack: str) -> list[InstanceRecord]:
@@ -54,7 +54,7 @@ class Hypervisor:
             "sts",
             endpoint_url=aws.endpoint,
             region_name=aws.region,
-            aws_access_key_id=ACCESS_KEY,
+            aws_access_key_id=EC2_KEY,
             aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated AWS does not check secrets)
         )
 

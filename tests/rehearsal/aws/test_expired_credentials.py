@@ -1,0 +1,59 @@
+"""The fault `expired-credentials`: calls of the operator fail with each service's error; those of roles do not."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from rehearsal.aws.faults import ExpiredCredentials
+from rehearsal.aws.operations import EC2_KEY
+from rehearsal.aws.process import EmulatedAws
+from tests.rehearsal.aws.conftest import Client
+from tests.rehearsal.aws.test_faults import code_of
+
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}],
+}
+ALLOW = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "ec2:DescribeVpcs", "Resource": "*"}]}
+CALLS: dict[str, tuple[Callable[[Client], Any], str, int]] = {
+    "ec2": (lambda client: client("ec2").describe_vpcs(), "RequestExpired", 400),
+    "autoscaling": (lambda client: client("autoscaling").describe_auto_scaling_groups(), "ExpiredToken", 403),
+    "s3": (lambda client: client("s3").list_buckets(), "ExpiredToken", 400),
+    "fsx": (lambda client: client("fsx").describe_file_systems(), "ExpiredTokenException", 400),
+}
+
+
+@pytest.fixture(autouse=True)
+def clean(aws: EmulatedAws) -> Iterator[None]:
+    yield
+    aws.clear_faults()
+
+
+@pytest.mark.parametrize("service", CALLS)
+def test_each_service_has_its_error(client: Client, aws: EmulatedAws, service: str) -> None:
+    call, code, status = CALLS[service]
+    aws.inject(ExpiredCredentials(seconds=0))
+    assert code_of(lambda: call(client)) == (code, status)
+
+
+def test_credentials_are_valid_until_their_expiration(client: Client, aws: EmulatedAws) -> None:
+    aws.inject(ExpiredCredentials(seconds=60))
+    client("ec2").describe_vpcs()
+    aws.advance_clock(60)
+    assert code_of(lambda: client("ec2").describe_vpcs())[0] == "RequestExpired"
+    aws.clear_faults()
+    client("ec2").describe_vpcs()
+
+
+def test_role_of_a_node_remains_valid(client: Client, aws: EmulatedAws, name: str) -> None:
+    role = client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))["Role"]["Arn"]
+    client("iam").put_role_policy(RoleName=name, PolicyName="read", PolicyDocument=json.dumps(ALLOW))
+    aws.inject(ExpiredCredentials(seconds=0))
+    endpoint = {"endpoint_url": aws.endpoint, "region_name": "us-east-1"}
+    ec2_service = boto3.client("sts", aws_access_key_id=EC2_KEY, aws_secret_access_key="rehearsal", **endpoint)
+    keys = ec2_service.assume_role(RoleArn=role, RoleSessionName="i-1")["Credentials"]
+    session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
+    assert session.client("ec2", **endpoint).describe_vpcs()["Vpcs"]
