@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from trainyard.aws.credentials import describe_expiration
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
@@ -46,6 +47,8 @@ class Launch:
         self.reservations = GroupReservations(self.manifest, display)
         self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
+        self.is_adding_nodes = False
+        self.added_nodes: list[str] = []
         self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
         self.record = create_run_record(self.manifest, time.time())
 
@@ -133,7 +136,18 @@ class Launch:
             self.display.line("time limit", f"the capacity ends at {format_time(run.deadline)}: {duration}")
 
     def _with_rollback(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
-        """Run the operation; when it fails, call `undo` with the reason and terminate the nodes that were added."""
+        """Run the operation; when it fails, call `undo` with the reason and terminate the nodes that were added.
+
+        With expired credentials neither is possible: then raises LaunchError that reports what still runs.
+        """
+        try:
+            return self._run_or_undo(operation, undo)
+        except Exception as error:
+            if (reason := describe_expiration(error)) is None:
+                raise
+            raise LaunchError(self._expiration_message(reason)) from None
+
+    def _run_or_undo(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
         with sigterm_as_interrupt():
             try:
                 return operation()
@@ -162,6 +176,20 @@ class Launch:
         return (
             f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). To "
             f"try again: pulumi up -s {stack}; to end it: pulumi destroy -s {stack}"
+        )
+
+    def _expiration_message(self, reason: str) -> str:
+        message = f"the AWS credentials expired during the launch ({reason}). Renew them. "
+        if not self.is_adding_nodes:
+            held = ", ".join(reservation.id for reservation in self.reserved.values())
+            reserved = f"; {held} is billed until AWS ends it, within an hour after the lease" if held else ""
+            return f"{message}No node was added{reserved}: launch again"
+        nodes = ", ".join(self.added_nodes) or "all that AWS launched"
+        return (
+            f"{message}The nodes that it added continue to run ({nodes}) and are billed: the controller starts the job "
+            "on them, or terminates them after launch.startup_timeout_minutes; without the controller, the lease of "
+            f"{self.manifest.limits.lease_minutes:g} minutes terminates them. To terminate them now: trainyard stop "
+            f"--stack {self.cluster.stack}"
         )
 
     def _start_run(self) -> LaunchResult:
@@ -272,7 +300,8 @@ class Launch:
             f"{counts[group.name]} x {group.instance_type}" for group in self.manifest.groups if counts[group.name]
         ]
         self.display.detail("nodes", f"launching {', '.join(requests)}")
-        added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
+        self.is_adding_nodes = True
+        self.added_nodes = added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
         self.display.line("nodes", f"{len(added)} of {sum(counts.values())} launched: {', '.join(added)}")
         return added
 

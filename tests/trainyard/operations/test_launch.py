@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rehearsal.aws.faults import ExpiredCredentials
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -297,3 +298,38 @@ def test_node_without_events_is_reported_before_the_deadline(
     with pytest.raises(LaunchError, match=r"no events received from i-\w+, i-\w+ within"):
         launch.start()
     assert cluster.members() == []
+
+
+def test_expired_credentials_are_one_message_and_the_nodes_remain(
+    cluster: clusters.Cluster, on_launched: Any, account: EmulatedAws
+) -> None:
+    """The message names the credentials, the nodes, and what ends them: nothing can be rolled back."""
+    cluster.write_head_ready_events()
+    nodes: list[str] = []
+
+    def act(run: str, members: list[str]) -> None:
+        nodes.extend(members)
+        account.inject(ExpiredCredentials(seconds=0))
+
+    on_launched(act)
+    launch, _ = create_launch(cluster)
+    try:
+        with pytest.raises(LaunchError) as caught:
+            launch.start()
+    finally:
+        account.clear_faults()
+    message = str(caught.value)
+    assert message.startswith("the AWS credentials expired during the launch (ExpiredToken: ")
+    assert all(part in message for part in (*nodes, "the controller", "the lease", f"stop --stack {cluster.stack}"))
+    assert "\n" not in message
+    assert sorted(cluster.members()) == sorted(nodes)
+
+
+def test_expired_credentials_before_nodes_are_added(cluster: clusters.Cluster, account: EmulatedAws) -> None:
+    launch, _ = create_launch(cluster)
+    account.inject(ExpiredCredentials(seconds=0))
+    try:
+        with pytest.raises(LaunchError, match=r"credentials expired.*No node was added: launch again"):
+            launch._launch_new_run()
+    finally:
+        account.clear_faults()
