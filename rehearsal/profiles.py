@@ -12,13 +12,16 @@ _MINUTE = 60.0
 # Durations on AWS. GPU instances are pending and shutting-down for minutes: packer issue 682 measured 19 minutes on
 # c5.metal, Bottlerocket issue 337 doubled a limit of five minutes. "Several minutes" until reserved capacity is
 # available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2 user
-# guide, "Create a Capacity Reservation".
+# guide, "Create a Capacity Reservation". The Pulumi provider waits 10 minutes for the deletion of a file system
+# (measured).
 _REAL = Timing(
     pending_seconds=2 * _MINUTE,
     shutting_down_seconds=2 * _MINUTE,
     large_gpu_shutting_down_seconds=15 * _MINUTE,
     reserved_capacity_return_seconds=5 * _MINUTE,
     reservation_end_delay_seconds=60 * _MINUTE,
+    fsx_creating_seconds=10 * _MINUTE,
+    fsx_deleting_seconds=10 * _MINUTE,
 )
 
 
