@@ -26,7 +26,8 @@ class PlacementGroup(Handler):
         response = call.aws.client("ec2").create_placement_group(
             GroupName=name, Strategy=call.inputs["strategy"], **call.tag_specification("placement-group")
         )
-        return name, {"name": name, "placementGroupId": response["PlacementGroup"]["GroupId"]}
+        group = response["PlacementGroup"]
+        return name, {"name": name, "arn": group["GroupArn"], "placementGroupId": group["GroupId"]}
 
     def update(self, call: HandlerCall) -> dict[str, Any]:
         """Update the tags."""

@@ -6,7 +6,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-MAX_ATTEMPTS = 8
+MAX_ATTEMPTS = 9
 
 
 @cache
@@ -15,5 +15,5 @@ def client(service: str, region: str, max_attempts: int = MAX_ATTEMPTS) -> Any:
 
     `max_attempts`: 1 disables retries, which include HTTP status 500 of a capacity shortage.
     """
-    retries: Any = {"mode": "standard", "max_attempts": max_attempts}
+    retries: Any = {"mode": "standard", "total_max_attempts": max_attempts}
     return boto3.client(service, region_name=region, config=Config(retries=retries, connect_timeout=5, read_timeout=60))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from trainyard.aws.clients import client
 
 
@@ -81,8 +83,12 @@ def extend_reservations(region: str, reservations: Iterable[str], end: float) ->
 
 
 def cancel_reservation(region: str, reservation: str) -> None:
-    """Cancel a reservation. Instances in it continue as On-Demand Instances."""
-    client("ec2", region).cancel_capacity_reservation(CapacityReservationId=reservation)
+    """Cancel a reservation, unless it has ended. Instances in it continue as On-Demand Instances."""
+    try:
+        client("ec2", region).cancel_capacity_reservation(CapacityReservationId=reservation)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "InvalidCapacityReservationState":
+            raise
 
 
 def _time(unix_time: float) -> datetime:

@@ -200,9 +200,10 @@ class WorkerGroups:
                     display.detail(name, "cannot be terminated while instances of its group are pending: retrying")
                     time.sleep(RETRY_DELAY_SECONDS)
                     continue
-                display.line(name, f"could not be terminated: {error}")
-                time.sleep(failures * RETRY_DELAY_SECONDS)
                 failures += 1
+                report = display.line if failures == MAX_TRIES else display.detail
+                report(name, f"could not be terminated: {error}")
+                time.sleep(failures * RETRY_DELAY_SECONDS)
         return False
 
     def _terminate_in_ec2(self, name: str, display: Display) -> bool:

@@ -306,7 +306,7 @@ def test_unknown_denied_operation_prevents_the_start(tmp_path: Path, monkeypatch
 WRONG: dict[str, Any] = {
     "an unknown kind": [{"kind": "earthquake"}],
     "no kind": [{"limit": 1}],
-    "an unknown key": [{"kind": "capacity", "limit": 1, "zone": "us-east-1a"}],
+    "an unknown key": [{"kind": "capacity", "limit": 1, "region": "us-east-1"}],
     "a negative limit": [{"kind": "capacity", "limit": -1}],
     "no such instance type": [{"kind": "capacity", "limit": 1, "instance_type": "p9.huge"}],
     "no time": [{"kind": "eventual-consistency", "seconds": 0}],
