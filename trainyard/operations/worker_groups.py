@@ -32,11 +32,19 @@ class WorkerGroups:
         self._group_of: dict[str, WorkerGroup] = {}
         self._region = manifest.region
         self._descriptions: list[dict[str, Any]] = []
+        self._latest_answer: dict[str, list[dict[str, Any]]] = {}
 
     def _describe(self) -> list[dict[str, Any]]:
-        """Return the descriptions of the groups by Auto Scaling."""
+        """Return the descriptions of the groups by Auto Scaling.
+
+        An answer may omit a member. A member of the previous answer is kept once, so that two answers decide.
+        """
         groups = autoscaling.describe_groups(self._region, self._groups)
         for group in groups:
+            name, present = group["AutoScalingGroupName"], set(_instance_ids([group]))
+            previous = self._latest_answer.get(name, [])
+            self._latest_answer[name] = list(group["Instances"])
+            group["Instances"] += [instance for instance in previous if instance["InstanceId"] not in present]
             for instance in group["Instances"]:
                 self._group_of[instance["InstanceId"]] = self._groups[group["AutoScalingGroupName"]]
         self._descriptions = groups
@@ -71,7 +79,8 @@ class WorkerGroups:
         group that has one. Raises CapacityError when a group launches fewer nodes than requested: `rollback` then
         terminates all that were added.
         """
-        groups = self._describe()
+        self._describe()
+        groups = self._describe()  # a member that one answer omits must not look like a new one
         zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))
@@ -148,6 +157,7 @@ class WorkerGroups:
         """
         if self._earlier_members is None:
             return []
+        self._describe()
         groups = self._describe()
         new = [name for name in _instance_ids(groups) if name not in self._earlier_members]
         for group in groups:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.faults import Deny
+from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
+from tests.polling import eventually
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import autoscaling
 from trainyard.errors import InputError
@@ -263,3 +264,15 @@ def test_new_capacity_end_changes_the_deadline(groups: TwoGroups) -> None:
     assert current is not None
     assert current.deadline == end_time
     assert f"run {record.run} has new deadlines: it ends 30 minutes after its launch" in groups.display.lines
+
+
+def test_member_that_one_answer_omits_is_not_rolled_back(account: EmulatedAws, groups: TwoGroups) -> None:
+    """A rollback must not take an older node for a new one, and must find every new node."""
+    (older,) = groups.cluster.launch_instances(1)
+    account.inject(MemberOmission(every=2))
+    workers = groups.workers
+    added = workers.add_nodes({"workers": 1}, "run-omission", groups.display)
+    assert workers.rollback(groups.display) == []
+    account.clear_faults()
+    eventually(lambda: groups.cluster.members() == [older], "only the older node remains")
+    assert older not in added
