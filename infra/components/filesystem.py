@@ -1,4 +1,4 @@
-"""FSx for Lustre with SSD storage in the nodes' subnet, optionally linked to the data bucket."""
+"""FSx for Lustre with SSD storage in the nodes' subnet, optionally linked to prefixes of the data bucket."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import pulumi_aws as aws
 
 from infra.scope import Scope
 from trainyard.config.settings.storage import FsxSettings
+from trainyard.models import layout
 
-# Deletions are imported but not exported: an export would delete objects.
+# Deletions are not exported: an export would delete objects.
 _IMPORTED_EVENTS = ["NEW", "CHANGED", "DELETED"]
 _EXPORTED_EVENTS = ["NEW", "CHANGED"]
-DATA_PATH = "/data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,45 @@ class FileSystem(pulumi.ComponentResource):
             tags=args.scope.tags("filesystem"),
             opts=parent,
         )
+        # Other prefixes are not linked: each object of a run would become an inode of the metadata server.
         if settings.data_repository:
-            aws.fsx.DataRepositoryAssociation(
-                "data",
-                file_system_id=lustre.id,
-                file_system_path=DATA_PATH,
-                data_repository_path=pulumi.Output.concat("s3://", args.data_bucket),
-                batch_import_meta_data_on_create=True,
-                s3=aws.fsx.DataRepositoryAssociationS3Args(
-                    auto_import_policy=aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED_EVENTS),
-                    auto_export_policy=aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED_EVENTS),
+            self._associate(
+                layout.DATASETS,
+                args,
+                lustre,
+                aws.fsx.DataRepositoryAssociationS3Args(
+                    auto_import_policy=aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED_EVENTS)
                 ),
-                tags=args.scope.tags("data-link"),
-                opts=parent,
+            )
+        if settings.export:
+            self._associate(
+                layout.EXPORTS,
+                args,
+                lustre,
+                aws.fsx.DataRepositoryAssociationS3Args(
+                    auto_export_policy=aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED_EVENTS)
+                ),
             )
         self.dns_name = lustre.dns_name
         self.mount_name = lustre.mount_name
         self.register_outputs({"dns_name": self.dns_name, "mount_name": self.mount_name})
+
+    def _associate(
+        self,
+        prefix: str,
+        args: FileSystemArgs,
+        lustre: aws.fsx.LustreFileSystem,
+        policies: aws.fsx.DataRepositoryAssociationS3Args,
+    ) -> None:
+        """Link a prefix of the data bucket to the path of the same name on the file system."""
+        name = prefix.rstrip("/")
+        aws.fsx.DataRepositoryAssociation(
+            name,
+            file_system_id=lustre.id,
+            file_system_path=f"/{name}",
+            data_repository_path=pulumi.Output.concat("s3://", args.data_bucket, "/", prefix),
+            batch_import_meta_data_on_create=policies.auto_import_policy is not None,
+            s3=policies,
+            tags=args.scope.tags(f"{name}-association"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )

@@ -127,28 +127,40 @@ def test_existing_bucket_and_key_are_not_changed(changed: Callable[..., Deployme
 FSX, LINK = "aws:fsx/lustreFileSystem:LustreFileSystem", "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
 
 
-def test_deletions_are_not_exported_to_s3(gpu: Deployment) -> None:
-    link = gpu.resource(LINK, "data").inputs["s3"]
-    assert link["autoExportPolicy"]["events"] == ["NEW", "CHANGED"]
-    assert link["autoImportPolicy"]["events"] == ["NEW", "CHANGED", "DELETED"]
+def test_file_system_imports_the_datasets_only(gpu: Deployment) -> None:
+    """Objects of runs would fill the metadata server."""
+    (association,) = gpu.resources_of_type(LINK)
+    assert association.inputs["fileSystemPath"] == "/datasets"
+    assert association.inputs["dataRepositoryPath"] == f"s3://{gpu.exports['data_bucket']}/datasets/"
+    assert association.inputs["batchImportMetaDataOnCreate"] is True
+    assert association.inputs["s3"] == {"autoImportPolicy": {"events": ["NEW", "CHANGED", "DELETED"]}}
+
+
+def test_export_has_its_own_prefix_and_exports_no_deletions(changed: Callable[..., Deployment]) -> None:
+    run = changed("a100-cluster", fsx={"export": True})
+    (association,) = run.resources_of_type(LINK)
+    assert association.inputs["fileSystemPath"] == "/exports"
+    assert association.inputs["dataRepositoryPath"] == f"s3://{run.exports['data_bucket']}/exports/"
+    assert association.inputs["s3"] == {"autoExportPolicy": {"events": ["NEW", "CHANGED"]}}
 
 
 @pytest.mark.parametrize(
     ("fsx", "backups"),
     [
         ({"data_repository": True}, 0),
+        ({"export": True}, 0),
         ({}, 7),
         ({"backup_retention_days": 30}, 30),
         ({"backup_retention_days": 0}, 0),
         ({"deployment_type": "SCRATCH_2"}, None),
     ],
 )
-def test_backups_exist_only_without_data_repository(
+def test_backups_exist_only_without_associations(
     changed: Callable[..., Deployment], fsx: Any, backups: int | None
 ) -> None:
     run = changed("a100-cluster", fsx=fsx)
     assert run.resource(FSX, "lustre").inputs.get("automaticBackupRetentionDays") == backups
-    assert bool(run.resources_of_type(LINK)) == ("data_repository" in fsx)
+    assert bool(run.resources_of_type(LINK)) == bool({"data_repository", "export"} & fsx.keys())
 
 
 def test_scratch_has_neither_throughput_nor_key(changed: Callable[..., Deployment]) -> None:

@@ -1,6 +1,7 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
-Data bucket: `datasets/<name>/` and `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
+Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
+`runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
 An object `archived/<prefix>` in it means that all objects under `<prefix>` have the tag by which S3 archives them.
 Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
@@ -9,6 +10,8 @@ Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+DATASETS = "datasets/"
+EXPORTS = "exports/"
 MANIFEST = "manifest.json"
 CURRENT_RUN = "run.json"
 HEAD_EVENTS = "head/events/"
@@ -19,7 +22,7 @@ COMMIT_MARK = ".metadata"
 
 def dataset_prefix(name: str) -> str:
     """Prefix of a dataset in the data bucket."""
-    return f"datasets/{name}/"
+    return f"{DATASETS}{name}/"
 
 
 def bundle_key(sha256: str) -> str:

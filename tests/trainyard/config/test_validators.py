@@ -115,7 +115,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "role_variables_exist": [Example({"node.variables": {"base_nofile": 1}}, "node.variables", ("'base_nofile'",))],
     "backups_supported": [
         Example({"fsx": {**fsx, "backup_retention_days": 7}}, "fsx.backup_retention_days", ("= 7",))
-        for fsx in ({"data_repository": True}, {"deployment_type": "SCRATCH_2"})
+        for fsx in ({"data_repository": True}, {"export": True}, {"deployment_type": "SCRATCH_2"})
     ],
     "throughput_configurable": [
         Example(

@@ -46,15 +46,20 @@ class FsxSettings(StrictModel):
     )
     data_repository: bool = Field(
         False,
-        description="Link /data on the file system to the data bucket: objects appear as files; new and changed files "
-        "are exported, deletions are not.",
+        description="Data repository association of /datasets on the file system with datasets/ in the data bucket: "
+        "FSx imports new, changed and deleted objects.",
+    )
+    export: bool = Field(
+        False,
+        description="Data repository association of /exports on the file system with exports/ in the data bucket: FSx "
+        "exports new and changed files, not deletions.",
     )
     backup_retention_days: Integer | None = Field(
         None,
         ge=0,
         le=90,
-        description="Retention of daily backups, days; none: 7 for PERSISTENT_2 without data_repository, else no "
-        "backups, because AWS supports none.",
+        description="Retention of daily backups, days; none: 7 for PERSISTENT_2 without data_repository and export, "
+        "else no backups, because AWS supports none.",
     )
 
     @field_validator("storage_capacity_gib")
@@ -65,6 +70,11 @@ class FsxSettings(StrictModel):
                 "invalid_storage_capacity", "FSx for Lustre SSD storage capacity is 1200 GiB or a multiple of 2400 GiB"
             )
         return value
+
+    @property
+    def linked(self) -> bool:
+        """Whether the file system has a data repository association."""
+        return self.data_repository or self.export
 
     @property
     def throughput(self) -> Throughput | None:
@@ -78,4 +88,4 @@ class FsxSettings(StrictModel):
         """Retention of daily backups, days, with the default applied; 0: no backups."""
         if self.backup_retention_days is not None:
             return self.backup_retention_days
-        return 0 if self.data_repository or self.deployment_type == "SCRATCH_2" else DEFAULT_BACKUP_RETENTION_DAYS
+        return 0 if self.linked or self.deployment_type == "SCRATCH_2" else DEFAULT_BACKUP_RETENTION_DAYS

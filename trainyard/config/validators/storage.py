@@ -18,7 +18,7 @@ def backups_supported(settings: StackSettings, root: Path) -> Iterator[Problem]:
     if fsx is None or not fsx.backup_retention_days:
         return
     reason = None
-    if fsx.data_repository:
+    if fsx.linked:
         reason = "a file system that is linked to S3 supports no backups: the versioned bucket is the backup"
     elif fsx.deployment_type == "SCRATCH_2":
         reason = "a SCRATCH_2 file system supports no backups"
