@@ -113,6 +113,7 @@ def substitute_settings(
         reason="the rehearsal takes minutes",
     )
     _remove_container(substitution)
+    _read_data_from_s3(substitution)
     _move_to_emulated_account(substitution)
     if nodes is not None:
         _adjust_batch_size(substitution)
@@ -131,6 +132,20 @@ def _remove_container(substitution: SettingsSubstitution) -> None:
             original=f"the container image {image} and the role that installs Docker",
             replacement="the Python environment of the rehearsal",
             reason="nodes cannot reach a container registry or Docker's package repository",
+        )
+
+
+def _read_data_from_s3(substitution: SettingsSubstitution) -> None:
+    """Run a job that reads its dataset from FSx on the same dataset in S3."""
+    job = substitution.settings["job"]
+    if job.get("data") == "fsx":
+        substitution.change(
+            job,
+            "data",
+            "s3",
+            original="a dataset that nodes read from FSx for Lustre",
+            replacement="the same dataset in S3",
+            reason=UNAVAILABLE_ROLES["lustre"],
         )
 
 

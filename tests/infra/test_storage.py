@@ -137,7 +137,7 @@ def test_file_system_imports_the_datasets_only(gpu: Deployment) -> None:
 
 
 def test_export_has_its_own_prefix_and_exports_no_deletions(changed: Callable[..., Deployment]) -> None:
-    run = changed("a100-cluster", fsx={"export": True})
+    run = changed("h200-cluster", fsx={"export": True})
     (association,) = run.resources_of_type(LINK)
     assert association.inputs["fileSystemPath"] == "/exports"
     assert association.inputs["dataRepositoryPath"] == f"s3://{run.exports['data_bucket']}/exports/"
@@ -158,13 +158,13 @@ def test_export_has_its_own_prefix_and_exports_no_deletions(changed: Callable[..
 def test_backups_exist_only_without_associations(
     changed: Callable[..., Deployment], fsx: Any, backups: int | None
 ) -> None:
-    run = changed("a100-cluster", fsx=fsx)
+    run = changed("h200-cluster", fsx=fsx)
     assert run.resource(FSX, "lustre").inputs.get("automaticBackupRetentionDays") == backups
     assert bool(run.resources_of_type(LINK)) == bool({"data_repository", "export"} & fsx.keys())
 
 
 def test_scratch_has_neither_throughput_nor_key(changed: Callable[..., Deployment]) -> None:
-    inputs = changed("a100-cluster", fsx={"deployment_type": "SCRATCH_2"}).resource(FSX, "lustre").inputs
+    inputs = changed("h200-cluster", fsx={"deployment_type": "SCRATCH_2"}).resource(FSX, "lustre").inputs
     assert not {"perUnitStorageThroughput", "kmsKeyId"} & inputs.keys()
 
 

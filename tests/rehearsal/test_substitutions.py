@@ -129,6 +129,16 @@ def test_container_job_runs_without_its_container(backend: BackendName) -> None:
     assert container_change.reason.startswith("nodes cannot reach a container registry")
 
 
+@pytest.mark.parametrize("backend", ["process", "nspawn"])
+def test_job_that_reads_from_fsx_reads_the_same_dataset_from_s3(backend: BackendName) -> None:
+    raw = read_stack_settings("a100-cluster")
+    assert load_settings(raw, ROOT, "x").job.data == "fsx"
+    settings, changes = substitute_settings(raw, None, backend)
+    after = load_settings(settings, ROOT, "x").job
+    assert (after.data, after.dataset) == ("s3", "python-stdlib")
+    assert "a dataset that nodes read from FSx for Lustre" in [change.original for change in changes]
+
+
 def test_booted_node_skips_unavailable_roles_and_the_skipped_roles_of_the_stack() -> None:
     raw = read_stack_settings("a100-cluster")
     raw["node"] = {**raw.get("node", {}), "skip_roles": ["container"]}

@@ -53,6 +53,11 @@ class JobSpec(StrictModel):
         False,
         description="Fill an empty dataset with the built-in corpus: the source code of Python's standard library.",
     )
+    data: Literal["s3", "fsx"] = Field(
+        "s3",
+        description="Where the job reads its dataset, DATA_URI: s3: from the data bucket; fsx: from the folder into "
+        "which FSx for Lustre imports it (fsx.data_repository).",
+    )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
     command: tuple[str, ...] | None = Field(
         None,

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from trainyard.base import StrictModel
 from trainyard.config.shared_settings import JobSpec, Market, NodeSettings
+from trainyard.models.layout import split_s3_uri
 
 
 class Archive(StrictModel):
@@ -117,7 +118,7 @@ class Job(JobSpec):
     """The job as nodes run it."""
 
     source: Archive | None = Field(description="Source archive of a custom job; none for the built-in trainer.")
-    data_uri: str = Field(description="DATA_URI: S3 prefix of the dataset.")
+    data_uri: str = Field(description="S3 prefix of the dataset.")
 
     @property
     def saves_on_request(self) -> bool:
@@ -207,6 +208,11 @@ class Manifest(StrictModel):
         return min(
             (group.capacity_end_time for group in self.groups if group.capacity_end_time is not None), default=None
         )
+
+    def local_data_path(self, job: Job) -> str:
+        """Path of the folder on the nodes into which FSx imports the dataset of a job with `data: fsx`."""
+        assert self.fsx is not None, "the settings are valid"
+        return f"{self.fsx.mount_point}/{split_s3_uri(job.data_uri)[1]}"
 
     def digest(self) -> str:
         """SHA-256 of the manifest without sizes and deadlines: a run with the same digest can adopt this manifest."""

@@ -105,6 +105,16 @@ def test_a_blocked_probe_is_abandoned_at_the_timeout(tmp_path: Path, monkeypatch
     assert module.probe_problem(str(fifo), 0.5) == "no response within 0 s"
 
 
+def test_an_object_that_is_not_imported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_script("verify")
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    assert f"FSx has not imported {tmp_path}/dataset.json within 0 s" in module.import_problem(
+        f"{tmp_path}/dataset.json", 0.05
+    )
+    (tmp_path / "dataset.json").touch()
+    assert module.import_problem(f"{tmp_path}/dataset.json", 0.05) == ""
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
     with boot_machine(tmp_path_factory.mktemp("lustre"), NO_SOURCES | {"/etc/os-release": UBUNTU}) as machine:

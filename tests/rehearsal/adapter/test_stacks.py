@@ -28,7 +28,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "reserved": ("local", {"capacity": {"reservation": {"id": "cr-0bbbbbbbbbbbbbbb1"}}}),
     "scratch": ("a100-cluster", {"fsx": {"deployment_type": "SCRATCH_2", "data_repository": True}}),
     "with-backups": (
-        "a100-cluster",
+        "local",
         {"fsx": {"backup_retention_days": 3}, "guardrails": {"email": "team@example.com"}},
     ),
     "debian": ("local", {"image": "debian-12"}),

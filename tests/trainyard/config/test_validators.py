@@ -111,6 +111,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"node.package_index": index}, "node.package_index", (repr(index),))
         for index in ("pypi", "s3://mine/wheels")
     ],
+    "fsx_has_the_dataset": [
+        Example({"job.data": "fsx"}, "job.data", ("no file system",)),
+        Example({"job.data": "fsx", "fsx": {}}, "job.data", ("fsx.data_repository is false",)),
+    ],
     "container_for_custom_job": [Example({"job.container": CONTAINER}, "job.container", (CONTAINER,))],
     "role_variables_exist": [Example({"node.variables": {"base_nofile": 1}}, "node.variables", ("'base_nofile'",))],
     "backups_supported": [

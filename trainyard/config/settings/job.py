@@ -12,7 +12,7 @@ from trainyard.config.shared_settings import JobSpec
 class JobSettings(JobSpec):
     """The job: the built-in trainer (`train`), or a custom job (`source` and `command`)."""
 
-    dataset: DatasetName = Field(description="Dataset under datasets/ in the data bucket: DATA_URI.")
+    dataset: DatasetName = Field(description="Dataset under datasets/ in the data bucket.")
     processes_per_node: Integer | None = Field(
         None, gt=0, description="Processes on each node; none: one per GPU, or one on CPU nodes."
     )

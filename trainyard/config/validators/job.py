@@ -72,6 +72,17 @@ def source_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
             yield invalid_setting("job.command", job.command[0], reason, fix)
 
 
+def fsx_has_the_dataset(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """FSx imports the dataset that the job reads from it."""
+    if settings.job.data == "fsx" and not (settings.fsx and settings.fsx.data_repository):
+        reason = (
+            "fsx.data_repository is false: the file system does not import the dataset"
+            if settings.fsx
+            else "the stack has no file system (fsx)"
+        )
+        yield invalid_setting("job.data", "fsx", reason, "Set fsx.data_repository to true, or job.data to s3")
+
+
 def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """The world size is divisible by the parallel degrees, and the batch size by the data parallel ranks."""
     train = settings.job.train
@@ -160,6 +171,7 @@ VALIDATORS = (
     container_for_custom_job,
     exactly_one_job_kind,
     source_exists,
+    fsx_has_the_dataset,
     training_fits_processes,
     one_gpu_per_process,
     precision_supported_by_gpu,

@@ -122,7 +122,7 @@ def job_variables(
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
     variables = {
-        "DATA_URI": run.job.data_uri,
+        "DATA_URI": manifest.local_data_path(run.job) if run.job.data == "fsx" else run.job.data_uri,
         "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
         "RESULTS_URI": f"{bucket}/{layout.results}",
         "TRAINYARD_RUN": run.run,

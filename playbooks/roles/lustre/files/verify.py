@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Verify that the file system is mounted and writable, and that the client is tuned.
+"""Verify that the file system is mounted and writable, that the client is tuned, and that a file has been imported.
 
-    verify.py MOUNT_POINT MOUNT_NAME TIMEOUT_SECONDS
+    verify.py MOUNT_POINT MOUNT_NAME TIMEOUT_SECONDS [IMPORTED_FILE]
 
 An unavailable file system blocks each access in the kernel, where no signal arrives: separate processes access it, and
 are abandoned at the timeout. Prints the first problem to stderr; exit status 0 or 1.
@@ -79,6 +79,19 @@ def mount_problem(mount_point: str, name: str, timeout_seconds: float) -> str:
     return f"{mount_point} cannot be mounted: {problem}; {log}{HINT} (waited {timeout_seconds:.0f} s)"
 
 
+def import_problem(file: str, timeout_seconds: float) -> str:
+    """Return why the file does not exist before the timeout; empty if it does. FSx imports objects asynchronously."""
+    deadline = time.monotonic() + timeout_seconds
+    while not Path(file).exists():
+        if time.monotonic() + POLL_SECONDS > deadline:
+            return (
+                f"FSx has not imported {file} within {timeout_seconds:.0f} s: check the data repository association of "
+                "the file system and the object in the data bucket, or set job.data to s3"
+            )
+        time.sleep(POLL_SECONDS)
+    return ""
+
+
 def last_mount_log(mount_point: str) -> str:
     """Return the last log line of the mount command, or the command that displays the log."""
     unit = mount_unit(mount_point)
@@ -141,9 +154,11 @@ def tuning_problem(mount_point: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the first problem, and return the exit status."""
-    mount_point, name, timeout_seconds = arguments
+    mount_point, name, timeout_seconds, *imported_files = arguments
     problem = mount_problem(mount_point, name, float(timeout_seconds)) or module_problem()
     problem = problem or tuning_problem(mount_point)
+    for file in imported_files:
+        problem = problem or import_problem(file, float(timeout_seconds))
     if problem:
         print(problem, file=sys.stderr)
     return int(bool(problem))

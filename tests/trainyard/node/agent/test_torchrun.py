@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.manifests import MANIFEST
+from trainyard.models.manifest import Fsx, Manifest
 from trainyard.models.run import RunRecord
 from trainyard.node.agent.torchrun import find_interface, job_variables
 
@@ -19,24 +20,28 @@ def test_address_without_interface_is_an_error() -> None:
 
 
 def create_variables(
-    network: str | None, efa: int, environment: dict[str, str] | None = None, image: str | None = None
+    network: str | None,
+    efa: int,
+    environment: dict[str, str] | None = None,
+    image: str | None = None,
+    manifest: Manifest = MANIFEST,
 ) -> dict[str, str]:
     """Variables of a job on GPU nodes with `efa` EFA devices."""
-    group = MANIFEST.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": efa})
-    job = MANIFEST.job.model_copy(update={"environment": environment or {}, "container": image})
+    group = manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": efa})
+    job = manifest.job.model_copy(update={"environment": environment or {}, "container": image})
     run = RunRecord(
         run="r",
         created=1.0,
         deadline=2.0,
-        manifest_digest=MANIFEST.digest(),
+        manifest_digest=manifest.digest(),
         nodes=1,
         processes_per_node=8,
         job=job,
-        limits=MANIFEST.limits,
+        limits=manifest.limits,
     )
     folder = Path("/x")
     return job_variables(
-        manifest=MANIFEST,
+        manifest=manifest,
         group=group,
         run=run,
         attempt=1,
@@ -65,3 +70,12 @@ def test_container_keeps_the_plugin_of_the_image() -> None:
 
 def test_environment_of_the_job_overrides_the_network() -> None:
     assert create_variables("Libfabric", 4, {"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"
+
+
+def test_job_reads_its_dataset_from_the_folder_that_fsx_imports() -> None:
+    fsx = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/fsx")
+    manifest = MANIFEST.model_copy(update={"fsx": fsx, "job": MANIFEST.job.model_copy(update={"data": "fsx"})})
+    assert create_variables(None, 0, manifest=manifest)["DATA_URI"] == "/fsx/datasets/d/"
+    assert create_variables(None, 0, manifest=MANIFEST.model_copy(update={"fsx": fsx}))["DATA_URI"] == (
+        "s3://data/datasets/d/"
+    )
