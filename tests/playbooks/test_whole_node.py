@@ -30,7 +30,7 @@ EFA_VERSION = "1.50.0"
 FSX = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/data/fsx")
 GPUS = Gpus(model="A100", driver="open", nvswitch=True, clocks=(1215, 1410))
 ROLES = [
-    *("preflight", "base", "nvidia_driver", "efa", "nvme", "cuda", "container", "lustre"),
+    *("preflight", "base", "lustre", "nvidia_driver", "efa", "nvme", "cuda", "container"),
     *("pytorch", "job", "refresh"),
 ]
 # Kernel state and devices at each boot: nouveau is loaded until it is blacklisted, as on a stock image; huge pages are
@@ -174,7 +174,7 @@ def test_the_node_reboots_on_request_and_continues(cluster: BootedCluster, full_
 
 
 def test_roles_that_need_the_driver_do_not_run_before_it_is_loaded(cluster: BootedCluster, full_node: str) -> None:
-    assert executed_roles(task_events(cluster, full_node, "0001")) == ROLES[:3]
+    assert executed_roles(task_events(cluster, full_node, "0001")) == ROLES[:4]
 
 
 def test_the_agent_is_not_started_before_all_modules_are_loaded(cluster: BootedCluster, full_node: str) -> None:

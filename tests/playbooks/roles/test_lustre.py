@@ -138,7 +138,9 @@ def machine(node: BootedMachine) -> Iterator[BootedMachine]:
         f"systemctl disable -q --now '{UNIT}.automount' '{UNIT}.mount' trainyard-lustre-tuning.service || true;"
         "rm -f /etc/systemd/system/fsx* /etc/systemd/system/trainyard* /etc/modprobe.d/60* /usr/local/sbin/nproc;"
         "apt-get purge -qy 'lustre-client-*' || true; rm -f /etc/apt/sources.list.d/* /etc/apt/keyrings/* /etc/fsx-*;"
-        "rm -f /var/log/mounts /var/log/lctl /var/log/loaded; systemctl daemon-reload"
+        "rm -f /var/log/mounts /var/log/lctl /var/log/loaded; systemctl daemon-reload;"
+        "apt-get purge -qy 'linux-image-6.8*' 'linux-headers-6.8*' || true;"
+        "rm -rf /etc/default/grub.d /boot/grub /usr/local/sbin/update-grub /var/lib/trainyard /run/trainyard"
     )
 
 
@@ -275,8 +277,52 @@ def test_a_kernel_without_a_client_is_reported(
         source_without_kernel.add(*[Package(name=f"lustre-client-modules-{kernel}") for kernel in kernels])
         result = machine.run_role("lustre", **variables(source_without_kernel))
     assert result.exit_code == 2
-    message = f"AWS has no Lustre client for the running kernel {KERNEL}; the newest kernels with a client are"
-    assert f"{message} 6.8.0-999-aws, 6.8.0-1018-aws, 6.8.0-1021-aws. Use an image" in result.failure
+    assert f"AWS has no Lustre client for the running kernel {KERNEL}, and the distribution has none" in result.failure
+    assert "the newest are 6.8.0-999-aws, 6.8.0-1018-aws, 6.8.0-1021-aws. Use an image" in result.failure
+
+
+# Writes one menu entry for each installed stand-in of a kernel.
+UPDATE_GRUB = """\
+#!/bin/sh
+mkdir -p /boot/grub
+dpkg-query -W -f '${Package}\\n' 'linux-image-6.8*' |
+  sed "s/linux-image-\\(.*\\)/  menuentry 'Ubuntu, with Linux \\1' {/" > /boot/grub/grub.cfg
+"""
+
+
+def with_kernels(source: Repository, *kernels: str) -> None:
+    """Add Lustre clients for the kernels, and each of these kernels except the newest."""
+    source.add(*[Package(name=f"lustre-client-modules-{kernel}") for kernel in kernels])
+    for kernel in kernels[:-1]:
+        source.add(Package(name=f"linux-image-{kernel}"), Package(name=f"linux-headers-{kernel}"))
+
+
+@pytest.mark.booted
+def test_a_kernel_without_a_client_is_replaced_by_one_reboot(
+    machine: BootedMachine, source: Repository, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flavor = KERNEL.rsplit("-", 1)[-1]
+    newest, request = f"6.8.0-1018-{flavor}", "/run/trainyard/reboot-required"
+    machine.write_file("/usr/local/sbin/update-grub", UPDATE_GRUB)
+    machine.run_script("chmod +x /usr/local/sbin/update-grub")
+    with repository(tmp_path_factory.mktemp("kernels"), machine.network, "noble") as kernels:
+        with_kernels(kernels, f"6.8.0-999-{flavor}", newest, "6.8.0-1021-other", f"6.8.0-1030-{flavor}")
+        first = machine.run_role("lustre", **variables(kernels))
+        assert first.exit_code == 0, first.output
+        reason = f"lustre: the kernel {KERNEL} has no Lustre client, and {newest} has one\n"
+        assert machine.run_script(f"cat {request}") == reason
+        assert machine.run_script("cat /etc/default/grub.d/99-trainyard-lustre.cfg") == (
+            f"GRUB_DEFAULT='Advanced options for Ubuntu>Ubuntu, with Linux {newest}'\n"
+        )
+        machine.run_script(f"dpkg -s linux-headers-{newest} > /dev/null; ! command -v mount.lustre; ! test -e /etc/fsx")
+        again = machine.run_role("lustre", **variables(kernels))  # an interrupted run, without the reboot
+        assert (again.exit_code, again.changed_tasks) == (0, ()), again.output
+        machine.run_script("sed -i s/^[^-]*/00000000/ /var/lib/trainyard/lustre-reboot")  # another boot
+        after_reboot = machine.run_role("lustre", **variables(kernels))
+    assert after_reboot.exit_code == 2
+    assert f"The node was rebooted into the kernel {newest}, which has a Lustre client, and it runs {KERNEL}" in (
+        after_reboot.failure
+    )
 
 
 @pytest.mark.booted
