@@ -117,6 +117,7 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "autoscaling_group": group.autoscaling_group,
         "lifecycle_hook": group.lifecycle_hook,
         "instance_type": settings.instance_type,
+        "image": group.image_id,
         "nodes": plan.nodes,
         "subnets": [{"id": subnet.id, "zone": subnet.zone} for subnet in args.subnets],
         "reserve": settings.reserves_capacity(plan),

@@ -44,6 +44,7 @@ class WorkerGroup(pulumi.ComponentResource):
     plan: GroupPlan
     autoscaling_group: pulumi.Output[str]
     lifecycle_hook: pulumi.Output[str]
+    image_id: pulumi.Output[str | None]
 
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
@@ -130,6 +131,7 @@ class WorkerGroup(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.autoscaling_group = group.name
+        self.image_id = template.image_id  # not args.image.id, whose changes may be ignored
         self.lifecycle_hook = hook.name
         self.register_outputs({"autoscaling_group": self.autoscaling_group})
 

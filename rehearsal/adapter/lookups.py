@@ -73,19 +73,6 @@ def _instance_type(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResul
     return {**to_lookup_result(response["InstanceTypes"][0]), "region": aws.region}
 
 
-def _parameter(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
-    parameter = aws.client("ssm").get_parameter(Name=arguments["name"])["Parameter"]
-    return {
-        "id": parameter["Name"],
-        "name": parameter["Name"],
-        "arn": parameter["ARN"],
-        "type": parameter["Type"],
-        "value": parameter["Value"],
-        "insecureValue": parameter["Value"],
-        "version": parameter["Version"],
-    }
-
-
 def _tagged_resources(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
     filters = [{"Key": item["key"], "Values": item["values"]} for item in arguments.get("tagFilters", [])]
@@ -112,7 +99,6 @@ LOOKUPS: dict[str, tuple[InputKeys, Lookup]] = {
         input_keys("locationType", filters=input_keys("name", "values")),
         _instance_type_offerings,
     ),
-    "aws:ssm/getParameter:getParameter": (input_keys("name"), _parameter),
     "aws:resourcegroupstaggingapi/getResources:getResources": (
         input_keys("resourceTypeFilters", tagFilters=input_keys("key", "values")),
         _tagged_resources,

@@ -50,8 +50,12 @@ def _quota(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     }
 
 
+_IMAGE_OPTIONS = {"owners": "Owners", "includeDeprecated": "IncludeDeprecated"}
+
+
 def _image(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
-    images = aws.client("ec2").describe_images(Filters=ec2_filters(arguments))["Images"]
+    options = {api: arguments[key] for key, api in _IMAGE_OPTIONS.items() if key in arguments}
+    images = aws.client("ec2").describe_images(Filters=ec2_filters(arguments), **options)["Images"]
     if not images:
         raise missing_image_error()
     if len(images) > 1:
@@ -96,5 +100,5 @@ LOOKUPS: dict[str, tuple[InputKeys, Any]] = {
     **lookups_network.LOOKUPS,
     "aws:cloudcontrol/getResource:getResource": (input_keys("typeName", "identifier"), _resource),
     "aws:servicequotas/getServiceQuota:getServiceQuota": (input_keys("serviceCode", "quotaCode"), _quota),
-    "aws:ec2/getAmi:getAmi": (input_keys(filters=input_keys("name", "values")), _image),
+    "aws:ec2/getAmi:getAmi": (input_keys(*_IMAGE_OPTIONS, filters=input_keys("name", "values")), _image),
 }

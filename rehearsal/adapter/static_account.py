@@ -16,7 +16,6 @@ from rehearsal.adapter.static_ec2 import (
     StaticEc2,
     StaticNetwork,
     default_network,
-    image_id_of,
     reservation_properties,
 )
 from trainyard.aws import tags
@@ -95,7 +94,6 @@ class StaticAccount:
             "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
             "aws:ec2/getInstanceType:getInstanceType": lambda: self._instance_type(arguments["instanceType"]),
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(arguments),
-            "aws:ssm/getParameter:getParameter": lambda: {"insecureValue": image_id_of(arguments["name"])},
             "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged_resources(arguments),
             "aws:s3/getBucket:getBucket": lambda: self._bucket(arguments["bucket"]),
             "aws:kms/getKey:getKey": lambda: self._key(arguments["keyId"]),

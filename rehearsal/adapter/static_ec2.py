@@ -1,6 +1,7 @@
 """Results of the EC2 lookups in a static account: networks, reservations, quotas and images."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from rehearsal.adapter.lookup_results import (
 
 RESERVATION = "cr-0123456789abcdef0"
 VPC, SUBNET = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
-DEBIAN = "/aws/service/debian/release/12/latest/amd64"
 _DEFAULT_QUOTA = 1_000_000.0
 
 
@@ -171,11 +171,13 @@ class StaticEc2:
         return {**endpoint, "vpcEndpointType": "Gateway", "routeTableIds": [*subnet_tables, main_table]}
 
     def image(self, arguments: Mapping[str, Any]) -> LookupResult:
-        """Return an image by id. Every id exists."""
-        ids = [name for item in arguments["filters"] if item["name"] == "image-id" for name in item["values"]]
+        """Return an image by id or name. Every id and every name exists."""
+        values = {item["name"]: item["values"] for item in arguments["filters"]}
+        names = values.get("name", ())
+        ids = values.get("image-id") or [_image_id(name) for name in names]
         if not ids:
             raise missing_image_error()
-        root_device = "/dev/xvda" if ids[0] == image_id_of(DEBIAN) else "/dev/sda1"
+        root_device = "/dev/xvda" if any(name.startswith("debian") for name in names) else "/dev/sda1"
         ebs = {"volume_size": "8", "volume_type": "gp3", "encrypted": "false", "delete_on_termination": "true"}
         return {
             "id": ids[0],
@@ -194,9 +196,8 @@ class StaticEc2:
         return [(vpc_id, subnet) for vpc_id, network in self.networks.items() for subnet in network.subnets]
 
 
-def image_id_of(parameter: str) -> str:
-    """Return the image id that an SSM parameter has as its value."""
-    return f"ami-{len(parameter):017x}"
+def _image_id(name: str) -> str:
+    return f"ami-{zlib.crc32(name.encode()):017x}"
 
 
 def _target_key(target: str) -> str:

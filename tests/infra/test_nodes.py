@@ -1,6 +1,7 @@
 """Head and workers."""
 
 import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,40 @@ def test_group_size_and_grace_period_allow_startup(gpu: Deployment) -> None:
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 
 
-def test_newer_ami_replaces_nothing(shipped: Deployment) -> None:
+def test_images_are_pinned_to_a_release(monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Deployment]) -> None:
+    """The newest AMI has another kernel and other drivers every few weeks."""
+    lookups: list[Any] = []
+    original = StaticEc2.image
+
+    def image(self: StaticEc2, arguments: Any) -> dict[str, Any]:
+        lookups.append(arguments)
+        return original(self, arguments)
+
+    monkeypatch.setattr(StaticEc2, "image", image)
+    changed("a100-cluster")
+    names = [each["filters"][0]["values"][0] for each in lookups]
+    assert names == [
+        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260714",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260724",
+    ]
+    assert all(each["owners"] and each["includeDeprecated"] for each in lookups)
+
+
+def test_another_release_of_an_image_replaces_the_template(changed: Callable[..., Deployment], gpu: Deployment) -> None:
+    other = changed("a100-cluster", image="deep-learning-20260918")
+    (template,) = templates_of(other)
+    assert template.name == "workers-deep-learning-20260918"
+    assert template.inputs["imageId"] != template_of(gpu)["imageId"]
+    assert not template.ignore_changes
+    assert head_of(other)["ami"] == head_of(gpu)["ami"]
+
+
+def test_manifest_has_the_image_of_the_launch_template(gpu: Deployment) -> None:
+    manifest = json.loads(gpu.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"])
+    assert manifest["groups"][0]["image"] == template_of(gpu)["imageId"]
+
+
+def test_newer_release_of_the_project_replaces_nothing(shipped: Deployment) -> None:
     assert all(each.ignore_changes == ("imageId",) for each in templates_of(shipped))
     assert shipped.resources_of_type(INSTANCE)[0].ignore_changes == ("ami",)
 

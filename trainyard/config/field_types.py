@@ -7,6 +7,8 @@ from typing import Annotated, Any, LiteralString
 from pydantic import AfterValidator, AllowInfNan, BeforeValidator
 from pydantic_core import PydanticCustomError
 
+_IMAGE_RELEASE = r"\d{8}(?:[.-]\d+)?"
+
 
 def validation_error(code: LiteralString, reason: str) -> PydanticCustomError:
     """Return the error of a pydantic validator. `code` and `reason` become those of the Problem."""
@@ -26,6 +28,12 @@ def _refuse_boolean(error_type: str) -> BeforeValidator:
 
 Integer = Annotated[int, _refuse_boolean("int_type")]
 Number = Annotated[float, _refuse_boolean("float_type"), AllowInfNan(False)]
+
+
+def split_image_name(name: str) -> tuple[str, str | None]:
+    """Split the name of an image into its family and its release; None if it has none. An id is its own family."""
+    match = re.fullmatch(rf"(.+?)-({_IMAGE_RELEASE})", name)
+    return (match[1], match[2]) if match and not name.startswith("ami-") else (name, None)
 
 
 def matching(pattern: str, description: str) -> Callable[[str], str]:
@@ -137,8 +145,9 @@ ImageName = Annotated[
     str,
     AfterValidator(
         matching(
-            "deep-learning|ubuntu-24.04|debian-12|ami-[0-9a-f]{8,17}",
-            "deep-learning, ubuntu-24.04, debian-12 or the id of an image such as ami-0123456789abcdef0",
+            rf"(deep-learning|ubuntu-24\.04|debian-12)(-{_IMAGE_RELEASE})?|ami-[0-9a-f]{{8,17}}",
+            "deep-learning, ubuntu-24.04, debian-12, one of these with a release such as deep-learning-20260724, or "
+            "the id of an image such as ami-0123456789abcdef0",
         )
     ),
 ]

@@ -72,6 +72,7 @@ class WorkerGroup(StrictModel):
         description="Name of its termination lifecycle hook, which holds every terminating node."
     )
     instance_type: str = Field(description="EC2 instance type.")
+    image: str | None = Field(None, description="AMI id of the group's launch template.")
     nodes: int = Field(gt=0, description="Number of nodes that a launch starts, all or none.")
     subnets: tuple[Subnet, ...] = Field(
         min_length=1, description="Subnets that the group may use, in the order in which the launch tries them."
@@ -150,11 +151,11 @@ class Limits(StrictModel):
     )
 
 
-# Fields that may change during a run.
+# Fields that may change during a run. Nodes that run keep their image.
 ADOPTABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
     "base_usd_per_hour": True,
-    "groups": {"__all__": {"nodes", "capacity_end_time", "subnets", "reserve", "node_usd_per_hour"}},
+    "groups": {"__all__": {"nodes", "capacity_end_time", "image", "subnets", "reserve", "node_usd_per_hour"}},
 }
 
 
@@ -201,6 +202,11 @@ class Manifest(StrictModel):
     def nodes(self) -> int:
         """Number of nodes of all groups."""
         return sum(group.nodes for group in self.groups)
+
+    @property
+    def images(self) -> dict[str, str]:
+        """AMI id of each worker group, by the group's name."""
+        return {group.name: group.image for group in self.groups if group.image is not None}
 
     @property
     def capacity_end_time(self) -> float | None:

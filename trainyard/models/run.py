@@ -22,6 +22,10 @@ class RunRecord(StrictModel):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the manifest that was launched, without sizes and deadlines.",
     )
+    images: dict[str, str] = Field(
+        default_factory=dict,
+        description="Worker group -> AMI id of its launch template at the last launch of this run.",
+    )
     nodes: int = Field(gt=0, description="Number of nodes of all worker groups.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")

@@ -22,6 +22,7 @@ def create_run_record(manifest: Manifest, now: float) -> RunRecord:
         created=now,
         deadline=compute_run_deadline(now, manifest.limits, manifest.capacity_end_time),
         manifest_digest=manifest.digest(),
+        images=manifest.images,
         nodes=manifest.nodes,
         processes_per_node=processes.pop(),
         job=manifest.job,
@@ -30,9 +31,9 @@ def create_run_record(manifest: Manifest, now: float) -> RunRecord:
 
 
 def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
-    """Return the record of an active run with the deadlines of the manifest."""
+    """Return the record of an active run with the deadlines and images of the manifest."""
     deadline = compute_run_deadline(run.created, manifest.limits, manifest.capacity_end_time)
-    return run.model_copy(update={"limits": manifest.limits, "deadline": deadline})
+    return run.model_copy(update={"limits": manifest.limits, "deadline": deadline, "images": manifest.images})
 
 
 def format_run_duration(run: RunRecord) -> str:

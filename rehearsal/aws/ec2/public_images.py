@@ -1,4 +1,4 @@
-"""Public AMIs that stacks use, and the SSM public parameters with their ids."""
+"""Public AMIs that stacks use, and the SSM public parameters with the ids of the newest ones."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ from moto.ssm.models import Parameter, ParameterDict
 from rehearsal.aws.moto_extension import extend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublicImage:
-    """A public AMI of another account, with a different id in every region."""
+    """A public AMI of another account, with a different id in every region.
 
-    parameter: str
+    `parameter`: the SSM parameter with its id; None for an AMI that is not the newest of its name.
+    """
+
     name: str
+    parameter: str | None = None
     owner: str
     owner_alias: str | None
     root_gib: int
@@ -25,7 +28,7 @@ class PublicImage:
 
     def id_in(self, region: str) -> str:
         """Return the AMI id in a region."""
-        return "ami-0" + hashlib.sha256(f"{region}{self.parameter}".encode()).hexdigest()[:16]
+        return "ami-0" + hashlib.sha256(f"{region}{self.name}".encode()).hexdigest()[:16]
 
 
 PUBLIC_IMAGES = (
@@ -42,6 +45,25 @@ PUBLIC_IMAGES = (
         owner="898082745236",
         owner_alias="amazon",
         root_gib=75,
+    ),
+    PublicImage(
+        name="ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260714",
+        owner="099720109477",
+        owner_alias=None,
+        root_gib=8,
+    ),
+    PublicImage(
+        name="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260724",
+        owner="898082745236",
+        owner_alias="amazon",
+        root_gib=75,
+    ),
+    PublicImage(
+        name="debian-12-amd64-20260923-2610",
+        owner="136693071363",
+        owner_alias="amazon",
+        root_gib=8,
+        root_device="/dev/xvda",
     ),
     PublicImage(
         parameter="/aws/service/debian/release/12/latest/amd64",
@@ -101,6 +123,8 @@ def install() -> None:
         moto_init_parameters(self, account_id, region_name)
         parameter: Any = Parameter
         for image in PUBLIC_IMAGES:
+            if image.parameter is None:
+                continue
             self[image.parameter].append(
                 parameter(
                     account_id=account_id,

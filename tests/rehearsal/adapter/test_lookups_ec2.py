@@ -7,6 +7,7 @@ from typing import Any
 import boto3
 import pytest
 
+from infra.lookups.image import PUBLIC_IMAGES
 from rehearsal.adapter.account import Account, EmulatedAccount
 from rehearsal.adapter.errors import RequestFailedError, UnsupportedInputError
 from rehearsal.adapter.static_account import StaticAccount
@@ -20,7 +21,7 @@ P = "L-417A185B"
 GET_VPC, GET_SUBNET = "aws:ec2/getVpc:getVpc", "aws:ec2/getSubnet:getSubnet"
 GET_TABLE, GET_ENDPOINT = "aws:ec2/getRouteTable:getRouteTable", "aws:ec2/getVpcEndpoint:getVpcEndpoint"
 GET_RESOURCE, GET_IMAGE = "aws:cloudcontrol/getResource:getResource", "aws:ec2/getAmi:getAmi"
-GET_QUOTA, GET_PARAMETER = "aws:servicequotas/getServiceQuota:getServiceQuota", "aws:ssm/getParameter:getParameter"
+GET_QUOTA = "aws:servicequotas/getServiceQuota:getServiceQuota"
 RESERVATION = "AWS::EC2::CapacityReservation"
 
 
@@ -110,24 +111,27 @@ def test_lookup_of_a_missing_resource_fails_with_the_providers_message(account: 
         account.invoke(token, arguments)
 
 
-@pytest.mark.parametrize(
-    ("parameter", "root"),
-    [
-        ("/aws/service/debian/release/12/latest/amd64", "/dev/xvda"),
-        ("/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id", "/dev/sda1"),
-    ],
-)
-def test_image_lookup_returns_the_root_device(account: Account, parameter: str, root: str) -> None:
-    image = account.invoke(GET_PARAMETER, {"name": parameter})["insecureValue"]
-    result = account.invoke(GET_IMAGE, {"filters": [{"name": "image-id", "values": [image]}]})
-    assert (result["id"], result["rootDeviceName"], result["architecture"], result["state"]) == (
-        image,
+@pytest.mark.parametrize("name", PUBLIC_IMAGES)
+def test_lookup_by_name_and_owner_returns_a_pinned_image(account: Account, name: str) -> None:
+    public = PUBLIC_IMAGES[name]
+    filters = [{"name": "name", "values": [public.name.format(release=public.release)]}]
+    result = account.invoke(GET_IMAGE, {"filters": filters, "owners": public.owners, "includeDeprecated": True})
+    root = "/dev/xvda" if name == "debian-12" else "/dev/sda1"
+    assert (result["rootDeviceName"], result["architecture"], result["state"]) == (
         root,
         "x86_64",
         "available",
     )
     (device,) = result["blockDeviceMappings"]
     assert (device["deviceName"], int(device["ebs"]["volume_size"]) >= 8) == (root, True)
+
+
+def test_lookup_does_not_return_an_image_of_another_owner(aws: EmulatedAws) -> None:
+    """Anyone may publish an AMI with Canonical's name."""
+    public = PUBLIC_IMAGES["ubuntu-24.04"]
+    filters = [{"name": "name", "values": [public.name.format(release=public.release)]}]
+    with pytest.raises(RequestFailedError, match="Your query returned no results"):
+        EmulatedAccount(aws.region).invoke(GET_IMAGE, {"filters": filters, "owners": ["amazon"]})
 
 
 def test_lookup_of_a_missing_image_fails(aws: EmulatedAws) -> None:

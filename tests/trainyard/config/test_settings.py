@@ -70,6 +70,7 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("capacity", {"reservation": {"on_expiry": "pay"}}, "capacity.reservation.on_expiry", "literal_error"),
     ("image", "ubuntu-22.04", "image", "invalid_format"),
     ("image", "ami-XYZ", "image", "invalid_format"),
+    ("image", "deep-learning-latest", "image", "invalid_format"),
     ("root_volume_gib", 20000, "root_volume_gib", "less_than_equal"),
     ("network", {"cidr": "fd00::/64"}, "network.cidr", "ip_v4_network"),
     ("network", {"cidr": 167772160}, "network.cidr", "ip_v4_network"),

@@ -72,7 +72,9 @@ EXAMPLES: dict[str, list[Example]] = {
             ("debian-12", {"node.skip_roles": ["nvidia_driver"]}),
         )
     ],
-    "image_matches_instance_type": [Example({"image": "deep-learning"}, "image", ("c7i.xlarge",))],
+    "image_matches_instance_type": [
+        Example({"image": image}, "image", ("c7i.xlarge",)) for image in ("deep-learning", "deep-learning-20260918")
+    ],
     "root_volume_fits_image": [
         Example({"instance_type": "g5.xlarge", "root_volume_gib": 60}, "root_volume_gib", ("= 60",)),
     ],

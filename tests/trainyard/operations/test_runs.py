@@ -14,7 +14,7 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
-from tests.manifests import HEALTHY_MEASUREMENTS
+from tests.manifests import HEALTHY_MEASUREMENTS, MANIFEST
 from tests.metrics import metric
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.lease import put_lease
@@ -24,13 +24,20 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout, attempt_source, chun
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.run_record import format_time
+from trainyard.operations.run_record import create_run_record, format_time
 from trainyard.operations.status import format_status, read_status
 
 
 @pytest.fixture
 def cluster(account: EmulatedAws) -> clusters.Cluster:
     return clusters.create_cluster(REGION)
+
+
+def test_record_has_the_image_of_each_group() -> None:
+    (group,) = MANIFEST.groups
+    manifest = MANIFEST.model_copy(update={"groups": (group.model_copy(update={"image": "ami-0123456789abcdef0"}),)})
+    assert create_run_record(manifest, 1.0).images == {"workers": "ami-0123456789abcdef0"}
+    assert manifest.digest() == MANIFEST.digest()  # a changed image does not end a run
 
 
 def connect(cluster: clusters.Cluster) -> Cluster:

@@ -7,7 +7,14 @@ from pydantic import Field, field_validator
 from trainyard.aws.ecr import ECR_SERVICES, EcrImage, parse_ecr_image
 from trainyard.base import StrictModel
 from trainyard.config.catalog import InstanceType, catalog
-from trainyard.config.field_types import ImageName, Integer, TagKey, TagValue, validation_error
+from trainyard.config.field_types import (
+    ImageName,
+    Integer,
+    TagKey,
+    TagValue,
+    split_image_name,
+    validation_error,
+)
 from trainyard.config.settings.capacity import CapacitySettings, GroupPlan
 from trainyard.config.settings.guardrails import GuardrailSettings, IdentitySettings
 from trainyard.config.settings.job import JobSettings, LaunchSettings
@@ -16,6 +23,7 @@ from trainyard.config.settings.storage import FsxSettings, StorageSettings
 from trainyard.config.shared_settings import NodeSettings
 
 MAX_NODES = 1024
+PLAIN_IMAGES = ("ubuntu-24.04", "debian-12")  # without the NVIDIA driver
 
 
 class StackSettings(StrictModel):
@@ -29,8 +37,9 @@ class StackSettings(StrictModel):
     image: ImageName | None = Field(
         None,
         description="AMI of the workers: deep-learning (the AWS Deep Learning AMI, with driver and EFA), "
-        "ubuntu-24.04, debian-12, or an AMI id; none: deep-learning on GPU types, else ubuntu-24.04. The first `up` "
-        "resolves the name; a newer AMI does not replace nodes.",
+        "ubuntu-24.04 or debian-12, each at the release of infra/lookups/image.py or at a named one "
+        "(deep-learning-20260724); or an AMI id. None: deep-learning on GPU types, else ubuntu-24.04. Only a changed "
+        "value changes the AMI of a stack: a newer version of this project does not.",
     )
     head_instance_type: str = Field(
         "t3.large", description="EC2 instance type of the head (rendezvous store and controller)."
@@ -109,9 +118,14 @@ class StackSettings(StrictModel):
         return self.image or ("deep-learning" if self.worker_type.gpu else "ubuntu-24.04")
 
     @property
+    def worker_image_family(self) -> str:
+        """Name of the workers' AMI without its release, or its id."""
+        return split_image_name(self.worker_image)[0]
+
+    @property
     def head_image(self) -> str:
-        """Name of the head's AMI."""
-        return "debian-12" if self.image == "debian-12" else "ubuntu-24.04"
+        """Name of the head's AMI: that of the workers if it has no drivers."""
+        return self.worker_image if self.image and self.worker_image_family in PLAIN_IMAGES else "ubuntu-24.04"
 
     @property
     def groups(self) -> tuple[GroupPlan, ...]:

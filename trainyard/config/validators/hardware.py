@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import PURCHASE_OPTIONS
+from trainyard.config.settings.stack import PLAIN_IMAGES
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 
@@ -86,7 +87,7 @@ def gpu_supported_by_torch(settings: StackSettings, root: Path) -> Iterator[Prob
 
 def gpu_driver_installed(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """The image has the NVIDIA driver, or the node playbook installs it."""
-    plain = settings.worker_image in ("ubuntu-24.04", "debian-12")
+    plain = settings.worker_image_family in PLAIN_IMAGES
     installed = settings.node.provisioning == "configure" and "nvidia_driver" not in settings.node.skip_roles
     if settings.worker_type.gpu and settings.node.use_gpus and plain and not installed:
         yield invalid_setting(
@@ -99,7 +100,7 @@ def gpu_driver_installed(settings: StackSettings, root: Path) -> Iterator[Proble
 
 def image_matches_instance_type(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """CPU instances do not boot the deep-learning image."""
-    if settings.worker_image == "deep-learning" and settings.worker_type.gpu is None:
+    if settings.worker_image_family == "deep-learning" and settings.worker_type.gpu is None:
         yield invalid_setting(
             "image",
             settings.image,
@@ -110,7 +111,7 @@ def image_matches_instance_type(settings: StackSettings, root: Path) -> Iterator
 
 def root_volume_fits_image(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """The root volume holds the deep-learning image and the job's Python environment."""
-    if settings.worker_image == "deep-learning" and settings.root_volume_gib < _DEEP_LEARNING_ROOT_GIB:
+    if settings.worker_image_family == "deep-learning" and settings.root_volume_gib < _DEEP_LEARNING_ROOT_GIB:
         yield invalid_setting(
             "root_volume_gib",
             settings.root_volume_gib,
