@@ -102,7 +102,11 @@ def main(root: Path) -> None:
                 scope=scope,
                 settings=settings.fsx,
                 subnet_id=network.subnet_id,
-                security_group_ids=network.security.fsx_groups,
+                # The group of EFA allows all traffic within it: an EFA-enabled file system requires that.
+                security_group_ids=[
+                    *network.security.fsx_groups,
+                    *(network.security.efa_groups if settings.fsx.efa else ()),
+                ],
                 key_arn=key.arn,
                 data_bucket=data.name,
             ),

@@ -32,6 +32,7 @@ class FileSystem(pulumi.ComponentResource):
 
     dns_name: pulumi.Output[str]
     mount_name: pulumi.Output[str]
+    efa: bool
 
     def __init__(self, name: str, args: FileSystemArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:FileSystem", name, None, opts)
@@ -45,6 +46,14 @@ class FileSystem(pulumi.ComponentResource):
             per_unit_storage_throughput=settings.throughput,
             file_system_type_version="2.15",
             data_compression_type="LZ4",
+            efa_enabled=True if settings.efa else None,
+            metadata_configuration=(
+                aws.fsx.LustreFileSystemMetadataConfigurationArgs(
+                    mode=settings.metadata.mode, iops=settings.metadata.iops
+                )
+                if settings.metadata
+                else None
+            ),
             kms_key_id=args.key_arn if persistent else None,
             automatic_backup_retention_days=settings.effective_backup_retention_days if persistent else None,
             copy_tags_to_backups=True if persistent else None,
@@ -72,6 +81,7 @@ class FileSystem(pulumi.ComponentResource):
                     auto_export_policy=aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED_EVENTS)
                 ),
             )
+        self.efa = settings.efa
         self.dns_name = lustre.dns_name
         self.mount_name = lustre.mount_name
         self.register_outputs({"dns_name": self.dns_name, "mount_name": self.mount_name})

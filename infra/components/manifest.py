@@ -90,7 +90,8 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         },
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),
-        "fsx": {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name} if filesystem else None,
+        "fsx": filesystem
+        and {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name, "efa": filesystem.efa},
         "node": settings.node.model_dump(mode="json"),
         "job": {
             **job.model_dump(mode="json", include=set(JobSpec.model_fields)),

@@ -38,10 +38,15 @@ class LustreFileSystem(Handler):
         "kmsKeyId",
         "subnetIds",
         "securityGroupIds",
+        "efaEnabled",
         "tags",
+        metadataConfiguration=input_keys("mode", "iops"),
     )
     replace_on_changes = frozenset(
-        {"deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"}
+        {
+            *("deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"),
+            "efaEnabled",
+        }
     )
 
     def create(self, call: HandlerCall) -> CreateResult:
@@ -52,7 +57,10 @@ class LustreFileSystem(Handler):
             dataCompressionType="DataCompressionType",
             automaticBackupRetentionDays="AutomaticBackupRetentionDays",
             copyTagsToBackups="CopyTagsToBackups",
+            efaEnabled="EfaEnabled",
         )
+        if metadata := call.inputs.get("metadataConfiguration"):
+            lustre["MetadataConfiguration"] = {api_name(key): value for key, value in metadata.items()}
         file_system_id = call.aws.client("fsx").create_file_system(
             FileSystemType="LUSTRE",
             SubnetIds=[call.inputs["subnetIds"]],  # the provider accepts one subnet, the API a list
@@ -85,7 +93,10 @@ class LustreFileSystem(Handler):
     def requires_replacement(
         self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
     ) -> bool:
-        """A decrease of the storage capacity or of the Lustre version also replaces the file system."""
+        """A decrease of storage capacity, Lustre version or metadata IOPS also replaces the file system."""
+        if path == ("metadataConfiguration", "iops"):
+            old, new = (inputs.get("metadataConfiguration", {}).get("iops") for inputs in (old_inputs, new_inputs))
+            return old is not None and new is not None and new < old
         if path[0] in ("storageCapacity", "fileSystemTypeVersion"):
             return path[0] in old_inputs and float(new_inputs.get(path[0], 0)) < float(old_inputs[path[0]])
         return super().requires_replacement(path, old_inputs, new_inputs)

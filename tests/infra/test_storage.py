@@ -171,3 +171,26 @@ def test_scratch_has_neither_throughput_nor_key(changed: Callable[..., Deploymen
 def test_file_system_is_deleted_before_the_linked_bucket(gpu: Deployment) -> None:
     component = gpu.resources[gpu.resource(FSX, "lustre").parent]
     assert gpu.resource(BUCKET, "trainyard-data").urn in component.dependencies
+
+
+def test_efa_enabled_file_system_has_metadata_configuration_and_the_group_of_efa(
+    changed: Callable[..., Deployment],
+) -> None:
+    fsx = {"efa": True, "storage_capacity_gib": 4800, "throughput_mbps_per_tib": 1000}
+    run = changed("h200-cluster", fsx=fsx)
+    inputs = run.resource(FSX, "lustre").inputs
+    assert (inputs["efaEnabled"], inputs["metadataConfiguration"]) == (True, {"mode": "AUTOMATIC"})
+    interface = templates_of(run)[0].inputs["networkInterfaces"][0]
+    assert len(set(inputs["securityGroupIds"]) & set(interface["securityGroups"])) == 1
+    manifest = json.loads(run.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"])
+    assert manifest["fsx"]["efa"] is True
+
+
+@pytest.mark.parametrize(
+    ("metadata_iops", "expected"),
+    [(6000, {"mode": "USER_PROVISIONED", "iops": 6000}), ("automatic", {"mode": "AUTOMATIC"}), (None, None)],
+)
+def test_metadata_configuration(changed: Callable[..., Deployment], metadata_iops: Any, expected: Any) -> None:
+    inputs = changed("h200-cluster", fsx={"metadata_iops": metadata_iops}).resource(FSX, "lustre").inputs
+    assert inputs.get("metadataConfiguration") == expected
+    assert "efaEnabled" not in inputs

@@ -113,6 +113,7 @@ class Fsx(StrictModel):
     dns_name: str = Field(description="DNS name.")
     mount_name: str = Field(description="Lustre mount name.")
     mount_point: str = Field("/fsx", description="Mount point on the nodes.")
+    efa: bool = Field(False, description="Whether nodes with EFA interfaces use them for the file system.")
 
 
 class Job(JobSpec):

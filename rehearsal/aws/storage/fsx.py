@@ -20,6 +20,7 @@ from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.storage.fsx_associations import associations, associations_of, bad_request, check_backup
+from rehearsal.aws.storage.fsx_efa import validate_efa, validate_metadata
 from rehearsal.aws.storage.keys import find_key
 from rehearsal.aws.timing import timing
 
@@ -30,6 +31,8 @@ _SUPPORTED_LUSTRE_KEYS = {
     "CopyTagsToBackups",
     "DataCompressionType",
     "DeploymentType",
+    "EfaEnabled",
+    "MetadataConfiguration",
     "PerUnitStorageThroughput",
 }
 _MINIMUM_INTERFACES = 2  # of the smallest file system: one for metadata, one for data
@@ -170,6 +173,8 @@ def _validate(backend: Any, params: dict[str, Any]) -> None:
     if not allowed and throughput is not None:
         raise bad_request(f"PerUnitStorageThroughput is not valid for {deployment}.")
     _validate_scratch(backend, params, lustre, deployment)
+    validate_metadata(lustre)
+    validate_efa(backend, params)
 
 
 def _validate_scratch(backend: Any, params: dict[str, Any], lustre: dict[str, Any], deployment: str) -> None:

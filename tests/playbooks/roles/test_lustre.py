@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +88,38 @@ def test_modules_in_use_with_other_parameters_request_a_reboot(tmp_path: Path) -
     assert "are in use" in configure_modules(tmp_path, value="2\n", mounts="a /b lustre rw 0 0\n")
     (tmp_path / "reason").unlink()
     assert "are in use" in configure_modules(tmp_path, value="2\n", unload=1)
+
+
+def configure_efa(folder: Path, interfaces: str) -> subprocess.CompletedProcess[str]:
+    """Configure EFA with a setup script that configures these interfaces."""
+    programs = {
+        "curl": f"for target; do :; done; exec cp {folder}/setup.zip {folder}/efa/client.zip",
+        "lnetctl": f"cat {folder}/interfaces",
+        "systemctl": f"test -e {folder}/interfaces",
+        "lustre_rmmod": "true",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    with zipfile.ZipFile(folder / "setup.zip", "w") as archive:
+        script = f"#!/bin/sh\necho run >> {folder}/runs\necho '{interfaces}' > {folder}/interfaces\n"
+        archive.writestr("configure-efa-fsx-lustre-client/setup.sh", script)
+    arguments = ["/bin/sh", str(FILES / "configure-efa.sh"), "https://example.org/setup.zip", str(folder / "efa")]
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, env=path)
+
+
+def test_efa_of_the_client_is_configured_once_by_the_setup_of_aws(tmp_path: Path) -> None:
+    assert configure_efa(tmp_path, "nid: 10.0.0.7@efa").stdout == "changed\n"
+    second = configure_efa(tmp_path, "nid: 10.0.0.7@efa")
+    assert (second.returncode, second.stdout) == (0, "")
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_a_client_without_efa_interfaces_is_reported(tmp_path: Path) -> None:
+    result = configure_efa(tmp_path, "nid: 10.0.0.7@tcp")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "has configured no EFA interface for Lustre" in result.stderr
 
 
 def test_a_mount_is_tuned_only_by_a_later_run_of_the_service() -> None:

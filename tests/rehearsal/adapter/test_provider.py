@@ -164,6 +164,14 @@ def test_smaller_file_system_requires_a_replacement(engine: Engine, key: str, lo
     assert list(engine.diff(kind, {key: higher}, {key: lower}).replaces) == [key]
 
 
+def test_fewer_metadata_iops_and_other_efa_require_a_replacement(engine: Engine) -> None:
+    kind, iops = "aws:fsx/lustreFileSystem:LustreFileSystem", "metadataConfiguration.iops"
+    lower, higher = ({"metadataConfiguration": {"mode": "USER_PROVISIONED", "iops": count}} for count in (1500, 3000))
+    assert list(engine.diff(kind, lower, higher).replaces) == []
+    assert list(engine.diff(kind, higher, lower).replaces) == [iops]
+    assert list(engine.diff(kind, {}, {"efaEnabled": True}).replaces) == ["efaEnabled"]
+
+
 def test_replacement_with_a_fixed_name_deletes_first(engine: Engine) -> None:
     def diff(defaults: list[str]) -> Any:
         old_inputs, new_inputs = (

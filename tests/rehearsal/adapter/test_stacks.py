@@ -31,6 +31,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "local",
         {"fsx": {"backup_retention_days": 3}, "guardrails": {"email": "team@example.com"}},
     ),
+    "fsx-with-efa": (
+        "h200-cluster",
+        {"fsx": {"efa": True, "storage_capacity_gib": 4800, "throughput_mbps_per_tib": 1000, "metadata_iops": 12000}},
+    ),
     "debian": ("local", {"image": "debian-12"}),
 }
 CASES = {**{f"shipped-{stack}": (stack, {}) for stack in STACKS}, **OTHERS}

@@ -40,6 +40,8 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("job.source", "../other", "job.source", "source_outside_project"),
     ("network", {"cidr": "10.0.0.1/16"}, "network.cidr", "ip_v4_network"),
     ("fsx", {"storage_capacity_gib": 3000}, "fsx.storage_capacity_gib", "invalid_storage_capacity"),
+    ("fsx", {"metadata_iops": 2000}, "fsx.metadata_iops", "invalid_metadata_iops"),
+    ("fsx", {"metadata_iops": 204000}, "fsx.metadata_iops", "invalid_metadata_iops"),
     ("fsx", {"throughput_mbps_per_tib": 300}, "fsx.throughput_mbps_per_tib", "literal_error"),
     ("root_volume_gib", 8, "root_volume_gib", "greater_than_equal"),
     ("launch", {"lease_minutes": 1}, "launch.lease_minutes", "greater_than_equal"),

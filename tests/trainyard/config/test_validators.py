@@ -16,6 +16,8 @@ from trainyard.errors import InputError, Problem
 BLOCK = {"capacity_block": {"id": "cr-0123456789abcdef0"}}
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "subnet_id": "subnet-0123456789abcdef0"}
 CONTAINER = "nvcr.io/nvidia/pytorch:26.10-py3"
+P5 = {"instance_type": "p5.48xlarge", "root_volume_gib": 200, "job.train.batch_size": 64}
+EFA = {"efa": True, "storage_capacity_gib": 4800, "throughput_mbps_per_tib": 1000}
 MASKED = {"kind": "hugging_face", "task": "masked", "preset": "bert-base"}
 
 
@@ -128,6 +130,23 @@ EXAMPLES: dict[str, list[Example]] = {
             {"fsx": {"deployment_type": "SCRATCH_2", "throughput_mbps_per_tib": 250}},
             "fsx.throughput_mbps_per_tib",
             ("= 250", "200 MB/s per TiB"),
+        ),
+    ],
+    "metadata_configurable": [
+        Example({"fsx": {"deployment_type": "SCRATCH_2", "metadata_iops": iops}}, "fsx.metadata_iops", (str(iops),))
+        for iops in (12000, "automatic")
+    ],
+    "fsx_supports_efa": [
+        Example({**P5, "fsx": {"efa": True, "deployment_type": "SCRATCH_2"}}, "fsx.efa", ("SCRATCH_2",)),
+        Example({**P5, "fsx": {"efa": True}}, "fsx.storage_capacity_gib", ("= 1200", "250 MB/s per TiB", "19200 GiB")),
+    ],
+    "nodes_support_fsx_efa": [
+        Example({"fsx": EFA}, "fsx.efa", ("no EFA interfaces",)),
+        Example({**P5, "instance_type": "p4d.24xlarge", "fsx": EFA}, "fsx.efa", ("p4d.24xlarge", "Nitro v4")),
+        Example(
+            {**P5, "fsx": EFA, "network": {"nat_gateway": False}, "node.package_index": "/wheels"},
+            "fsx.efa",
+            ("without a NAT gateway",),
         ),
     ],
     "existing_bucket_not_configured": [

@@ -1,6 +1,6 @@
 """Settings of the data bucket, its KMS key and the shared file system."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -10,6 +10,13 @@ from trainyard.config.field_types import BucketName, Integer, KeyArn, validation
 Throughput = Literal[125, 250, 500, 1000]
 DEFAULT_THROUGHPUT: Throughput = 250
 DEFAULT_BACKUP_RETENTION_DAYS = 7
+
+
+class MetadataConfiguration(NamedTuple):
+    """Metadata configuration of a file system, in the words of the FSx API. `iops` is set by USER_PROVISIONED only."""
+
+    mode: Literal["AUTOMATIC", "USER_PROVISIONED"]
+    iops: int | None = None
 
 
 class StorageSettings(StrictModel):
@@ -38,7 +45,9 @@ class FsxSettings(StrictModel):
     """FSx for Lustre with SSD storage."""
 
     deployment_type: Literal["PERSISTENT_2", "SCRATCH_2"] = Field(
-        "PERSISTENT_2", description="PERSISTENT_2 replaces failed disks; SCRATCH_2 is cheaper and does not."
+        "PERSISTENT_2",
+        description="PERSISTENT_2 replaces failed disks; SCRATCH_2 is cheaper and does not. Some zones do not offer "
+        "PERSISTENT_2: if CreateFileSystem refuses it, set another network.availability_zone, or SCRATCH_2.",
     )
     storage_capacity_gib: Integer = Field(1200, description="Storage capacity, GiB: 1200 or a multiple of 2400.")
     throughput_mbps_per_tib: Throughput | None = Field(
@@ -53,6 +62,18 @@ class FsxSettings(StrictModel):
         False,
         description="Data repository association of /exports on the file system with exports/ in the data bucket: FSx "
         "exports new and changed files, not deletions.",
+    )
+    metadata_iops: Integer | Literal["automatic"] | None = Field(
+        None,
+        description="Metadata IOPS of PERSISTENT_2: 1500, 3000, 6000, 12000 or a multiple of 12000 up to 192000; "
+        "automatic: by storage capacity. None: no metadata configuration, or automatic with efa. AWS bills IOPS above "
+        "the automatic number, which the cost estimate does not include.",
+    )
+    efa: bool = Field(
+        False,
+        description="Elastic Fabric Adapter (EFA) between nodes and PERSISTENT_2. The storage capacity is a multiple "
+        "of 38400, 19200, 9600 or 4800 GiB for 125, 250, 500 or 1000 MB/s per TiB. Nodes need Nitro v4, which p4d and "
+        "g5 do not have.",
     )
     backup_retention_days: Integer | None = Field(
         None,
@@ -70,6 +91,24 @@ class FsxSettings(StrictModel):
                 "invalid_storage_capacity", "FSx for Lustre SSD storage capacity is 1200 GiB or a multiple of 2400 GiB"
             )
         return value
+
+    @field_validator("metadata_iops")
+    @classmethod
+    def _allowed_iops(cls, value: int | str | None) -> int | str | None:
+        # FSx API reference, CreateFileSystemLustreMetadataConfiguration.
+        multiple = isinstance(value, int) and value % 12000 == 0 and 12000 <= value <= 192000
+        if isinstance(value, int) and value not in (1500, 3000, 6000) and not multiple:
+            raise validation_error(
+                "invalid_metadata_iops", "metadata IOPS are 1500, 3000, 6000, or a multiple of 12000 up to 192000"
+            )
+        return value
+
+    @property
+    def metadata(self) -> MetadataConfiguration | None:
+        """The metadata configuration, with the default applied; EFA requires one."""
+        if isinstance(self.metadata_iops, int):
+            return MetadataConfiguration("USER_PROVISIONED", self.metadata_iops)
+        return MetadataConfiguration("AUTOMATIC") if self.metadata_iops or self.efa else None
 
     @property
     def linked(self) -> bool:
