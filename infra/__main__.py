@@ -113,7 +113,10 @@ def main(root: Path) -> None:
             # FSx requires open Lustre ports, and is deleted before the linked bucket.
             pulumi.ResourceOptions(depends_on=[network.security, data]),
         )
-    placement = Placement("placement", PlacementArgs(scope=scope)) if settings.placement_group else None
+    # A reservation places its instances itself: in a group that it was not created in, some would not fit.
+    own_group = settings.placement_group and facts.reservation is None
+    placement = Placement("placement", PlacementArgs(scope=scope)) if own_group else None
+    reserved_group = facts.reservation.placement_group if facts.reservation else None
 
     def boot(role: Role, group: str | None = None) -> pulumi.Output[str]:
         return staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, root))
@@ -148,7 +151,7 @@ def main(root: Path) -> None:
                 subnet_ids=[subnet.id for subnet in network.worker_subnets],
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,
-                placement_group=placement.group_name if placement else None,
+                placement_group=placement.group_name if placement else reserved_group,
                 user_data=boot("worker", plan.name),
                 health_check_grace_seconds=round(settings.launch.startup_timeout_minutes * 60),
             ),

@@ -121,6 +121,7 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "image": group.image_id,
         "nodes": plan.nodes,
         "subnets": [{"id": subnet.id, "zone": subnet.zone} for subnet in args.subnets],
+        "reservation": plan.reservation,
         "reserve": settings.reserves_capacity(plan),
         "placement_group_arn": args.placement_group_arn,
         "node_usd_per_hour": node_usd_per_hour(settings, plan),

@@ -22,12 +22,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class ReservationFacts:
-    """A capacity reservation. Times are Unix times; `end_time` is None for an unlimited reservation."""
+    """A capacity reservation. Times are Unix times; `end_time` is None for an unlimited reservation.
+
+    `available`: instances that can be launched into it now. `placement_group`: the cluster placement group that it was
+    created in, whose instances it places.
+    """
 
     id: str
     instance_type: str
     zone: str
     instances: int
+    available: int
+    placement_group: str | None
     state: str
     is_capacity_block: bool
     start_time: float | None
@@ -156,11 +162,14 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
     except Exception as error:
         raise lookup_error(f"capacity.{path}", reservation, error) from error
     properties = json.loads(resource.properties)
+    instances = int(properties.get("TotalInstanceCount") or properties["InstanceCount"])
     return ReservationFacts(
         id=reservation,
         instance_type=properties["InstanceType"],
         zone=properties["AvailabilityZone"],
-        instances=int(properties.get("TotalInstanceCount") or properties["InstanceCount"]),
+        instances=instances,
+        available=int(properties.get("AvailableInstanceCount", instances)),
+        placement_group=(properties.get("PlacementGroupArn") or "").rpartition("/")[2] or None,
         state=properties.get("State", "in an unknown state"),
         is_capacity_block=properties.get("ReservationType") == "capacity-block",
         start_time=_unix(properties.get("StartDate")),

@@ -109,6 +109,16 @@ def reservation_fits_workers(settings: StackSettings, facts: AccountFacts) -> It
         yield _reservation_problem(settings, reason, fix)
 
 
+def reservation_has_available_instances(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The reservation has enough instances that are not in use. Nodes of an existing cluster use some of them."""
+    reservation = facts.reservation
+    required = sum(group.nodes for group in settings.groups if group.reservation)
+    if reservation and reservation.state == "active" and reservation.available < required <= reservation.instances:
+        reason = f"{reservation.available} of its {reservation.instances} instances are available, and {required} nodes"
+        fix = "Terminate instances that use it, or use another reservation"
+        yield _reservation_problem(settings, f"{reason} are launched into it", fix)
+
+
 def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
     """Reserved capacity does not end during startup, nor during the run if on_expiry is refuse."""
     end, reservation = capacity_end_time(facts), facts.reservation
@@ -209,6 +219,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     reservation_has_configured_type,
     reservation_is_active,
     reservation_fits_workers,
+    reservation_has_available_instances,
     reservation_outlasts_run,
     quotas_sufficient,
     *subnet.VALIDATORS,
@@ -220,6 +231,8 @@ VALIDATORS: tuple[AccountValidator, ...] = (
 )
 # They fail as time passes. For an existing cluster they are warnings, so that it can still be updated.
 TIME_DEPENDENT: tuple[AccountValidator, ...] = (reservation_is_active, reservation_outlasts_run)
+# They do not apply to an existing cluster.
+NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_instances,)
 
 
 def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:
@@ -229,6 +242,8 @@ def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) 
     """
     problems = list(facts.missing)
     for validator in VALIDATORS:
+        if is_up and validator in NEW_CLUSTER_ONLY:
+            continue
         for problem in validator(settings, facts):
             if is_up and validator in TIME_DEPENDENT:
                 pulumi.log.warn(str(problem))

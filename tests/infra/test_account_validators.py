@@ -170,6 +170,14 @@ EXAMPLES: dict[str, list[Example]] = {
             ("1 instances", "2 nodes"),
         ),
     ],
+    "reservation_has_available_instances": [
+        Example(
+            reserved(AvailableInstanceCount=1),
+            {"capacity": NAMED},
+            "capacity.reservation.id",
+            ("1 of its 64 instances are available", "2 nodes"),
+        ),
+    ],
     "reservation_outlasts_run": [
         Example(
             reserved(EndDate=later(61)),

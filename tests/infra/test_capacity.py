@@ -12,6 +12,7 @@ from tests.infra.conftest import templates_of
 from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"
+TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 SPOT = {"spotInstanceType": "one-time", "instanceInterruptionBehavior": "terminate"}
 WORKER_RESERVATION = {"InstanceType": "c7i.xlarge", "ReservationType": "default"}
 
@@ -93,6 +94,23 @@ def test_base_may_use_a_reservation(changed: Callable[..., Deployment]) -> None:
     end_times = {group.name: group.capacity_end_time for group in manifest_of(run).groups}
     assert end_times["workers"] is not None
     assert end_times["spot"] is None
+
+
+@pytest.mark.parametrize("group", [None, "team-group"])
+def test_reservation_brings_its_placement_group(changed: Callable[..., Deployment], group: str | None) -> None:
+    """Some instances of a reservation do not fit into a group that it was not created in (eksctl issue 7949)."""
+    arn = {"PlacementGroupArn": f"arn:aws:ec2:us-east-1:123456789012:placement-group/{group}"} if group else {}
+    properties = reservation_properties(ReservationType="default", InstanceType="p4d.24xlarge", **arn)
+    run = changed(
+        "single-node",
+        account={"reservations": {RESERVATION: properties}},
+        nodes=2,
+        network={"placement_group": True},
+        capacity={"reservation": {"id": RESERVATION}},
+    )
+    assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")
+    placement = run.resource(TEMPLATE, "workers-deep-learning").inputs.get("placement")
+    assert placement == ({"groupName": group} if group else None)
 
 
 def test_reservation_decides_the_availability_zone(changed: Callable[..., Deployment]) -> None:

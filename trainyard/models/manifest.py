@@ -77,6 +77,7 @@ class WorkerGroup(StrictModel):
     subnets: tuple[Subnet, ...] = Field(
         min_length=1, description="Subnets that the group may use, in the order in which the launch tries them."
     )
+    reservation: str | None = Field(None, description="Id of the capacity reservation that the settings name.")
     reserve: bool = Field(
         False,
         description="Whether the launch reserves the capacity of all nodes in an On-Demand Capacity Reservation first.",
@@ -156,7 +157,9 @@ class Limits(StrictModel):
 ADOPTABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
     "base_usd_per_hour": True,
-    "groups": {"__all__": {"nodes", "capacity_end_time", "image", "subnets", "reserve", "node_usd_per_hour"}},
+    "groups": {
+        "__all__": {"nodes", "capacity_end_time", "image", "subnets", "reservation", "reserve", "node_usd_per_hour"}
+    },
 }
 
 

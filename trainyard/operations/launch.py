@@ -290,6 +290,8 @@ class Launch:
         for group in self.manifest.groups:
             if group.reserve:
                 self.reserved[group.name] = self.reservations.reserve(group, group.nodes, missing[group.name], end)
+            elif group.reservation is not None:
+                self.reservations.wait_for_capacity(group.reservation, missing[group.name])
 
     def _reservation_ids(self) -> tuple[str, ...]:
         return tuple(reservation.id for reservation in self.reserved.values())

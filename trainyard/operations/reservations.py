@@ -50,7 +50,7 @@ class GroupReservations:
         """
         existing = self._existing(group, instances, end)
         if existing is not None:
-            return self._wait_for_capacity(existing, missing)
+            return self.wait_for_capacity(existing.id, missing)
         minutes = self._manifest.limits.capacity_wait_minutes
         deadline, delay, attempt = time.monotonic() + minutes * 60, FIRST_RETRY_SECONDS, 1
         while True:
@@ -131,24 +131,21 @@ class GroupReservations:
             return reservation
         return None
 
-    def _wait_for_capacity(self, reservation: CapacityReservation, missing: int) -> CapacityReservation:
-        """Wait until the reservation has the capacity of `missing` instances. Raises CapacityError."""
+    def wait_for_capacity(self, name: str, missing: int) -> CapacityReservation:
+        """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
+
+        Earlier nodes of the stack, which are terminated, may have used them.
+        """
         deadline = time.monotonic() + RETURN_TIMEOUT_SECONDS
         while True:
-            available = self._available(reservation)
-            if available >= missing:
-                return reservation
+            found = [each for each in reservations.find_reservations(self._region, {}) if each.id == name]
+            if found and found[0].available >= missing:
+                return found[0]
+            state = f"{found[0].available} of {missing} instances are available" if found else "it is not active"
             if time.monotonic() > deadline:
-                raise CapacityError(
-                    f"{reservation.id} in {reservation.zone} has {available} of {missing} instances available "
-                    f"{RETURN_TIMEOUT_SECONDS / 60:g} minutes after the earlier nodes were terminated"
-                )
-            self._display.detail("capacity", f"{available} of {missing} available in {reservation.id}: waiting")
+                raise CapacityError(f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes")
+            self._display.detail("capacity", f"reservation {name}: {state}, waiting")
             time.sleep(RETURN_POLL_SECONDS)
-
-    def _available(self, reservation: CapacityReservation) -> int:
-        found = reservations.find_reservations(self._region, {tags.STACK: self._manifest.stack})
-        return next((each.available for each in found if each.id == reservation.id), 0)
 
     def _tags(self, group: WorkerGroup) -> dict[str, str]:
         return {tags.STACK: self._manifest.stack, tags.ROLE: group.name}
