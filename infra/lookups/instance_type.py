@@ -9,11 +9,13 @@ import pulumi
 import pulumi_aws as aws
 
 from trainyard.config.catalog import InstanceType
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A fact of an instance type that differs. `affects_launch`: launch or playbook use the catalog's value."""
+    """A fact of an instance type that differs. `affects_launch`: validators, launch or nodes use the value."""
 
     instance_type: str
     fact: str
@@ -22,19 +24,31 @@ class Difference:
     affects_launch: bool
 
     def __str__(self) -> str:
-        consequence = ": the launch uses the catalog and may fail" if self.affects_launch else ""
-        return (
-            f"{self.instance_type}: trainyard/config/catalog.json has {self.fact} = {self.catalog}, "
-            f"EC2 has {self.described}{consequence}"
-        )
+        return f"{self.instance_type}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """The two values."""
+        return f"trainyard/config/catalog.json has {self.fact} = {self.catalog}, EC2 has {self.described}"
 
 
-def compare_with_catalog(entry: InstanceType) -> list[Difference]:
-    """Look up the instance type in this region, warn about each difference and return them."""
+def compare_with_catalog(entry: InstanceType) -> None:
+    """Look up the instance type in this region. Raises InputError for each difference that affects the launch.
+
+    Nothing reads the other facts, so a difference of those is a warning.
+    """
     result = differences(entry, aws.ec2.get_instance_type(instance_type=entry.name))
     for difference in result:
-        pulumi.log.warn(str(difference))
-    return result
+        if not difference.affects_launch:
+            pulumi.log.warn(str(difference))
+    fix = "Correct the catalog, or use another instance type"
+    problems = [
+        invalid_setting("instance_type", entry.name, difference.reason, fix, "catalog_differs")
+        for difference in result
+        if difference.affects_launch
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def differences(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> list[Difference]:
@@ -49,9 +63,11 @@ def differences(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -
 
 
 def _facts(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> Iterator[tuple[str, Any, Any, bool]]:
-    """Yield name, value of the catalog, value of EC2, and whether the launch uses it."""
-    gpu, gpus, store = entry.gpu, described.gpuses or [], entry.instance_store
+    """Yield name, value of the catalog, value of EC2, and whether validators, launch or nodes use it."""
+    gpu, gpus = entry.gpu, described.gpuses or []
+    store, disks = entry.instance_store, described.instance_disks or []
     yield "GPUs", gpu.count if gpu else 0, sum(each.count for each in gpus), True
+    yield "GPU model", [gpu.model] if gpu else [], [each.name for each in gpus], True
     yield "EFA interfaces", entry.efa_interfaces, described.efa_maximum_interfaces or 0, True
     cards = sorted((card.index, card.maximum_interfaces) for card in described.network_cards or [])
     yield (
@@ -62,16 +78,11 @@ def _facts(entry: InstanceType, described: aws.ec2.GetInstanceTypeResult) -> Ite
     )
     strategies = described.supported_placement_strategies or []
     yield "cluster placement", entry.cluster_placement, "cluster" in strategies, True
-    yield "GPU model", [gpu.model] if gpu else [], [each.name for each in gpus], False
+    yield "vCPUs", entry.vcpus, described.default_vcpus, True  # the validator of quotas
+    yield "instance store volumes", store.disks if store else 0, sum(disk.count for disk in disks), True
+    yield "GB of each instance store volume", [store.gb] if store else [], [disk.size for disk in disks], False
     yield "MiB of GPU memory", [gpu.memory_mib] if gpu else [], [each.memory_size for each in gpus], False
-    yield "vCPUs", entry.vcpus, described.default_vcpus, False
     yield "MiB of memory", round(entry.memory_gib * 1024), described.memory_size, False
-    yield (
-        "instance store volumes and GB of each",
-        [(store.disks, store.gb)] if store else [],
-        [(disk.count, disk.size) for disk in described.instance_disks or []],
-        False,
-    )
 
 
 def _grouped(interfaces: Iterable[int]) -> str:

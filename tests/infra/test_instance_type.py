@@ -1,9 +1,7 @@
 """The comparison of the hardware catalog with DescribeInstanceTypes."""
 
 import copy
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pulumi_aws as aws
@@ -14,16 +12,9 @@ from infra.lookups.instance_type import differences
 from rehearsal.adapter.instance_types import read_instance_types, to_lookup_result
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT
+from tests.infra.conftest import ROOT, stack_config
 from trainyard.config.catalog import InstanceType, catalog
-
-PROGRAM = """\
-import pulumi
-from trainyard.config.catalog import catalog
-from infra.lookups.instance_type import compare_with_catalog
-
-pulumi.export("differences", [str(each) for each in compare_with_catalog(catalog().get("p5.48xlarge"))])
-"""
+from trainyard.errors import InputError
 
 
 def entry_of(name: str) -> InstanceType:
@@ -41,12 +32,15 @@ def result_of(described: Mapping[str, Any]) -> aws.ec2.GetInstanceTypeResult:
 
 
 class ChangedAccount(StaticAccount):
-    """EC2 returns one network card less and one vCPU more for each type."""
+    """EC2 returns other facts for each instance type: `changes` to the result of the lookup."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__()
+        self._changes = changes
 
     def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         result = super().invoke(token, arguments)
-        cards, vcpus = result["networkCards"][1:], result["defaultVcpus"] + 1
-        return {**result, "networkCards": cards, "defaultVcpus": vcpus}
+        return {**result, **self._changes} if token == "aws:ec2/getInstanceType:getInstanceType" else result
 
 
 @pytest.mark.parametrize(
@@ -58,10 +52,10 @@ def test_catalog_equals_describe_instance_types(entry: InstanceType) -> None:
     assert differences(entry, result_of(read_instance_types()[entry.name])) == []
 
 
-# Path in DescribeInstanceTypes, other value, message, and whether the launch uses the value.
+# Path in DescribeInstanceTypes, other value, message, and whether validators, launch or nodes use the value.
 CHANGES: dict[str, tuple[tuple[str | int, ...], Any, str, bool]] = {
     "fewer GPUs": (("GpuInfo", "Gpus", 0, "Count"), 4, "GPUs = 8, EC2 has 4", True),
-    "another GPU": (("GpuInfo", "Gpus", 0, "Name"), "A101", "GPU model = ['A100'], EC2 has ['A101']", False),
+    "another GPU": (("GpuInfo", "Gpus", 0, "Name"), "A101", "GPU model = ['A100'], EC2 has ['A101']", True),
     "more GPU memory": (
         ("GpuInfo", "Gpus", 0, "MemoryInfo", "SizeInMiB"),
         50000,
@@ -83,12 +77,13 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any, str, bool]] = {
         "cluster placement = True, EC2 has False",
         True,
     ),
-    "other vCPUs": (("VCpuInfo", "DefaultVCpus"), 128, "vCPUs = 96, EC2 has 128", False),
+    "other vCPUs": (("VCpuInfo", "DefaultVCpus"), 128, "vCPUs = 96, EC2 has 128", True),
     "other memory": (("MemoryInfo", "SizeInMiB"), 1, "MiB of memory = 1179648, EC2 has 1", False),
-    "other disks": (
+    "fewer disks": (("InstanceStorageInfo", "Disks", 0, "Count"), 4, "instance store volumes = 8, EC2 has 4", True),
+    "larger disks": (
         ("InstanceStorageInfo", "Disks", 0, "SizeInGB"),
         2000,
-        "instance store volumes and GB of each = [(8, 1000)], EC2 has [(8, 2000)]",
+        "GB of each instance store volume = [1000], EC2 has [2000]",
         False,
     ),
 }
@@ -104,17 +99,22 @@ def test_each_difference_is_reported(change: str) -> None:
     place[path[-1]] = value
     result = differences(entry_of("p4d.24xlarge"), result_of(described))
     assert [each.affects_launch for each in result if message in str(each)] == [affects_launch]
-    assert (str(result[0]).endswith("the launch uses the catalog and may fail")) == affects_launch
 
 
-def test_the_program_warns_of_each_difference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "infra/__main__.py").write_text(PROGRAM)
-    run = up({}, "hardware", tmp_path, account=ChangedAccount())
-    prefix = "p5.48xlarge: trainyard/config/catalog.json has"
-    assert run.exports["differences"] == [
-        f"{prefix} network cards (number of x interfaces each) = 32 of 2, EC2 has 31 of 2: "
-        "the launch uses the catalog and may fail",
-        f"{prefix} vCPUs = 192, EC2 has 193",
+def test_preview_refuses_each_difference_that_affects_the_launch() -> None:
+    account = ChangedAccount(efaMaximumInterfaces=3, defaultVcpus=100)
+    with pytest.raises(InputError) as error:
+        up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account)
+    assert str(error.value).splitlines() == [
+        f"trainyard:cluster.instance_type = 'p4d.24xlarge': trainyard/config/catalog.json has {fact}. "
+        "Correct the catalog, or use another instance type."
+        for fact in ("EFA interfaces = 4, EC2 has 3", "vCPUs = 96, EC2 has 100")
     ]
-    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == run.exports["differences"]
+
+
+def test_difference_of_a_fact_that_nothing_reads_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    account = ChangedAccount(memorySize=1024)
+    up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "p4d.24xlarge: trainyard/config/catalog.json has MiB of memory = 1179648, EC2 has 1024"
+    ]
