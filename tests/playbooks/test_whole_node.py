@@ -26,7 +26,7 @@ from trainyard.models.manifest import Fsx, Gpus, Hardware, Manifest
 
 pytestmark = pytest.mark.booted
 
-EFA_VERSION = "1.50.0"
+EFA_VERSION = "1.51.0"
 FSX = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/data/fsx")
 GPUS = Gpus(model="A100", driver="open", nvswitch=True, clocks=(1215, 1410))
 ROLES = [

@@ -62,7 +62,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedMachine]:
 @pytest.fixture(scope="module")
 def download(node: BootedMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
     with repository(tmp_path_factory.mktemp("download"), node.network) as download:
-        for version in ("1.50.0", "1.37.0"):
+        for version in ("1.51.0", "1.37.0"):
             download.sign(efa_installer(download.folder, version))
         yield download
 
@@ -78,7 +78,7 @@ def clean_machine(request: pytest.FixtureRequest) -> None:
         )
 
 
-def variables(download: Repository, version: str = "1.50.0") -> dict[str, Any]:
+def variables(download: Repository, version: str = "1.51.0") -> dict[str, Any]:
     return {
         "efa_interfaces": 4,
         "efa_version": version,
@@ -121,7 +121,7 @@ def test_an_installer_signed_by_another_key_is_not_run(node: BootedMachine, down
 
 @pytest.mark.booted
 def test_an_installer_modified_after_the_signature_is_not_run(node: BootedMachine, download: Repository) -> None:
-    original = download.folder / "aws-efa-installer-1.50.0.tar.gz"
+    original = download.folder / "aws-efa-installer-1.51.0.tar.gz"
     changed = download.folder / "changed.tar.gz"
     changed.write_bytes(original.read_bytes() + b"\0")
     (download.folder / "changed.tar.gz.sig").write_bytes(Path(f"{original}.sig").read_bytes())
@@ -135,7 +135,7 @@ def test_an_installer_modified_after_the_signature_is_not_run(node: BootedMachin
 
 @pytest.mark.booted
 def test_a_checksum_replaces_the_signature(node: BootedMachine, download: Repository) -> None:
-    checksum = hashlib.sha256((download.folder / "aws-efa-installer-1.50.0.tar.gz").read_bytes()).hexdigest()
+    checksum = hashlib.sha256((download.folder / "aws-efa-installer-1.51.0.tar.gz").read_bytes()).hexdigest()
     without_key = variables(download) | {"efa_signing_key_url": f"{download.url}/none"}
     result = node.run_role("efa", **without_key, efa_installer_sha256="0" * 64)
     assert f"the SHA-256 is {checksum}, not {'0' * 64}: set efa_installer_sha256" in failure(result)
@@ -151,7 +151,7 @@ def test_an_installed_version_is_kept_unless_it_is_outdated(node: BootedMachine,
     assert node.run_role("efa", **variables(download) | {"efa_minimum_version": "1.37.0"}).changed_tasks == ()
     assert len(installer_runs(node)) == 1
     assert "efa : Verify and run the EFA installer" in node.run_role("efa", **variables(download)).changed_tasks
-    assert "1.50.0" in node.run_script("head -n 1 /opt/amazon/efa_installed_packages")
+    assert "1.51.0" in node.run_script("head -n 1 /opt/amazon/efa_installed_packages")
 
 
 @pytest.mark.booted
