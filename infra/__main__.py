@@ -148,6 +148,7 @@ def main(root: Path) -> None:
                 image=worker_image,
                 key_arn=key.arn,
                 root_volume_gib=settings.root_volume_gib,
+                root_volume_throughput=settings.root_volume_throughput,
                 subnet_ids=[subnet.id for subnet in network.worker_subnets],
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,

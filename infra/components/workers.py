@@ -19,7 +19,7 @@ _HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 class WorkerGroupArgs:
     """Arguments of WorkerGroup.
 
-    `health_check_grace_seconds` covers the node playbook with a reboot.
+    `root_volume_throughput` is in MiB/s. `health_check_grace_seconds` covers the node playbook with a reboot.
     """
 
     scope: Scope
@@ -29,6 +29,7 @@ class WorkerGroupArgs:
     image: Image
     key_arn: pulumi.Input[str]
     root_volume_gib: int
+    root_volume_throughput: int
     subnet_ids: Sequence[pulumi.Input[str]]
     security_group_ids: Sequence[pulumi.Input[str]]
     instance_profile: pulumi.Input[str]
@@ -79,6 +80,7 @@ class WorkerGroup(pulumi.ComponentResource):
                     ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                         volume_type="gp3",
                         volume_size=args.root_volume_gib,
+                        throughput=args.root_volume_throughput,
                         encrypted="true",
                         kms_key_id=args.key_arn,
                         delete_on_termination="true",

@@ -164,7 +164,8 @@ class LaunchTemplate(Handler):
             "networkCardIndex", "deviceIndex", "interfaceType", "securityGroups", "deleteOnTermination"
         ),
         blockDeviceMappings=input_keys(
-            "deviceName", ebs=input_keys("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination")
+            "deviceName",
+            ebs=input_keys("volumeType", "volumeSize", "throughput", "encrypted", "kmsKeyId", "deleteOnTermination"),
         ),
         tagSpecifications=input_keys("resourceType", "tags"),
     )

@@ -85,6 +85,11 @@ def test_root_volumes_are_encrypted_gp3(shipped: Deployment) -> None:
     assert worker["kmsKeyId"] == head["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
 
 
+def test_root_volumes_of_gpu_nodes_have_more_throughput(local: Deployment, gpu: Deployment) -> None:
+    throughputs = [template_of(run)["blockDeviceMappings"][0]["ebs"]["throughput"] for run in (local, gpu)]
+    assert throughputs == [125, 500]
+
+
 def test_no_key_pair_exists(shipped: Deployment) -> None:
     assert "keyName" not in template_of(shipped)
     assert "keyName" not in head_of(shipped)

@@ -6,6 +6,7 @@ from trainyard.base import StrictModel
 from trainyard.config.prices import monthly_to_hourly, prices
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import GroupPlan
+from trainyard.config.settings.stack import GP3_THROUGHPUT
 
 _SCRATCH_THROUGHPUT = 200  # MB/s per TiB, the price class of SCRATCH_2 in prices.json
 _HEAD_ALARMS = 1
@@ -30,7 +31,16 @@ def cost_items(settings: StackSettings) -> list[CostItem]:
     A spot node counts at its maximum price. A Capacity Block is paid in advance and counts as 0.
     """
     workers = [_workers(settings, group) for group in settings.groups]
-    return [*workers, _root_volumes("workers", settings, settings.nodes), *_base_items(settings)]
+    workers.append(_root_volumes("workers", settings, settings.nodes))
+    if extra := settings.root_volume_throughput - GP3_THROUGHPUT:
+        workers.append(
+            CostItem(
+                name="throughput of root volumes of workers, MiB/s of gp3",
+                count=extra * settings.nodes,
+                unit_usd_per_hour=monthly_to_hourly(prices().gp3_throughput_month),
+            )
+        )
+    return [*workers, *_base_items(settings)]
 
 
 def _root_volumes(name: str, settings: StackSettings, count: int) -> CostItem:

@@ -23,6 +23,9 @@ class Prices(StrictModel):
     interface_endpoint_hour: float = Field(gt=0, description="An interface endpoint in one zone, USD an hour.")
     public_ipv4_hour: float = Field(gt=0, description="A public IPv4 address, USD an hour.")
     gp3_gb_month: float = Field(gt=0, description="A GiB of gp3 volume, USD a month.")
+    gp3_throughput_month: float = Field(
+        gt=0, description="A MiB/s of gp3 throughput above the included 125, USD a month."
+    )
     fsx_lustre_gb_month: dict[FsxDeployment, dict[int, float]] = Field(
         description="Deployment type -> throughput per TiB of storage, MB/s -> a GiB of storage, USD a month."
     )

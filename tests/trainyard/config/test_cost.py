@@ -50,6 +50,13 @@ def test_cluster_without_workers_costs_the_rest(settings: StackSettings) -> None
     assert base_usd_per_hour(settings) == pytest.approx(usd_per_hour(settings) - workers, abs=0.01)
 
 
+def test_throughput_of_gpu_nodes_is_billed_above_the_included_one(tmp_path: Path) -> None:
+    settings = load_settings(changed({"instance_type": "g6e.12xlarge", "nodes": 2}), tmp_path, "stacks/x.yaml")
+    (item,) = [item for item in cost_items(settings) if item.name.startswith("throughput")]
+    assert item.count == 2 * 375
+    assert item.usd_per_hour == pytest.approx(2 * 15 / 730)
+
+
 def test_run_costs_the_cluster_until_the_time_limit(settings: StackSettings) -> None:
     total = sum(item.usd_per_hour for item in cost_items(settings))
     assert max_run_usd(settings) == pytest.approx(1.5 * total, abs=0.005)

@@ -24,6 +24,10 @@ from trainyard.config.shared_settings import NodeSettings
 
 MAX_NODES = 1024
 PLAIN_IMAGES = ("ubuntu-24.04", "debian-12")  # without the NVIDIA driver
+# Throughput of gp3 volumes, MiB/s: included in the price, and of the root volumes of GPU nodes, which read drivers,
+# packages and containers at startup. The ratio to IOPS is at most 0.25, so 500 need 2,000 of the 3,000 included IOPS.
+# Source: EBS user guide, "Amazon EBS General Purpose SSD volumes".
+GP3_THROUGHPUT, GPU_NODE_THROUGHPUT = 125, 500
 
 
 class StackSettings(StrictModel):
@@ -111,6 +115,11 @@ class StackSettings(StrictModel):
         configured = self.network.placement_group
         default = self.worker_type.cluster_placement and self.capacity.capacity_block is None
         return default if configured is None else configured
+
+    @property
+    def root_volume_throughput(self) -> int:
+        """Throughput of each worker's root volume, MiB/s."""
+        return GPU_NODE_THROUGHPUT if self.worker_type.gpu else GP3_THROUGHPUT
 
     @property
     def worker_image(self) -> str:

@@ -139,7 +139,10 @@ def test_group_instance_has_the_other_settings_of_the_template(
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"},
         "UserData": user_data,
         "BlockDeviceMappings": [
-            {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", "Encrypted": True}}
+            {
+                "DeviceName": "/dev/sda1",
+                "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", "Throughput": 500, "Encrypted": True},
+            }
         ],
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": [{"Key": "trainyard:role", "Value": kind}]}
@@ -163,6 +166,7 @@ def test_group_instance_has_the_other_settings_of_the_template(
     (device,) = instance["BlockDeviceMappings"]
     (volume,) = client("ec2").describe_volumes(VolumeIds=[device["Ebs"]["VolumeId"]])["Volumes"]
     assert (volume["Size"], volume["VolumeType"], volume["Encrypted"]) == (100, "gp3", True)
+    assert volume["Throughput"] == 500
     assert volume["Tags"] == [{"Key": "trainyard:role", "Value": "volume"}]
     interface = instance["NetworkInterfaces"][0]["NetworkInterfaceId"]
     (described,) = client("ec2").describe_network_interfaces(NetworkInterfaceIds=[interface])["NetworkInterfaces"]
