@@ -28,6 +28,7 @@ from infra.components.placement import Placement, PlacementArgs
 from infra.components.storage import DataArgs, DataBucket, StagingArgs, StagingBucket
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
 from infra.lookups.account import look_up_account, make_scope, zone_is_default
+from infra.lookups.budget import budgets_allowed
 from infra.lookups.image import look_up_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import look_up_retained
@@ -61,6 +62,7 @@ def main(root: Path) -> None:
     head_image, worker_image = (
         look_up_image(name, settings.root_volume_gib) for name in (settings.head_image, settings.worker_image)
     )
+    has_budget = settings.guardrails.budget and budgets_allowed(stack)
     scope = make_scope(pulumi.get_project(), stack, settings, facts)
 
     key = StackKey("key", StackKeyArgs(scope=scope, existing=storage.kms_key, retained=retained.key))
@@ -160,13 +162,14 @@ def main(root: Path) -> None:
         )
         for plan in settings.groups
     ]
-    guardrails = Guardrails(
+    # The launch does not wait for these: they only notify.
+    Guardrails(
         "guardrails",
         GuardrailsArgs(
             scope=scope,
             key_arn=key.service_arn,
             email=settings.guardrails.email,
-            budget_usd=settings.guardrails.budget_usd or max_run_usd(settings),
+            budget_usd=(settings.guardrails.budget_usd or max_run_usd(settings)) if has_budget else None,
             head=head.instance_id,
             groups={group.name: group.autoscaling_group for group in groups},
         ),
@@ -187,7 +190,7 @@ def main(root: Path) -> None:
             capacity_end_time=capacity_end_time(facts),
         ),
     )
-    components = [key, data, staging, archives, identity, filesystem, placement, head, *groups, guardrails, manifest]
+    components = [key, data, staging, archives, identity, filesystem, placement, head, *groups, manifest]
     launch = Launch(
         "launch",
         LaunchArgs(scope=scope, manifest=manifest.text, bucket=staging.name),

@@ -18,13 +18,14 @@ _NOTIFICATIONS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
 class GuardrailsArgs:
     """Arguments of Guardrails.
 
-    `key_arn` encrypts the topic. `groups` maps worker groups to Auto Scaling groups. `budget_usd` is per month.
+    `key_arn` encrypts the topic. `groups` maps worker groups to Auto Scaling groups. `budget_usd` is per month;
+    None: no budget.
     """
 
     scope: Scope
     key_arn: pulumi.Input[str]
     email: str | None
-    budget_usd: float
+    budget_usd: float | None
     head: pulumi.Input[str]
     groups: Mapping[str, pulumi.Input[str]]
 
@@ -43,7 +44,8 @@ class Guardrails(pulumi.ComponentResource):
         self._alarm("head", {"InstanceId": args.head}, after)
         for group, autoscaling_group in args.groups.items():
             self._alarm(group, {"AutoScalingGroupName": autoscaling_group}, after)
-        self._budget(after)
+        if args.budget_usd is not None:
+            self._budget(args.budget_usd, after)
         self.register_outputs({"topic_arn": self.topic_arn})
 
     def _topic(self) -> pulumi.Resource:
@@ -93,13 +95,13 @@ class Guardrails(pulumi.ComponentResource):
             opts=opts,
         )
 
-    def _budget(self, opts: pulumi.ResourceOptions) -> None:
+    def _budget(self, usd: float, opts: pulumi.ResourceOptions) -> None:
         """Budget of the resources with the stack's tag, which must be an active cost allocation tag of the account."""
         aws.budgets.Budget(
             "stack",
             budget_type="COST",
             time_unit="MONTHLY",
-            limit_amount=f"{self._args.budget_usd:.2f}",
+            limit_amount=f"{usd:.2f}",
             limit_unit="USD",
             cost_filters=[
                 aws.budgets.BudgetCostFilterArgs(

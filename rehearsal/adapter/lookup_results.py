@@ -30,6 +30,11 @@ def missing_resource_error(type_name: str, identifier: str) -> RequestFailedErro
     )
 
 
+def missing_budget_error() -> RequestFailedError:
+    """Return the provider's error for a budget that does not exist."""
+    return RequestFailedError("reading Budgets Budget Data Source (): couldn't find resource")
+
+
 def missing_route_table_error() -> RequestFailedError:
     """Return the provider's error when no route table matches."""
     return RequestFailedError("query returned no results. Please change your search criteria and try again")

@@ -7,7 +7,7 @@ from rehearsal.adapter import lookups_ec2
 from rehearsal.adapter.aws_clients import AwsClients
 from rehearsal.adapter.handler import InputKeys, input_keys
 from rehearsal.adapter.instance_types import to_lookup_result
-from rehearsal.adapter.lookup_results import LookupResult, ec2_filters
+from rehearsal.adapter.lookup_results import LookupResult, ec2_filters, missing_budget_error
 from rehearsal.adapter.lookups_storage import STORAGE_LOOKUPS
 
 Lookup = Callable[[AwsClients, Mapping[str, Any]], LookupResult]
@@ -88,6 +88,21 @@ def _tagged_resources(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupRe
     return {"id": aws.region, "resourceTagMappingLists": resources, **arguments}
 
 
+def _budget(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
+    """Return a budget, or the provider's error. Source: terraform-provider-aws, budgets/budget_data_source.go."""
+    budgets, account = aws.client("budgets"), aws.client("sts").get_caller_identity()["Account"]
+    try:
+        budget = budgets.describe_budget(AccountId=account, BudgetName=arguments["name"])["Budget"]
+    except budgets.exceptions.NotFoundException as error:
+        raise missing_budget_error() from error
+    return {
+        "id": f"{account}:{budget['BudgetName']}",
+        "accountId": account,
+        "budgetType": budget["BudgetType"],
+        **arguments,
+    }
+
+
 # Token of a provider function -> the arguments that it supports, and the function that answers it.
 LOOKUPS: dict[str, tuple[InputKeys, Lookup]] = {
     "aws:index/getPartition:getPartition": (input_keys(), _partition),
@@ -99,6 +114,7 @@ LOOKUPS: dict[str, tuple[InputKeys, Lookup]] = {
         input_keys("locationType", filters=input_keys("name", "values")),
         _instance_type_offerings,
     ),
+    "aws:budgets/getBudget:getBudget": (input_keys("name"), _budget),
     "aws:resourcegroupstaggingapi/getResources:getResources": (
         input_keys("resourceTypeFilters", tagFilters=input_keys("key", "values")),
         _tagged_resources,

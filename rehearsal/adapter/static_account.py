@@ -9,6 +9,7 @@ from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import RequestFailedError, UnsupportedTypeError
 from rehearsal.adapter.handler import CreateResult, check_input_keys
 from rehearsal.adapter.instance_types import read_instance_types, to_lookup_result
+from rehearsal.adapter.lookup_results import missing_budget_error
 from rehearsal.adapter.lookups import LOOKUPS
 from rehearsal.adapter.static_ec2 import (
     RESERVATION,
@@ -34,6 +35,7 @@ class StaticAccount:
     a large value. `networks`: the existing VPCs by id. `instance_type_zones`: the Availability Zones that offer an
     instance type, by its name; other types are offered in every zone. `bucket_regions`: the region of each existing
     bucket. `key_states`: the state of each existing KMS key by ARN. `key_policy`: the policy of every key.
+    `budgets_denied`: whether the caller may not read budgets.
     A default that is valid for every stack replaces each argument that is None.
     """
 
@@ -51,6 +53,7 @@ class StaticAccount:
         bucket_regions: Mapping[str, str] | None = None,
         key_states: Mapping[str, str] | None = None,
         key_policy: Mapping[str, Any] | None = None,
+        budgets_denied: bool = False,
     ) -> None:
         self.region = region
         self._arns_by_role = {
@@ -59,6 +62,7 @@ class StaticAccount:
             tags.STACK_KEY: self._key_arn(retained_key_id) if retained_key_id else None,
         }
         self._instance_type_zones = instance_type_zones or {}
+        self._budgets_denied = budgets_denied
         self._bucket_regions, self._key_states = bucket_regions, key_states
         default_reservations = {RESERVATION: reservation_properties(AvailabilityZone=f"{region}a")}
         self._ec2 = StaticEc2(
@@ -94,6 +98,7 @@ class StaticAccount:
             "aws:index/getAvailabilityZones:getAvailabilityZones": lambda: {"names": self._zones},
             "aws:ec2/getInstanceType:getInstanceType": lambda: self._instance_type(arguments["instanceType"]),
             "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": lambda: self._offerings(arguments),
+            "aws:budgets/getBudget:getBudget": self._budget,
             "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged_resources(arguments),
             "aws:s3/getBucket:getBucket": lambda: self._bucket(arguments["bucket"]),
             "aws:kms/getKey:getKey": lambda: self._key(arguments["keyId"]),
@@ -130,6 +135,11 @@ class StaticAccount:
         roles = [value for item in filters if item["key"] == tags.ROLE for value in item["values"]]
         arns = [arn for role in roles if (arn := self._arns_by_role.get(role))]
         return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []} for arn in arns]}
+
+    def _budget(self) -> dict[str, Any]:
+        if self._budgets_denied:
+            raise RequestFailedError("api error AccessDeniedException: not authorized to perform: budgets:ViewBudget")
+        raise missing_budget_error()
 
     def _key_arn(self, key_id: str) -> str:
         return f"arn:aws:kms:{self.region}:{ACCOUNT}:key/{key_id}"

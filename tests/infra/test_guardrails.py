@@ -1,9 +1,16 @@
 """Topic, alarms and budget."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
 
 from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.errors import RequestFailedError
+from rehearsal.adapter.mocks import up
+from rehearsal.adapter.static_account import StaticAccount
+from tests.infra.conftest import ROOT, stack_config
 
 ALARM, BUDGET, TOPIC = "aws:cloudwatch/metricAlarm:MetricAlarm", "aws:budgets/budget:Budget", "aws:sns/topic:Topic"
 SUBSCRIPTION = "aws:sns/topicSubscription:TopicSubscription"
@@ -49,6 +56,45 @@ def test_budget_covers_the_stack_and_the_maximum_cost(shipped: Deployment) -> No
 def test_budget_is_configurable(changed: Callable[..., Deployment]) -> None:
     run = changed(guardrails={"budget_usd": 2500})
     assert run.resource(BUDGET, "stack").inputs["limitAmount"] == "2500.00"
+
+
+def test_budget_can_be_omitted(changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture) -> None:
+    run = changed(guardrails={"budget": False}, account={"budgets_denied": True})
+    assert not run.resources_of_type(BUDGET)
+    assert not caplog.records  # no lookup
+
+
+def test_denied_budgets_are_a_warning(changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture) -> None:
+    run = changed(account={"budgets_denied": True})
+    assert not run.resources_of_type(BUDGET)
+    assert run.resources_of_type(ALARM)
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "the stack has no AWS budget: lookup failed:" in warning
+    assert "budgets:ViewBudget" in warning
+
+
+def test_failed_lookup_of_budgets_is_no_denial(local: Deployment) -> None:
+    class ThrottledAccount(StaticAccount):
+        def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+            if token == "aws:budgets/getBudget:getBudget":
+                raise RequestFailedError("api error ThrottlingException: Rate exceeded")
+            return super().invoke(token, arguments)
+
+    run = up(stack_config("local"), "local", ROOT, account=ThrottledAccount())
+    assert run.resources_of_type(BUDGET)
+
+
+def test_launch_does_not_depend_on_guardrails(shipped: Deployment) -> None:
+    launch = shipped.resource("command:local:Command", "launch")
+    required, pending = set[str](), [launch.urn]
+    while pending:
+        resource = shipped.resources.get(urn := pending.pop())
+        if resource is not None and urn not in required:
+            required.add(urn)
+            pending += [*resource.dependencies, resource.parent]  # a child waits for what its component depends on
+    types = {shipped.resources[urn].type for urn in required}
+    assert types.isdisjoint({ALARM, BUDGET, TOPIC, "aws:sns/topicPolicy:TopicPolicy"})
+    assert "aws:autoscaling/group:Group" in types
 
 
 def test_email_address_is_subscribed(changed: Callable[..., Deployment], local: Deployment) -> None:

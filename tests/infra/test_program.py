@@ -81,11 +81,14 @@ def test_preview_with_unknown_values_registers_the_same_resources(stack: str) ->
     assert previewed.resources.keys() == deployed(stack).resources.keys()
 
 
-def test_launch_waits_for_everything_else(shipped: Deployment) -> None:
-    """The launch depends on every component, so that destroy stops the job first."""
+def test_launch_waits_for_everything_that_the_job_uses(shipped: Deployment) -> None:
+    """The launch depends on every component except the guardrails, so that destroy stops the job first."""
     launch = shipped.resource("trainyard:infra:Launch", "launch")
+    independent = {launch.urn, shipped.resource("trainyard:infra:Guardrails", "guardrails").urn}
     others = {
-        resource.urn for resource in shipped.resources.values() if resource.custom and resource.parent != launch.urn
+        resource.urn
+        for resource in shipped.resources.values()
+        if resource.custom and resource.parent not in independent
     }
     assert others <= launch.dependencies
 

@@ -11,6 +11,7 @@ import yaml
 from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.teardown import destroy
+from rehearsal.aws.faults import Deny, Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.seed import create_existing_resources
 from tests.infra.conftest import STACKS
@@ -62,6 +63,22 @@ def test_stack_is_created_and_destroy_keeps_only_retained_resources(
     assert remaining == {
         resource.id for resource in destroyed.retained if resource.type in ("aws:s3/bucket:Bucket", "aws:kms/key:Key")
     }
+
+
+def test_denied_budgets_do_not_fail_the_up(
+    aws: EmulatedAws, account: EmulatedAccount, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Organizations deny budgets:* to member accounts."""
+    names = ("DescribeBudget", "CreateBudget", "CreateNotification")
+    denials: list[Fault] = [Deny(operation=f"budgets:{name}") for name in names]
+    aws.inject(*denials)
+    try:
+        run = up(config_of("local", {}), "denied-budgets", ROOT, account=account)
+    finally:
+        aws.remove_faults(denials)
+    assert not run.resources_of_type("aws:budgets/budget:Budget")
+    assert "AccessDeniedException" in caplog.text
+    destroy(run)
 
 
 def test_up_after_a_destroy_imports_the_retained_resources(aws: EmulatedAws, account: EmulatedAccount) -> None:

@@ -166,6 +166,9 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         Example({"guardrails.max_cost_usd": 0.001}, "guardrails.max_cost_usd", ("or choose fewer nodes",)),
     ],
+    "budget_amount_of_budget": [
+        Example({"guardrails.budget": False, "guardrails.budget_usd": 10}, "guardrails.budget_usd"),
+    ],
     "exactly_one_job_kind": [
         Example({"job.train": None}, "job.train"),
         Example({"job.source": "mine", "job.command": ["train.py"]}, "job.train"),

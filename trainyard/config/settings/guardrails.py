@@ -14,6 +14,11 @@ class GuardrailSettings(StrictModel):
         description="Address for alarms and budget notifications (AWS sends it a confirmation request); none: no "
         "notifications.",
     )
+    budget: bool = Field(
+        True,
+        description="Whether the stack has a monthly AWS budget. Without permission to read budgets it has none, and "
+        "the preview warns.",
+    )
     budget_usd: Number | None = Field(
         None,
         gt=0,

@@ -24,4 +24,12 @@ def cost_below_limit(settings: StackSettings, root: Path) -> Iterator[Problem]:
         )
 
 
-VALIDATORS = (cost_below_limit,)
+def budget_amount_of_budget(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """`guardrails.budget_usd` is the amount of the budget that `guardrails.budget` enables."""
+    guardrails = settings.guardrails
+    if guardrails.budget_usd is not None and not guardrails.budget:
+        reason, fix = "guardrails.budget is false", "Remove it, or guardrails.budget"
+        yield invalid_setting("guardrails.budget_usd", guardrails.budget_usd, reason, fix)
+
+
+VALIDATORS = (cost_below_limit, budget_amount_of_budget)
