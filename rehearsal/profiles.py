@@ -13,11 +13,12 @@ _MINUTE = 60.0
 # c5.metal, Bottlerocket issue 337 doubled a limit of five minutes. "Several minutes" until reserved capacity is
 # available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2 user
 # guide, "Create a Capacity Reservation". The Pulumi provider waits 10 minutes for the deletion of a file system
-# (measured).
+# (measured). How much SkipOsShutdown saves is an assumption.
 _REAL = Timing(
     pending_seconds=2 * _MINUTE,
     shutting_down_seconds=2 * _MINUTE,
     large_gpu_shutting_down_seconds=15 * _MINUTE,
+    skip_os_shutdown_seconds=5 * _MINUTE,
     reserved_capacity_return_seconds=5 * _MINUTE,
     reservation_end_delay_seconds=60 * _MINUTE,
     fsx_creating_seconds=10 * _MINUTE,

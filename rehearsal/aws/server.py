@@ -39,6 +39,7 @@ from rehearsal.aws.ec2 import (
     reservations,
     security_rules,
     spot,
+    terminations,
     transitions,
     visibility,
 )
@@ -164,6 +165,7 @@ def _extend_moto(launcher: Launcher) -> None:
     endpoints.install()
     security_rules.install()
     transitions.install()
+    terminations.install()
     instances.install(launcher)
     visibility.install()
     lifecycle.install()

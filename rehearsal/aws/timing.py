@@ -21,6 +21,9 @@ class Timing(StrictModel):
     )
     fsx_creating_seconds: NonNegativeFloat = Field(1.0, description="From a file system's creation to AVAILABLE.")
     fsx_deleting_seconds: NonNegativeFloat = Field(0.5, description="From a file system's deletion request to its end.")
+    skip_os_shutdown_seconds: NonNegativeFloat = Field(
+        0.0, description="From a termination with SkipOsShutdown to the state terminated, if that is less."
+    )
 
 
 _current = Timing()

@@ -122,6 +122,7 @@ def _install_instance_state() -> None:
         interrupted_at=None,
         transition=None,
         is_terminating=False,
+        skips_os_shutdown=False,
     )
 
 

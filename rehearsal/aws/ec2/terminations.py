@@ -1,8 +1,12 @@
-"""Terminations without an API call: Spot interruption, end of a Capacity Block, shutdown from within the instance."""
+"""Terminations: TerminateInstances, Spot interruption, end of a Capacity Block, shutdown from within the instance."""
 
 from typing import Any
 
 from moto.autoscaling.models import autoscaling_backends
+from moto.core.responses import ActionResult
+from moto.ec2.responses import EC2Response
+
+from rehearsal.aws.moto_extension import extend
 
 
 def reclaim_instance(instance: Any, reason: str) -> None:
@@ -24,3 +28,19 @@ def apply_instance_shutdown(instance: Any) -> None:
         reclaim_instance(instance, "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
     else:
         instance.stop()
+
+
+def install() -> None:
+    """Add the parameter SkipOsShutdown to moto's TerminateInstances.
+
+    Source: EC2 user guide, "Methods for terminating an instance"; the page excludes no instance type.
+    """
+    moto_terminate = EC2Response.terminate_instances
+
+    def terminate_instances(self: Any) -> ActionResult:
+        if str(self._get_param("SkipOsShutdown", False)).lower() == "true":
+            for name in self._get_param("InstanceIds", []):
+                self.ec2_backend.get_instance(name).skips_os_shutdown = True
+        return moto_terminate(self)
+
+    extend(EC2Response, terminate_instances)

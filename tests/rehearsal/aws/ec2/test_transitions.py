@@ -9,12 +9,18 @@ from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, terminate_all
 
-PENDING_SECONDS, SHUTTING_DOWN_SECONDS = 120.0, 300.0
+PENDING_SECONDS, SHUTTING_DOWN_SECONDS, SKIPPED_SECONDS = 120.0, 300.0, 20.0
 
 
 @pytest.fixture(autouse=True)
 def timing(aws: EmulatedAws, client: Client) -> Iterator[None]:
-    aws.set_timing(Timing(pending_seconds=PENDING_SECONDS, shutting_down_seconds=SHUTTING_DOWN_SECONDS))
+    aws.set_timing(
+        Timing(
+            pending_seconds=PENDING_SECONDS,
+            shutting_down_seconds=SHUTTING_DOWN_SECONDS,
+            skip_os_shutdown_seconds=SKIPPED_SECONDS,
+        )
+    )
     yield
     aws.set_timing(Timing())
     aws.advance_clock(max(PENDING_SECONDS, SHUTTING_DOWN_SECONDS))
@@ -40,6 +46,16 @@ def test_terminated_instance_shuts_down_first(aws: EmulatedAws, client: Client, 
     assert state(client, name) == "shutting-down"
     aws.advance_clock(SHUTTING_DOWN_SECONDS)
     assert state(client, name) == "terminated"
+
+
+def test_shutdown_of_the_operating_system_can_be_skipped(aws: EmulatedAws, client: Client, network: Network) -> None:
+    skipped, graceful = launch(client, network, count=2)
+    aws.advance_clock(PENDING_SECONDS)
+    client("ec2").terminate_instances(InstanceIds=[skipped], SkipOsShutdown=True)
+    client("ec2").terminate_instances(InstanceIds=[graceful])
+    assert [state(client, name) for name in (skipped, graceful)] == ["shutting-down", "shutting-down"]
+    aws.advance_clock(SKIPPED_SECONDS)
+    assert [state(client, name) for name in (skipped, graceful)] == ["terminated", "shutting-down"]
 
 
 def test_pending_instance_that_is_terminated_never_runs(aws: EmulatedAws, client: Client, network: Network) -> None:
