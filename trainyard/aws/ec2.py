@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 from trainyard.aws.clients import client
 
 Tags = dict[str, str]
+_IDS_PER_CALL = 100
 _EXISTING_STATES = ["pending", "running", "stopping", "stopped"]
 
 
@@ -36,9 +37,14 @@ def stop_instance(region: str, instance: str) -> None:
     client("ec2", region).stop_instances(InstanceIds=[instance])
 
 
-def terminate_instances(region: str, instances: Iterable[str]) -> None:
-    """Terminate instances; there must be at least one."""
-    client("ec2", region).terminate_instances(InstanceIds=list(instances))
+def terminate_instances(region: str, instances: Iterable[str], *, skip_os_shutdown: bool = False) -> None:
+    """Terminate instances; there must be at least one.
+
+    `skip_os_shutdown`: without the shutdown of the operating system, which takes minutes on large types.
+    """
+    parameters = {"SkipOsShutdown": True} if skip_os_shutdown else {}
+    for ids in _batches(instances):
+        client("ec2", region).terminate_instances(InstanceIds=ids, **parameters)
 
 
 def find_instances(region: str, tags: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -47,6 +53,24 @@ def find_instances(region: str, tags: Mapping[str, str]) -> list[dict[str, Any]]
     states = {"Name": "instance-state-name", "Values": _EXISTING_STATES}
     pages = client("ec2", region).get_paginator("describe_instances").paginate(Filters=[*filters, states])
     return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
+
+
+def instance_states(region: str, instances: Iterable[str]) -> dict[str, str]:
+    """Return instance -> state. Instances that EC2 does not describe, not yet or no longer, are omitted."""
+    pages = client("ec2", region).get_paginator("describe_instances")
+    return {
+        instance["InstanceId"]: instance["State"]["Name"]
+        for ids in _batches(instances)
+        for page in pages.paginate(Filters=[{"Name": "instance-id", "Values": ids}])
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
+    }
+
+
+def _batches(instances: Iterable[str]) -> list[list[str]]:
+    """Split ids for one call each: a filter accepts 200 values, and TerminateInstances recommends small batches."""
+    ids = list(instances)
+    return [ids[start : start + _IDS_PER_CALL] for start in range(0, len(ids), _IDS_PER_CALL)]
 
 
 def instance_state(region: str, instance: str) -> str:

@@ -7,7 +7,7 @@ from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import create_display
-from trainyard.operations.runs import stop_run
+from trainyard.operations.stop import stop_run
 
 
 def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:

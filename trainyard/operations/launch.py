@@ -14,7 +14,6 @@ from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
-from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
@@ -29,6 +28,7 @@ from trainyard.operations.run_record import (
 )
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
+from trainyard.operations.stop import stop_run
 from trainyard.operations.worker_groups import WorkerGroups
 
 TERMINATE_BY_HAND = (
@@ -85,7 +85,7 @@ class Launch:
         if active:
             self.display.line("run", f"stopping {current.run}, because the manifest has changed")
             self._write_record(current.model_copy(update={"reservations": ()}))  # the new run uses them
-            runs.stop_run(self.cluster, self.display, keep_reservations=True)
+            stop_run(self.cluster, self.display, keep_reservations=True)
             self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())

@@ -1,4 +1,4 @@
-"""Operations on a run: read its logs, download its results, stop it."""
+"""Operations on a run: read its logs, download its results."""
 
 import re
 import time
@@ -11,15 +11,11 @@ from trainyard.base import StrictModel
 from trainyard.errors import InputError, Problem
 from trainyard.models import layout
 from trainyard.models.layout import RunLayout
-from trainyard.models.run import Outcome, RunRecord
+from trainyard.models.run import RunRecord
 from trainyard.models.streams import Cursor, metric_lines
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.progress import Display
-from trainyard.operations.reservations import GroupReservations
-from trainyard.operations.worker_groups import WorkerGroups
 
 POLL_SECONDS = 1.0
-STOP_TIMEOUT_SECONDS = 15 * 60
 METRICS = "metrics.jsonl"
 
 
@@ -102,33 +98,3 @@ def download_results(cluster: Cluster, run: str | None, folder: Path) -> Downloa
         files=tuple(files),
         checkpoints=complete_checkpoints(cluster, record.run),
     )
-
-
-def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
-    """Stop the current run and terminate all workers; return the nodes that ran.
-
-    Cancels the capacity reservations of the stack, except with `keep_reservations`, for a next run. Does nothing when
-    the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when nodes exist after
-    STOP_TIMEOUT_SECONDS.
-    """
-    if not cluster.is_deployed:
-        return []
-    run = cluster.current_run()
-    if run is not None and cluster.outcome(run.run) is None:
-        attempts = control.attempt if (control := cluster.control(run.run)) else 0
-        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
-        cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    if not keep_reservations:
-        GroupReservations(cluster.manifest, display).cancel_all()
-    workers = WorkerGroups(cluster.manifest)
-    terminated: list[str] = []
-    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-    while members := workers.scale_to_zero():
-        terminated = terminated or members
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"nodes {', '.join(members)} still exist after {STOP_TIMEOUT_SECONDS // 60} minutes: run trainyard "
-                f"stop --stack {cluster.stack} again, or terminate them in the AWS console"
-            )
-        time.sleep(POLL_SECONDS)
-    return terminated

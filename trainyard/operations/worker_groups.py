@@ -66,6 +66,10 @@ class WorkerGroups:
             for instance in group["Instances"]
         }
 
+    def lifecycle_states(self) -> dict[str, str]:
+        """Return member -> lifecycle state in its Auto Scaling group."""
+        return self._states()
+
     def add_nodes(
         self,
         counts: Mapping[str, int],

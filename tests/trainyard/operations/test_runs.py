@@ -1,4 +1,4 @@
-"""Status, logs, results and stop of a run, also when the stack is not deployed."""
+"""Status, logs and results of a run, and the command stop, also when the stack is not deployed."""
 
 import json
 import os
@@ -16,7 +16,6 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import HEALTHY_MEASUREMENTS, MANIFEST
 from tests.metrics import metric
-from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.lease import put_lease
 from trainyard.errors import InputError
 from trainyard.models.health_check import HealthCheckResult, NodeFault, NodeResult
@@ -118,23 +117,6 @@ def test_logs_are_filtered_by_source(cluster: clusters.Cluster, record: RunRecor
 def test_unknown_run_is_refused(cluster: clusters.Cluster, record: RunRecord) -> None:
     with pytest.raises(InputError, match=r"--run = 'nothing': s3://.* has no such run"):
         read_status(connect(cluster), "nothing")
-
-
-def test_stop_ends_run_and_nodes_and_can_be_repeated(cluster: clusters.Cluster, record: RunRecord) -> None:
-    nodes = cluster.launch_instances(2)
-    assert sorted(runs.stop_run(connect(cluster), RecordingDisplay())) == sorted(nodes)
-    assert cluster.members() == []
-    outcome = read_status(connect(cluster), None).outcome
-    assert outcome is not None
-    assert outcome.state == "stopped"
-    assert runs.stop_run(connect(cluster), RecordingDisplay()) == []
-
-
-def test_stop_keeps_the_outcome_of_a_run_that_has_ended(cluster: clusters.Cluster, record: RunRecord) -> None:
-    outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=1.0)
-    cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
-    runs.stop_run(connect(cluster), RecordingDisplay())
-    assert read_status(connect(cluster), None).outcome == outcome
 
 
 def run_command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

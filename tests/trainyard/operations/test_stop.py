@@ -1,0 +1,160 @@
+"""The end of a run and the termination of its nodes."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.aws.faults import Deny
+from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
+from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.run import Control, Outcome, RunRecord
+from trainyard.operations import stop
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.status import read_status
+
+SHUTTING_DOWN_SECONDS = 1200.0
+
+
+@pytest.fixture(scope="module")
+def account(own_account: EmulatedAws) -> EmulatedAws:
+    """An account of this file, because the tests advance its clock."""
+    return own_account
+
+
+def hook_of(cluster: clusters.Cluster) -> dict[str, str]:
+    return {"AutoScalingGroupName": cluster.group, "LifecycleHookName": "drain"}
+
+
+@pytest.fixture
+def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusters.Cluster]:
+    """A cluster whose nodes drain, then shut down for 20 minutes unless the shutdown is skipped."""
+    monkeypatch.setattr(stop, "POLL_SECONDS", 0.05)
+    account.set_timing(Timing(shutting_down_seconds=SHUTTING_DOWN_SECONDS))
+    created = clusters.create_cluster(REGION)
+    created.autoscaling.put_lifecycle_hook(
+        **hook_of(created), LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING", HeartbeatTimeout=30
+    )
+    yield created
+    account.clear_faults()
+    account.advance_clock(SHUTTING_DOWN_SECONDS)
+    account.set_timing(Timing())
+
+
+@pytest.fixture
+def record(cluster: clusters.Cluster) -> RunRecord:
+    """The record of the current run, whose first attempt has not started."""
+    new_record = cluster.create_run_record()
+    for bucket, key in ((cluster.data, RunLayout(new_record.run).record), (cluster.staging, CURRENT_RUN)):
+        bucket.write(key, new_record.model_dump_json().encode())
+    return new_record
+
+
+def start_attempt(cluster: clusters.Cluster, record: RunRecord) -> None:
+    cluster.data.write(RunLayout(record.run).control, Control(attempt=1).model_dump_json().encode())
+
+
+def end_run(cluster: clusters.Cluster, record: RunRecord, state: str, ended_at: float) -> Outcome:
+    outcome = Outcome.model_validate({"state": state, "reason": "done", "attempts": 1, "ended_at": ended_at})
+    cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
+    return outcome
+
+
+def stop_run(cluster: clusters.Cluster) -> tuple[list[str], list[str]]:
+    """Stop the run; return the terminated nodes and the lines of the display."""
+    display = RecordingDisplay()
+    return stop.stop_run(Cluster(cluster.stack, REGION), display), display.lines
+
+
+def complete_shutdown(account: EmulatedAws, cluster: clusters.Cluster, run_in_background: RunInBackground) -> None:
+    """Complete drain and shutdown of the cluster's instances once they have started."""
+
+    def act() -> bool:
+        if not cluster.members() or cluster.describe_group()["DesiredCapacity"]:
+            return False
+        account.advance_clock(30 + SHUTTING_DOWN_SECONDS)
+        return True
+
+    run_in_background(act)
+
+
+def test_stop_ends_run_and_nodes_and_can_be_repeated(cluster: clusters.Cluster, record: RunRecord) -> None:
+    nodes = cluster.launch_instances(2)
+    assert stop_run(cluster)[0] == sorted(nodes)
+    assert cluster.members() == []
+    outcome = read_status(Cluster(cluster.stack, REGION), None).outcome
+    assert outcome is not None
+    assert outcome.state == "stopped"
+    assert stop_run(cluster) == ([], [])
+
+
+def test_stop_keeps_the_outcome_of_a_run_that_has_ended(cluster: clusters.Cluster, record: RunRecord) -> None:
+    outcome = end_run(cluster, record, "succeeded", 1.0)
+    stop_run(cluster)
+    assert read_status(Cluster(cluster.stack, REGION), None).outcome == outcome
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed"])
+def test_nodes_of_a_finished_run_skip_the_shutdown(cluster: clusters.Cluster, record: RunRecord, state: str) -> None:
+    start_attempt(cluster, record)
+    end_run(cluster, record, state, time.time() - stop.FLUSH_SECONDS - 1)
+    nodes = cluster.launch_instances(2)
+    assert stop_run(cluster)[0] == sorted(nodes)
+
+
+@pytest.mark.parametrize("state", ["running", "stopped", "just succeeded"])
+def test_nodes_that_may_save_something_shut_down(
+    account: EmulatedAws,
+    cluster: clusters.Cluster,
+    record: RunRecord,
+    state: str,
+    run_in_background: RunInBackground,
+) -> None:
+    start_attempt(cluster, record)
+    if state != "running":
+        end_run(cluster, record, state.rpartition(" ")[2], time.time())
+    cluster.launch_instances(1)
+    complete_shutdown(account, cluster, run_in_background)
+    _, lines = stop_run(cluster)
+    assert [line.split(":")[0] for line in dict.fromkeys(lines)] == ["nodes 1 draining", "nodes 1 terminated"]
+
+
+def test_draining_nodes_are_displayed(cluster: clusters.Cluster, record: RunRecord) -> None:
+    start_attempt(cluster, record)
+    node, *_ = cluster.launch_instances(1)
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_state=True)
+    assert not nodes.terminate()
+    assert nodes.states == {node: "draining"}
+    cluster.autoscaling.complete_lifecycle_action(**hook_of(cluster), InstanceId=node, LifecycleActionResult="CONTINUE")
+    assert not nodes.terminate()
+    assert nodes.states == {node: "shutting-down"}
+
+
+def test_group_terminates_nodes_if_the_skip_is_refused(
+    account: EmulatedAws, cluster: clusters.Cluster, record: RunRecord, run_in_background: RunInBackground
+) -> None:
+    account.inject(Deny(operation="ec2:TerminateInstances"))
+    nodes = cluster.launch_instances(1)
+    complete_shutdown(account, cluster, run_in_background)
+    assert stop_run(cluster)[0] == nodes
+
+
+def test_timeout_names_the_nodes_and_their_states(
+    cluster: clusters.Cluster, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "STOP_TIMEOUT_SECONDS", 0)
+    start_attempt(cluster, record)
+    node, *_ = cluster.launch_instances(1)
+    with pytest.raises(TimeoutError, match=rf"1 draining: {node}\): run trainyard stop --stack {cluster.stack}"):
+        stop_run(cluster)
+
+
+def test_many_nodes_are_counted(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "MAX_NAMED_NODES", 1)
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_state=False)
+    nodes.states = {"i-1": "draining", "i-2": "shutting-down", "i-3": "draining"}
+    assert nodes.summary == "2 draining, 1 shutting-down"

@@ -1,0 +1,129 @@
+"""Stop a run: record its end, terminate its nodes, and wait until EC2 has terminated them."""
+
+import time
+from collections import defaultdict
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainyard.aws import ec2
+from trainyard.models.layout import RunLayout
+from trainyard.models.run import Outcome
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import Display
+from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.worker_groups import LAUNCH_IN_PROGRESS, WorkerGroups
+
+POLL_SECONDS = 1.0
+# A node drains, and then metal and large GPU types shut down for up to 20 minutes.
+STOP_TIMEOUT_SECONDS = 40 * 60
+MAX_NAMED_NODES = 16
+# Seconds after the end of a run in which its nodes write their last logs and events.
+FLUSH_SECONDS = 60.0
+
+
+def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
+    """Stop the current run and terminate all workers; return the nodes that ran.
+
+    Cancels the capacity reservations of the stack, except with `keep_reservations`, for a next run. Does nothing when
+    the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when nodes still exist
+    after STOP_TIMEOUT_SECONDS.
+    """
+    if not cluster.is_deployed:
+        return []
+    if not keep_reservations:
+        GroupReservations(cluster.manifest, display).cancel_all()
+    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster))
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while not nodes.terminate():
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"nodes still exist after {STOP_TIMEOUT_SECONDS // 60} minutes ({nodes.summary}): run trainyard stop "
+                f"--stack {cluster.stack} again, or terminate them in the AWS console"
+            )
+        time.sleep(POLL_SECONDS)
+    return sorted(nodes.states)
+
+
+def _end_run(cluster: Cluster) -> bool:
+    """Record the end of an active run; return whether its nodes may have something to save.
+
+    They have not before the first attempt, and FLUSH_SECONDS after success or failure. The nodes of a run that was
+    stopped may still save their checkpoints.
+    """
+    run = cluster.current_run()
+    if run is None:
+        return False
+    control, outcome = cluster.control(run.run), cluster.outcome(run.run)
+    attempts = control.attempt if control else 0
+    if outcome is None:
+        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
+        cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
+    finished = outcome.state != "stopped" and time.time() > outcome.ended_at + FLUSH_SECONDS
+    return attempts > 0 and not finished
+
+
+class StoppingNodes:
+    """The nodes of a cluster during their termination. `states`: every node that was a member -> its state.
+
+    The states are pending, running, draining (its termination was requested, and it saves a checkpoint), shutting-down
+    and terminated. `has_state`: whether running nodes may have something to save.
+    """
+
+    def __init__(self, cluster: Cluster, display: Display, has_state: bool) -> None:
+        self._region, self._display, self._has_state = cluster.region, display, has_state
+        self._workers = WorkerGroups(cluster.manifest)
+        self._requested: set[str] = set()
+        self.states: dict[str, str] = {}
+
+    @property
+    def summary(self) -> str:
+        """The states of all nodes."""
+        names = defaultdict(list)
+        for name, state in sorted(self.states.items()):
+            names[state].append(name)
+        if len(self.states) > MAX_NAMED_NODES:
+            return ", ".join(f"{len(nodes)} {state}" for state, nodes in names.items())
+        return ", ".join(f"{len(nodes)} {state}: {' '.join(nodes)}" for state, nodes in names.items())
+
+    def terminate(self) -> bool:
+        """Request the termination of all nodes, and display their states; return whether all are terminated."""
+        members = self._scale_to_zero()
+        lifecycle_states = self._workers.lifecycle_states()
+        names = {*self.states, *(members or ()), *lifecycle_states}
+        described = ec2.instance_states(self._region, sorted(names))
+        self.states = {name: _state(lifecycle_states.get(name), described.get(name)) for name in names}
+        if self.states:
+            self._display.line("nodes", self.summary)
+        if members is not None:
+            self._terminate_without_shutdown()
+        return members is not None and all(state == "terminated" for state in self.states.values())
+
+    def _scale_to_zero(self) -> list[str] | None:
+        """Set the desired capacities to 0; return the members, or None while Auto Scaling refuses it."""
+        try:
+            return self._workers.scale_to_zero()
+        except ClientError as error:
+            if error.response["Error"]["Code"] != LAUNCH_IN_PROGRESS:
+                raise
+            self._display.detail("nodes", str(error))
+            return None
+
+    def _terminate_without_shutdown(self) -> None:
+        """Terminate the nodes that have nothing to save, without drain and shutdown of the operating system."""
+        stateless = {"pending"} if self._has_state else {"pending", "running", "draining"}
+        nodes = [name for name, state in sorted(self.states.items()) if state in stateless]
+        if nodes := [name for name in nodes if name not in self._requested]:
+            self._requested.update(nodes)
+            try:
+                ec2.terminate_instances(self._region, nodes, skip_os_shutdown=True)
+            except (BotoCoreError, ClientError) as error:  # the group terminates them
+                self._display.detail("nodes", f"the shutdown of {len(nodes)} nodes is not skipped: {error}")
+
+
+def _state(lifecycle_state: str | None, ec2_state: str | None) -> str:
+    """Return the state of a node. EC2 does not describe new instances at once, nor terminated ones forever."""
+    if ec2_state is None:
+        return "terminated" if lifecycle_state is None else "pending"
+    if ec2_state == "running" and (lifecycle_state or "").startswith("Terminating"):
+        return "draining"
+    return ec2_state
