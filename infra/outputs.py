@@ -20,7 +20,7 @@ def commands(stack: str, region: str) -> dict[str, str]:
         "follow": f"{prefix} logs -s {stack} --follow",
         "results": f"{prefix} results -s {stack} --to results",
         "stop_job": f"{prefix} stop -s {stack}",
-        "destroy": f"pulumi destroy -s {stack}",
+        "destroy": f"{prefix} destroy -s {stack}",
     }
 
 

@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from typer.core import TyperGroup
 
 from trainyard.cli.bake import bake
+from trainyard.cli.destroy import destroy
 from trainyard.cli.launch import launch
 from trainyard.cli.logs import logs
 from trainyard.cli.rehearse import rehearse
@@ -74,6 +75,7 @@ app.command()(status)
 app.command()(logs)
 app.command()(results)
 app.command()(stop)
+app.command()(destroy)
 app.command()(bake)
 # All options of `rehearse` are those of the rehearsal itself, including --help.
 _PASS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -1,0 +1,182 @@
+"""The command destroy: stop, `pulumi destroy` by an executable of the test, and the audit."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import tags
+from trainyard.operations import destroy
+from trainyard.operations.cluster import Cluster
+
+# Deletes what the stack's Pulumi program created: the group, the launch template and the staging bucket.
+DELETE = """\
+import boto3, sys
+stack = sys.argv[1]
+boto3.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=stack, ForceDelete=True)
+bucket = boto3.resource("s3").Bucket(f"{stack}-staging")
+bucket.objects.delete()
+bucket.delete()
+"""
+
+
+@pytest.fixture
+def cluster(account: EmulatedAws) -> clusters.Cluster:
+    created = clusters.create_cluster(REGION)
+    role = {tags.STACK: created.stack, tags.ROLE: "workers"}
+    created.autoscaling.create_or_update_tags(
+        Tags=[
+            {"ResourceId": created.group, "ResourceType": "auto-scaling-group", "PropagateAtLaunch": True}
+            | {"Key": key, "Value": value}
+            for key, value in role.items()
+        ]
+    )
+    return created
+
+
+class Pulumi:
+    """An executable named pulumi in a folder: records its arguments, prints a line, runs a Python script, and exits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        self._calls = folder / "calls"
+
+    def install(self, script: str = "", exit_status: int = 0, argument: str = "") -> None:
+        run = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} {argument}"
+        lines = [
+            "#!/bin/sh",
+            f'echo "$*" >> {shlex.quote(str(self._calls))}',
+            "echo deleting",
+            run,
+            f"exit {exit_status}",
+        ]
+        file = self.folder / "pulumi"
+        file.write_text("\n".join(lines))
+        file.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+    def run(self, *arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run trainyard with the executable on PATH."""
+        return subprocess.run(
+            [sys.executable, "-m", "trainyard", "destroy", *arguments],
+            env={**os.environ, "PATH": f"{self.folder}:/usr/bin:/bin"},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path) -> Pulumi:
+    return Pulumi(tmp_path)
+
+
+def test_destroy_stops_deletes_and_names_the_retained_bucket(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    pulumi.install(DELETE, argument=cluster.stack)
+    nodes = cluster.launch_instances(2)
+    completed = pulumi.run("--stack", cluster.stack, "--yes", "--json")
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout) == {
+        "stack": cluster.stack,
+        "terminated": sorted(nodes),
+        "pulumi_exit_status": 0,
+        "retained": [{"kind": "s3", "id": cluster.data.name, "state": ""}],
+        "remaining": [],
+    }
+    assert pulumi.calls == [f"destroy --stack {cluster.stack} --yes"]
+    assert "deleting" in completed.stderr
+
+
+def test_destroy_can_be_repeated(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    pulumi.install(DELETE, argument=cluster.stack)
+    assert pulumi.run("--stack", cluster.stack, "--yes").returncode == 0
+    pulumi.install()
+    completed = pulumi.run("--stack", cluster.stack, "--yes")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == [
+        f"retained: s3 {cluster.data.name}",
+        f"stack {cluster.stack} is destroyed",
+    ]
+
+
+def test_failed_pulumi_and_remaining_resources_are_reported(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    pulumi.install(exit_status=255)
+    completed = pulumi.run("--stack", cluster.stack, "--yes")
+    assert completed.returncode == 1
+    assert completed.stdout.splitlines() == [
+        f"retained: s3 {cluster.data.name}",
+        f"remaining: autoscaling:autoScalingGroup {cluster.group}",
+        f"remaining: s3 {cluster.staging.name}",
+        "pulumi destroy failed with exit status 255",
+        f"stack {cluster.stack} is not destroyed: run trainyard destroy --stack {cluster.stack} again",
+    ]
+
+
+def test_destroy_requires_confirmation(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    pulumi.install()
+    completed = pulumi.run("--stack", cluster.stack, stdin="n\n")
+    assert (completed.returncode, completed.stdout.strip(), pulumi.calls) == (1, "", [])
+    assert f"Destroy stack {cluster.stack} in us-east-1?" in completed.stderr
+
+
+def test_missing_pulumi_is_one_error(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    completed = pulumi.run("--stack", cluster.stack, "--yes")
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("trainyard: destroy = 'pulumi': the Pulumi CLI is not on PATH. Install it")
+    assert len(completed.stderr.splitlines()) == 1
+
+
+def test_audit_lists_existing_resources_with_the_tag(cluster: clusters.Cluster) -> None:
+    ec2 = boto3.client("ec2", region_name=REGION)
+
+    def tagged(kind: str) -> list[dict[str, object]]:
+        return [{"ResourceType": kind, "Tags": [{"Key": tags.STACK, "Value": cluster.stack}]}]
+
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=tagged("volume"))["VolumeId"]
+    reservation = ec2.create_capacity_reservation(
+        InstanceType="c7i.xlarge",
+        InstancePlatform="Linux/UNIX",
+        AvailabilityZone="us-east-1a",
+        InstanceCount=1,
+        TagSpecifications=tagged("capacity-reservation"),
+    )["CapacityReservation"]["CapacityReservationId"]
+    (node,) = cluster.launch_instances(1)
+    display = RecordingDisplay()
+    _, remaining = destroy.audit(Cluster(cluster.stack, REGION), display, 0.0)
+    assert {("ec2:volume", volume, "available"), ("ec2:capacity-reservation", reservation, "active")} <= {
+        (each.kind, each.id, each.state) for each in remaining
+    }
+    assert ("ec2:instance", node, "running") in {(each.kind, each.id, each.state) for each in remaining}
+    ec2.delete_volume(VolumeId=volume)
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+    cluster.autoscaling.set_desired_capacity(AutoScalingGroupName=cluster.group, DesiredCapacity=0)
+    _, remaining = destroy.audit(Cluster(cluster.stack, REGION), display, 0.0)
+    assert {volume, reservation, node}.isdisjoint(each.id for each in remaining)
+
+
+def test_audit_waits_for_deletions_in_progress(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete_bucket(seconds: float) -> None:
+        bucket = boto3.resource("s3", region_name=REGION).Bucket(cluster.staging.name)
+        bucket.objects.delete()
+        bucket.delete()
+        cluster.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=cluster.group)
+
+    monkeypatch.setattr(time, "sleep", delete_bucket)
+    retained, remaining = destroy.audit(Cluster(cluster.stack, REGION), RecordingDisplay(), 60.0)
+    assert ([each.id for each in retained], remaining) == ([cluster.data.name], ())

@@ -1,0 +1,116 @@
+"""Destroy a stack: stop its run, run `pulumi destroy`, and list what the account still has."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+from pydantic import Field
+
+from trainyard.aws import tags
+from trainyard.aws.tagged_resources import TaggedResource, tagged_resources
+from trainyard.base import StrictModel
+from trainyard.errors import InputError, Problem
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.image_builder import terminate_builders
+from trainyard.operations.progress import Display
+from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.operations.stop import stop_run
+
+POLL_SECONDS = 5.0
+# AWS lists resources for a while after their deletion: instances that shut down, and what only the tagging API lists.
+AUDIT_TIMEOUT_SECONDS = 120.0
+# Roles of resources that `pulumi destroy` retains, and of the images of `trainyard bake` with their snapshots.
+RETAINED_ROLES = (tags.DATA_BUCKET, tags.STACK_KEY, tags.IMAGE)
+
+
+class ExistingResource(StrictModel):
+    """A resource of the account that has the stack's tag."""
+
+    kind: str = Field(description="Service and kind, such as ec2:instance.")
+    id: str = Field(description="Id or name.")
+    state: str = Field(description="State; empty for kinds without one.")
+
+
+class DestroyResult(StrictModel):
+    """`trainyard destroy --json`."""
+
+    stack: str = Field(description="Pulumi stack.")
+    terminated: tuple[str, ...] = Field(description="Nodes that ran before.")
+    pulumi_exit_status: int = Field(description="Exit status of `pulumi destroy`.")
+    retained: tuple[ExistingResource, ...] = Field(description="Data bucket, KMS key and images, which are kept.")
+    remaining: tuple[ExistingResource, ...] = Field(description="Other resources with the stack's tag.")
+
+    @property
+    def complete(self) -> bool:
+        """Whether Pulumi succeeded and nothing remains except what is retained."""
+        return self.pulumi_exit_status == 0 and not self.remaining
+
+
+def require_pulumi() -> str:
+    """Return the path of the Pulumi CLI. Raises InputError when it is not on PATH."""
+    path = shutil.which("pulumi")
+    if path is None:
+        reason = "the Pulumi CLI is not on PATH"
+        fix = "Install it (https://www.pulumi.com/docs/install/), or add its folder to PATH"
+        raise InputError([Problem("destroy", "pulumi", reason, fix, "pulumi_missing")])
+    return path
+
+
+def destroy(cluster: Cluster, display: Display) -> DestroyResult:
+    """Stop the run, delete the stack's resources, and audit the account. It can be repeated at any point.
+
+    Pulumi's output goes to stderr. Raises InputError without the Pulumi CLI, and TimeoutError when nodes still exist.
+    """
+    pulumi = require_pulumi()
+    terminated = stop_run(cluster, display)
+    if builders := terminate_builders(cluster):
+        display.line("builder", f"terminated: {', '.join(builders)}")
+    command = [pulumi, "destroy", "--stack", cluster.stack, "--yes"]
+    display.line("pulumi", " ".join(command[1:]))
+    completed = subprocess.run(command, cwd=PROJECT_ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    retained, remaining = audit(cluster, display, 0.0 if completed.returncode else AUDIT_TIMEOUT_SECONDS)
+    return DestroyResult(
+        stack=cluster.stack,
+        terminated=tuple(terminated),
+        pulumi_exit_status=completed.returncode,
+        retained=retained,
+        remaining=remaining,
+    )
+
+
+def audit(
+    cluster: Cluster, display: Display, timeout_seconds: float
+) -> tuple[tuple[ExistingResource, ...], tuple[ExistingResource, ...]]:
+    """Return the retained and the remaining resources of the stack; repeat until nothing remains or the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        resources = tagged_resources(cluster.region, tags.STACK, cluster.stack)
+        retained = tuple(_existing(resource) for resource in resources if _is_retained(resource))
+        remaining = tuple(_existing(resource) for resource in resources if not _is_retained(resource))
+        if not remaining or time.monotonic() >= deadline:
+            return retained, remaining
+        display.line("audit", f"{len(remaining)} resources still exist")
+        time.sleep(POLL_SECONDS)
+
+
+def _is_retained(resource: TaggedResource) -> bool:
+    return resource.tags.get(tags.ROLE) in RETAINED_ROLES
+
+
+def _existing(resource: TaggedResource) -> ExistingResource:
+    return ExistingResource(kind=resource.kind, id=resource.id, state=resource.state)
+
+
+def format_result(result: DestroyResult) -> list[str]:
+    """Format the result for people."""
+    lines = [f"{name}: {_described(each)}" for name in ("retained", "remaining") for each in getattr(result, name)]
+    if result.pulumi_exit_status:
+        lines.append(f"pulumi destroy failed with exit status {result.pulumi_exit_status}")
+    if result.complete:
+        return [*lines, f"stack {result.stack} is destroyed"]
+    return [*lines, f"stack {result.stack} is not destroyed: run trainyard destroy --stack {result.stack} again"]
+
+
+def _described(resource: ExistingResource) -> str:
+    return f"{resource.kind} {resource.id}{f' ({resource.state})' if resource.state else ''}"
