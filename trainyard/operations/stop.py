@@ -47,8 +47,8 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
 def _end_run(cluster: Cluster) -> bool:
     """Record the end of an active run; return whether its nodes may have something to save.
 
-    They have not before the first attempt, and FLUSH_SECONDS after success or failure. The nodes of a run that was
-    stopped may still save their checkpoints.
+    They have not before the first attempt, and FLUSH_SECONDS after a run that succeeded or whose last attempt failed.
+    In other runs the controller requests a last checkpoint (RunController.end_run).
     """
     run = cluster.current_run()
     if run is None:
@@ -58,8 +58,8 @@ def _end_run(cluster: Cluster) -> bool:
     if outcome is None:
         outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    finished = outcome.state != "stopped" and time.time() > outcome.ended_at + FLUSH_SECONDS
-    return attempts > 0 and not finished
+    is_over = outcome.state == "succeeded" or (control is not None and control.waiting_since is not None)
+    return attempts > 0 and not (is_over and time.time() > outcome.ended_at + FLUSH_SECONDS)
 
 
 class StoppingNodes:

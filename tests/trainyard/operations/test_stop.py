@@ -34,6 +34,7 @@ def hook_of(cluster: clusters.Cluster) -> dict[str, str]:
 def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusters.Cluster]:
     """A cluster whose nodes drain, then shut down for 20 minutes unless the shutdown is skipped."""
     monkeypatch.setattr(stop, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(stop, "STOP_TIMEOUT_SECONDS", 20)
     account.set_timing(Timing(shutting_down_seconds=SHUTTING_DOWN_SECONDS))
     created = clusters.create_cluster(REGION)
     created.autoscaling.put_lifecycle_hook(
@@ -54,8 +55,9 @@ def record(cluster: clusters.Cluster) -> RunRecord:
     return new_record
 
 
-def start_attempt(cluster: clusters.Cluster, record: RunRecord) -> None:
-    cluster.data.write(RunLayout(record.run).control, Control(attempt=1).model_dump_json().encode())
+def start_attempt(cluster: clusters.Cluster, record: RunRecord, failed_at: float | None = None) -> None:
+    control = Control(attempt=1, waiting_since=failed_at)
+    cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
 
 
 def end_run(cluster: clusters.Cluster, record: RunRecord, state: str, ended_at: float) -> Outcome:
@@ -74,10 +76,10 @@ def complete_shutdown(account: EmulatedAws, cluster: clusters.Cluster, run_in_ba
     """Complete drain and shutdown of the cluster's instances once they have started."""
 
     def act() -> bool:
-        if not cluster.members() or cluster.describe_group()["DesiredCapacity"]:
+        if cluster.describe_group()["DesiredCapacity"]:
             return False
         account.advance_clock(30 + SHUTTING_DOWN_SECONDS)
-        return True
+        return not cluster.members()
 
     run_in_background(act)
 
@@ -100,13 +102,13 @@ def test_stop_keeps_the_outcome_of_a_run_that_has_ended(cluster: clusters.Cluste
 
 @pytest.mark.parametrize("state", ["succeeded", "failed"])
 def test_nodes_of_a_finished_run_skip_the_shutdown(cluster: clusters.Cluster, record: RunRecord, state: str) -> None:
-    start_attempt(cluster, record)
+    start_attempt(cluster, record, failed_at=1.0 if state == "failed" else None)
     end_run(cluster, record, state, time.time() - stop.FLUSH_SECONDS - 1)
     nodes = cluster.launch_instances(2)
     assert stop_run(cluster)[0] == sorted(nodes)
 
 
-@pytest.mark.parametrize("state", ["running", "stopped", "just succeeded"])
+@pytest.mark.parametrize("state", ["running", "stopped", "time limit", "just succeeded"])
 def test_nodes_that_may_save_something_shut_down(
     account: EmulatedAws,
     cluster: clusters.Cluster,
@@ -115,12 +117,16 @@ def test_nodes_that_may_save_something_shut_down(
     run_in_background: RunInBackground,
 ) -> None:
     start_attempt(cluster, record)
-    if state != "running":
-        end_run(cluster, record, state.rpartition(" ")[2], time.time())
+    if state == "just succeeded":
+        end_run(cluster, record, "succeeded", time.time())
+    elif state != "running":
+        end_run(cluster, record, "failed" if state == "time limit" else state, 1.0)
     cluster.launch_instances(1)
     complete_shutdown(account, cluster, run_in_background)
+    calls = len(account.journal())
     _, lines = stop_run(cluster)
-    assert [line.split(":")[0] for line in dict.fromkeys(lines)] == ["nodes 1 draining", "nodes 1 terminated"]
+    assert "TerminateInstances" not in {entry.operation for entry in account.journal()[calls:]}
+    assert (lines[0].split(":")[0], lines[-1].split(":")[0]) == ("nodes 1 draining", "nodes 1 terminated")
 
 
 def test_draining_nodes_are_displayed(cluster: clusters.Cluster, record: RunRecord) -> None:
