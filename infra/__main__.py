@@ -5,7 +5,9 @@ import gc
 
 gc.disable()  # the SDK's classes are never garbage; looking for it takes a third of a preview (benchmarks/preview.py)
 
+import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +39,7 @@ from infra.packaging.bundle import pack_bundle
 from infra.packaging.source import pack_source
 from infra.packaging.user_data import Role, user_data
 from infra.validators.account import capacity_end_time, validate_account
+from infra.validators.credentials import expiring_credentials
 from trainyard.config.cost import max_run_usd
 from trainyard.config.loader import load_settings
 from trainyard.errors import InputError
@@ -58,6 +61,8 @@ def main(root: Path) -> None:
     facts = look_up_account(settings)
     retained = look_up_retained(stack)
     validate_account(settings, facts, retained.is_up)
+    if warning := expiring_credentials(os.environ, settings.launch.startup_timeout_minutes, datetime.now(UTC)):
+        pulumi.log.warn(warning)
     compare_with_catalog(settings.worker_type)
     head_image, worker_image = (
         look_up_image(name, settings.root_volume_gib) for name in (settings.head_image, settings.worker_image)

@@ -1,0 +1,30 @@
+"""Validation of the operator's AWS credentials before a launch, which uses them until the job has started."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+EXPIRATION = "AWS_CREDENTIAL_EXPIRATION"
+
+
+def expiring_credentials(environment: Mapping[str, str], startup_minutes: float, now: datetime) -> str | None:
+    """Return a warning if static credentials of the environment expire within `startup_minutes` of `now`.
+
+    `aws configure export-credentials --format env` exports the expiration. SDKs refresh the credentials of profiles
+    (IAM Identity Center, assumed roles) and of instance roles themselves. Reading the environment needs no AWS call.
+    """
+    text = environment.get(EXPIRATION)
+    if not text or not environment.get("AWS_ACCESS_KEY_ID"):
+        return None
+    try:
+        expiration = datetime.fromisoformat(text)
+    except ValueError:
+        return f"{EXPIRATION} = {text!r} is not a time in ISO 8601: the expiration is not validated"
+    expiration = expiration.astimezone(UTC) if expiration.tzinfo else expiration.replace(tzinfo=UTC)
+    if expiration >= now + timedelta(minutes=startup_minutes):
+        return None
+    minutes = max(0.0, (expiration - now).total_seconds() / 60)
+    return (
+        f"the AWS credentials of the environment expire in {minutes:.0f} minutes, at {expiration:%Y-%m-%d %H:%M} UTC, "
+        f"and the launch may last launch.startup_timeout_minutes ({startup_minutes:g}). Without credentials it fails, "
+        "and only the lease terminates its nodes. Renew them, or use a profile whose credentials are refreshed"
+    )

@@ -1,0 +1,48 @@
+"""The warning of credentials that expire before the launch's deadline."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.validators.credentials import expiring_credentials
+from rehearsal.adapter.mocks import up
+from rehearsal.adapter.static_account import StaticAccount
+from tests.infra.conftest import ROOT, stack_config
+
+NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+KEY = {"AWS_ACCESS_KEY_ID": "ASIA", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"}
+
+
+@pytest.mark.parametrize("text", ["2026-11-23T12:44:00Z", "2026-11-23T12:44:00", "2026-11-23T13:44:00+01:00"])
+def test_static_credentials_that_expire_too_early_are_a_warning(text: str) -> None:
+    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": text}, 45.0, NOW)
+    assert warning is not None
+    assert "expire in 44 minutes" in warning
+    assert "launch.startup_timeout_minutes (45)" in warning
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {**KEY, "AWS_CREDENTIAL_EXPIRATION": "2026-11-23T12:46:00Z"},
+        KEY,  # no known expiration
+        {"AWS_PROFILE": "sso", "AWS_CREDENTIAL_EXPIRATION": "2026-11-23T12:01:00Z"},
+        {},
+    ],
+)
+def test_other_credentials_are_no_warning(environment: dict[str, str]) -> None:
+    assert expiring_credentials(environment, 45.0, NOW) is None
+
+
+def test_unreadable_expiration_is_a_warning() -> None:
+    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": "soon"}, 45.0, NOW)
+    assert warning == "AWS_CREDENTIAL_EXPIRATION = 'soon' is not a time in ISO 8601: the expiration is not validated"
+
+
+def test_preview_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    for key, value in {**KEY, "AWS_CREDENTIAL_EXPIRATION": soon.isoformat()}.items():
+        monkeypatch.setenv(key, value)
+    up(stack_config("local"), "local", ROOT, preview=True, account=StaticAccount())
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "the AWS credentials of the environment expire in" in warning
