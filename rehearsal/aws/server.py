@@ -40,6 +40,7 @@ from rehearsal.aws.ec2 import (
     security_rules,
     spot,
     terminations,
+    topology,
     transitions,
     visibility,
 )
@@ -166,6 +167,7 @@ def _extend_moto(launcher: Launcher) -> None:
     security_rules.install()
     transitions.install()
     terminations.install()
+    topology.install()
     instances.install(launcher)
     visibility.install()
     lifecycle.install()

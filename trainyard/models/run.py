@@ -76,7 +76,9 @@ class Control(StrictModel):
     """`control.json`: the orders of the controller, and the state that it needs after a restart."""
 
     attempt: int = Field(0, ge=0, description="Current attempt; 0 before the first.")
-    nodes: tuple[str, ...] = Field((), description="Instances of the attempt, in rank order.")
+    nodes: tuple[str, ...] = Field(
+        (), description="Instances of the attempt. torchrun ranks them by their private addresses, as strings."
+    )
     stop: bool = Field(False, description="Agents stop their workers and start no more.")
     started: bool = Field(False, description="Whether all workers of some attempt were up.")
     waiting_since: float | None = Field(
