@@ -58,7 +58,7 @@ def main(root: Path) -> None:
     if job.source:
         packed["job"] = pack_source(root, job.source)
     # Every lookup that can fail precedes the first resource: the engine creates resources as they are registered.
-    facts = look_up_account(settings)
+    facts = look_up_account(settings, stack)
     retained = look_up_retained(stack)
     validate_account(settings, facts, retained.is_up)
     if warning := expiring_credentials(os.environ, settings.launch.startup_timeout_minutes, datetime.now(UTC)):
@@ -121,9 +121,11 @@ def main(root: Path) -> None:
             pulumi.ResourceOptions(depends_on=[network.security, data]),
         )
     # A reservation places its instances itself: in a group that it was not created in, some would not fit.
-    own_group = settings.placement_group and facts.reservation is None
+    reservation = facts.reservation or facts.held
+    own_group = settings.placement_group and reservation is None
     placement = Placement("placement", PlacementArgs(scope=scope)) if own_group else None
-    reserved_group = facts.reservation.placement_group if facts.reservation else None
+    reserved_group = reservation.placement_group if reservation else None
+    reserved_group_arn = reservation.placement_group_arn if reservation else None
 
     def boot(role: Role, group: str | None = None) -> pulumi.Output[str]:
         return staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, root))
@@ -190,7 +192,7 @@ def main(root: Path) -> None:
             head=head,
             groups=groups,
             subnets=network.worker_subnets,
-            placement_group_arn=placement.group_arn if placement else None,
+            placement_group_arn=placement.group_arn if placement else reserved_group_arn,
             filesystem=filesystem,
             capacity_end_time=capacity_end_time(facts),
         ),

@@ -130,6 +130,7 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
     with Hypervisor(context.aws, backend, context.options.stack, stop_engine) as hypervisor:
         try:
             with context.interrupts.raising_interrupts():
+                stages.reserve()
                 stages.deploy(engine)
                 stages.train(hypervisor)
                 stages.collect_results()
@@ -151,5 +152,7 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
         finally:
             with context.recording_errors("destroy failed"):
                 teardown.destroy(hypervisor)
+            with context.recording_errors("cannot release the reserved capacity"):
+                stages.release()
     with context.recording_errors("cannot audit the account"):
         teardown.audit_account()

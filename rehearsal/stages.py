@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from typing import Any
 
+import yaml
+
 from rehearsal import audit
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.context import Context
@@ -22,6 +24,7 @@ from trainyard.models.run import LaunchResult
 OUTCOME_TIMEOUT_SECONDS = 1800.0
 COMMAND_TIMEOUT_SECONDS = 300
 BAKE_TIMEOUT_SECONDS = 600
+RESERVED_STACK_FILE = "reserved.yaml"  # the stack file as it is rehearsed
 
 
 class Stages:
@@ -29,7 +32,26 @@ class Stages:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.is_previewed = False
+        self.is_previewed = self.is_reserved = False
+
+    def reserve(self) -> None:
+        """Reserve capacity where the stack's file system is in one zone, as the documentation recommends."""
+        settings, options = self.context.settings, self.context.options
+        if settings.fsx is None or not any(map(settings.reserves_capacity, settings.groups)):
+            return
+        self.context.clock.start("reserve")
+        file = options.folder / RESERVED_STACK_FILE
+        file.write_text(yaml.safe_dump({"config": self.context.config}))
+        held = json.loads(self.run_cli("reserve", "--file", str(file), "--yes", "--json"))
+        price = f"{held['usd_per_hour']:,.2f} USD per hour"
+        text = f"{held['instances']} x {held['instance_type']} in {held['zone']}, {price}"
+        self.context.display.print_line("reserve", text)
+        self.is_reserved = True
+
+    def release(self) -> None:
+        """Cancel what `reserve` left; the end of the run has cancelled it unless the deployment failed before."""
+        if self.is_reserved:
+            self.run_cli("reserve", "--cancel")
 
     def deploy(self, engine: Engine) -> None:
         """Run the preview, then create the resources and launch the workers, as `pulumi up` does."""

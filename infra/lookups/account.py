@@ -13,6 +13,7 @@ import pulumi_aws as aws
 from infra.lookups.errors import lookup_error, lookup_failure
 from infra.lookups.subnet import SubnetFacts, look_up_subnet
 from infra.scope import Scope
+from trainyard.aws import tags
 from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class ReservationFacts:
     """A capacity reservation. Times are Unix times; `end_time` is None for an unlimited reservation.
 
-    `available`: instances that can be launched into it now. `placement_group`: the cluster placement group that it was
-    created in, whose instances it places.
+    `available`: instances that can be launched into it now. `placement_group_arn`: the cluster placement group that it
+    was created in.
     """
 
     id: str
@@ -33,11 +34,16 @@ class ReservationFacts:
     zone: str
     instances: int
     available: int
-    placement_group: str | None
+    placement_group_arn: str | None
     state: str
     is_capacity_block: bool
     start_time: float | None
     end_time: float | None
+
+    @property
+    def placement_group(self) -> str | None:
+        """Name of the placement group."""
+        return self.placement_group_arn and self.placement_group_arn.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,8 @@ class AccountFacts:
 
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
     codes to values. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
-    `missing` are the problems of resources in the settings that AWS did not return.
+    `held` is the capacity reservation of `trainyard reserve`. `missing` are the problems of resources in the settings
+    that AWS did not return.
     """
 
     partition: str
@@ -57,6 +64,7 @@ class AccountFacts:
     offers: frozenset[tuple[str, str]]
     quotas: Mapping[str, float] = field(default_factory=dict)
     reservation: ReservationFacts | None = None
+    held: ReservationFacts | None = None
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
     key_state: str | None = None
@@ -71,7 +79,7 @@ class AccountFacts:
 
     def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:
         """Return the Availability Zones in which the workers may be; head and file system are in the first."""
-        if fixed := self.subnet or self.reservation:
+        if fixed := self.subnet or self.reservation or self.held:
             return (fixed.zone,)
         zones = settings.capacity.zones or self.zones_offering(settings)
         return zones[:1] if settings.fsx else zones
@@ -97,7 +105,7 @@ def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
     return settings.capacity.zones is None and facts.reservation is None and facts.subnet is None
 
 
-def look_up_account(settings: StackSettings) -> AccountFacts:
+def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
     """Look up all facts. Failed lookups of resources in the settings are returned as `missing`."""
     partition = aws.get_partition()
     region = aws.get_region().region
@@ -123,6 +131,7 @@ def look_up_account(settings: StackSettings) -> AccountFacts:
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
         reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,
+        held=look_up_held_capacity(stack) if any(map(settings.reserves_capacity, settings.groups)) else None,
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
         bucket_region=_collect(lambda: look_up_bucket(bucket), problems) if bucket else None,
         key_state=_collect(lambda: look_up_key(key), problems) if key else None,
@@ -169,12 +178,23 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
         zone=properties["AvailabilityZone"],
         instances=instances,
         available=int(properties.get("AvailableInstanceCount", instances)),
-        placement_group=(properties.get("PlacementGroupArn") or "").rpartition("/")[2] or None,
+        placement_group_arn=properties.get("PlacementGroupArn"),
         state=properties.get("State", "in an unknown state"),
         is_capacity_block=properties.get("ReservationType") == "capacity-block",
         start_time=_unix(properties.get("StartDate")),
         end_time=_unix(properties.get("EndDate")),
     )
+
+
+def look_up_held_capacity(stack: str) -> ReservationFacts | None:
+    """Look up the active capacity reservation that `trainyard reserve` made for the stack, by its tags."""
+    tagged = aws.resourcegroupstaggingapi.get_resources(
+        resource_type_filters=["ec2:capacity-reservation"],
+        tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [tags.HELD_CAPACITY]}],
+    )
+    names = sorted(entry.resource_arn.rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists)
+    held = (look_up_reservation("reserve", name) for name in names)
+    return next((reservation for reservation in held if reservation.state == "active"), None)
 
 
 def look_up_bucket(bucket: str) -> str:

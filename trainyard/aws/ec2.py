@@ -1,5 +1,6 @@
 """Amazon EC2 calls on instances, launch templates and images (AMIs)."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -82,6 +83,19 @@ def instance_state(region: str, instance: str) -> str:
             return "unknown"
         raise
     return str(reservations[0]["Instances"][0]["State"]["Name"]) if reservations else "unknown"
+
+
+def offering_zones(region: str, instance_types: Iterable[str]) -> list[str]:
+    """Return the Availability Zones of the region (not its Local Zones) that offer all these instance types."""
+    names = list(instance_types)
+    pages = (
+        client("ec2", region)
+        .get_paginator("describe_instance_type_offerings")
+        .paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}])
+    )
+    offers = {(entry["Location"], entry["InstanceType"]) for page in pages for entry in page["InstanceTypeOfferings"]}
+    zones = sorted({zone for zone, _ in offers if re.fullmatch(f"{region}[a-f]", zone)})
+    return [zone for zone in zones if all((zone, name) in offers for name in names)]
 
 
 def console_output(region: str, instance: str) -> str:

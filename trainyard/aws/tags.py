@@ -8,6 +8,7 @@ DATA_BUCKET = "data-bucket"
 STAGING_BUCKET = "staging-bucket"
 BUILDER = "builder"
 IMAGE = "image"
+HELD_CAPACITY = "held-capacity"  # the reservation of `trainyard reserve`, and its placement group
 
 # On a builder instance: the id of its bake, and the Unix time at which it terminates. On an image: the SHA-256 of its
 # content, and the image that it is based on.

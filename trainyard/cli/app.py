@@ -15,6 +15,7 @@ from trainyard.cli.destroy import destroy
 from trainyard.cli.launch import launch
 from trainyard.cli.logs import logs
 from trainyard.cli.rehearse import rehearse
+from trainyard.cli.reserve import reserve
 from trainyard.cli.results import results
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
@@ -70,6 +71,7 @@ def root(
     """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 invalid input."""
 
 
+app.command()(reserve)
 app.command()(launch)
 app.command()(status)
 app.command()(logs)

@@ -5,37 +5,23 @@ lease and cancels it with the run; replacements of failed nodes start in it.
 """
 
 import time
-import uuid
 from collections.abc import Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import reservations, tags
+from trainyard.aws import placement, reservations, tags
 from trainyard.aws.reservations import CapacityReservation
-from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
+from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 
-# Codes of CreateCapacityReservation that another zone, or a later request, may not return: shortages, and errors that
-# boto3 would retry (API reference, "Error codes for the Amazon EC2 API").
-_RETRY_CODES = frozenset(
-    [
-        "InsufficientInstanceCapacity",
-        "InternalError",
-        "InternalFailure",
-        "RequestLimitExceeded",
-        "ServiceUnavailable",
-        "Unavailable",
-        "Unsupported",
-    ]
-)
-FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 # AWS returns the capacity of a terminated instance to its reservation after several minutes.
 RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
 
 
 class GroupReservations:
-    """The reservations of the worker groups of one stack, found by their tags."""
+    """The reservations of the worker groups of one stack, selected by their tags."""
 
     def __init__(self, manifest: Manifest, display: Display) -> None:
         self._manifest, self._display = manifest, display
@@ -45,91 +31,63 @@ class GroupReservations:
     def reserve(self, group: WorkerGroup, instances: int, missing: int, end: float) -> CapacityReservation:
         """Return a reservation for `instances` nodes with capacity for the `missing` ones.
 
-        Uses the group's existing reservation, or makes a new one in the first zone that has the capacity, and tries
-        again until Limits.capacity_wait_minutes. `end`: Unix time of its end. Raises CapacityError.
+        Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation. `end`: Unix
+        time of its end. Raises CapacityError.
         """
         existing = self._existing(group, instances, end)
         if existing is not None:
             return self.wait_for_capacity(existing.id, missing)
-        minutes = self._manifest.limits.capacity_wait_minutes
-        deadline, delay, attempt = time.monotonic() + minutes * 60, FIRST_RETRY_SECONDS, 1
-        while True:
-            failures = {}
-            for subnet in group.subnets:
-                self._display.detail("capacity", f"attempt {attempt}: {_describe(group, instances)} in {subnet.zone}")
-                try:
-                    return self._create(group, subnet, instances, end)
-                except ClientError as error:
-                    code = error.response["Error"]["Code"]
-                    if code not in _RETRY_CODES:
-                        raise CapacityError(f"AWS does not reserve {_describe(group, instances)}: {error}") from error
-                    failures[subnet.zone] = code
-            self._report(group, instances, failures, attempt, delay, deadline)
-            time.sleep(delay)
-            attempt, delay = attempt + 1, min(2 * delay, LAST_RETRY_SECONDS)
-
-    def _report(
-        self,
-        group: WorkerGroup,
-        instances: int,
-        failures: dict[str, str],
-        attempt: int,
-        delay: float,
-        deadline: float,
-    ) -> None:
-        """Report an attempt without capacity in any zone. Raises CapacityError if the next is after the deadline."""
-        tried = ", ".join(f"{zone}: {code}" for zone, code in failures.items())
-        if time.monotonic() + delay > deadline:
-            minutes = self._manifest.limits.capacity_wait_minutes
-            raise CapacityError(
-                f"no Availability Zone has capacity for {_describe(group, instances)} after {attempt} attempts in "
-                f"{minutes:g} minutes (capacity.wait_minutes): {tried}"
-            )
-        remaining = max(0.0, deadline - time.monotonic()) / 60
-        text = f"attempt {attempt}: none for {_describe(group, instances)} ({tried}); next in {delay:.0f} s"
-        self._display.line("capacity", f"{text}, for {remaining:.1f} more minutes")
-
-    def _create(self, group: WorkerGroup, subnet: Subnet, instances: int, end: float) -> CapacityReservation:
-        created = reservations.create_reservation(
-            self._region,
+        request = CapacityRequest(
+            region=self._region,
             instance_type=group.instance_type,
-            zone=subnet.zone,
             instances=instances,
-            end=end,
+            zones=list(dict.fromkeys(subnet.zone for subnet in group.subnets)),
             placement_group_arn=group.placement_group_arn,
             tags={**self._tags(group), "Name": f"{self._manifest.project}-{self._manifest.stack}-{group.name}"},
-            token=str(uuid.uuid4()),
+            end=end,
+            usd_per_hour=group.node_usd_per_hour,
+            wait_minutes=self._manifest.limits.capacity_wait_minutes,
         )
+        created = reserve_capacity(request, self._display)
         self._created.append(created.id)
-        price = instances * group.node_usd_per_hour
-        text = f"reserved {_describe(group, instances)} in {subnet.zone} ({created.id}), {price:,.2f} USD per hour"
-        self._display.line("capacity", text)
         return created
 
     def _existing(self, group: WorkerGroup, instances: int, end: float) -> CapacityReservation | None:
         """Return the group's reservation, with this size and end; cancel reservations that do not fit the group."""
-        found = reservations.find_reservations(self._region, self._tags(group))
         zones = {subnet.zone for subnet in group.subnets}
-        for reservation in found:
-            fits = (reservation.instance_type, reservation.placement_group_arn) == (
-                group.instance_type,
-                group.placement_group_arn,
-            )
-            if not fits or reservation.zone not in zones:
-                self.cancel([reservation.id])
+        held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
+        for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
+            placed = reservation.placement_group_arn == group.placement_group_arn
+            if reservation.instance_type != group.instance_type or not placed or reservation.zone not in zones:
+                self._reject(reservation, is_held=reservation in held)
                 continue
-            if reservation.instances != instances:
-                try:
-                    reservations.resize_reservation(self._region, reservation.id, instances)
-                except ClientError as error:
-                    raise CapacityError(
-                        f"{reservation.id} in {reservation.zone} has {reservation.instances} instances and AWS does "
-                        f"not increase it to {instances}: {error}"
-                    ) from error
+            self._resize(reservation, instances)
             reservations.extend_reservations(self._region, [reservation.id], end)
             self._display.line("capacity", f"uses {reservation.id} in {reservation.zone}, {instances} instances")
             return reservation
         return None
+
+    def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:
+        """Cancel a reservation that does not fit. Raises CapacityError for one of `trainyard reserve`."""
+        if is_held:
+            stack = self._manifest.stack
+            raise CapacityError(
+                f"{reservation.id} of trainyard reserve ({reservation.instances} x {reservation.instance_type} in "
+                f"{reservation.zone}) does not fit the deployed stack: run pulumi up -s {stack}, or cancel it: "
+                f"trainyard reserve --stack {stack} --cancel"
+            )
+        self.cancel([reservation.id])
+
+    def _resize(self, reservation: CapacityReservation, instances: int) -> None:
+        if reservation.instances == instances:
+            return
+        try:
+            reservations.resize_reservation(self._region, reservation.id, instances)
+        except ClientError as error:
+            raise CapacityError(
+                f"{reservation.id} in {reservation.zone} has {reservation.instances} instances and AWS does not "
+                f"increase it to {instances}: {error}"
+            ) from error
 
     def wait_for_capacity(self, name: str, missing: int) -> CapacityReservation:
         """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
@@ -138,37 +96,53 @@ class GroupReservations:
         """
         deadline = time.monotonic() + RETURN_TIMEOUT_SECONDS
         while True:
-            found = [each for each in reservations.find_reservations(self._region, {}) if each.id == name]
-            if found and found[0].available >= missing:
-                return found[0]
-            state = f"{found[0].available} of {missing} instances are available" if found else "it is not active"
+            matches = [each for each in reservations.find_reservations(self._region, {}) if each.id == name]
+            if matches and matches[0].available >= missing:
+                return matches[0]
+            state = f"{matches[0].available} of {missing} instances are available" if matches else "it is not active"
             if time.monotonic() > deadline:
                 raise CapacityError(f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes")
             self._display.detail("capacity", f"reservation {name}: {state}, waiting")
             time.sleep(RETURN_POLL_SECONDS)
 
+    def _stack_tags(self, role: str) -> dict[str, str]:
+        return {tags.STACK: self._manifest.stack, tags.ROLE: role}
+
     def _tags(self, group: WorkerGroup) -> dict[str, str]:
-        return {tags.STACK: self._manifest.stack, tags.ROLE: group.name}
+        return self._stack_tags(group.name)
 
     def cancel_created(self) -> None:
         """Cancel the reservations that this launch made."""
         self.cancel(self._created)
 
-    def cancel_all(self) -> list[str]:
-        """Cancel every reservation of the stack; return their ids."""
-        found = [each.id for each in reservations.find_reservations(self._region, {tags.STACK: self._manifest.stack})]
-        self.cancel(found)
-        return found
-
     def cancel(self, names: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
-        for name in names:
-            try:
-                reservations.cancel_reservation(self._region, name)
-                self._display.line("capacity", f"cancelled {name}")
-            except (BotoCoreError, ClientError) as error:
-                self._display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
+        cancel_reservations(self._region, names, self._display)
 
 
-def _describe(group: WorkerGroup, instances: int) -> str:
-    return f"{instances} x {group.instance_type}"
+def cancel_reservations(region: str, names: Iterable[str], display: Display) -> None:
+    """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
+    for name in names:
+        try:
+            reservations.cancel_reservation(region, name)
+            display.line("capacity", f"cancelled {name}")
+        except (BotoCoreError, ClientError) as error:
+            display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
+
+
+def cancel_all(region: str, stack: str, display: Display) -> list[str]:
+    """Cancel every capacity reservation of the stack; return their ids."""
+    names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
+    cancel_reservations(region, names, display)
+    return names
+
+
+def delete_held_groups(region: str, stack: str) -> list[str]:
+    """Delete the placement groups that `trainyard reserve` made for the stack; return their names.
+
+    There must be no instance in them. Raises ClientError.
+    """
+    groups = placement.find_placement_groups(region, {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY})
+    for group in groups:
+        placement.delete_placement_group(region, group.name)
+    return [group.name for group in groups]

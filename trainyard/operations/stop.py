@@ -10,7 +10,7 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.reservations import cancel_all, delete_held_groups
 from trainyard.operations.worker_groups import LAUNCH_IN_PROGRESS, WorkerGroups
 
 POLL_SECONDS = 1.0
@@ -31,7 +31,7 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
     if not cluster.is_deployed:
         return []
     if not keep_reservations:
-        GroupReservations(cluster.manifest, display).cancel_all()
+        cancel_all(cluster.region, cluster.stack, display)
     nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster))
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while not nodes.terminate():
@@ -41,6 +41,8 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
                 f"--stack {cluster.stack} again, or terminate them in the AWS console"
             )
         time.sleep(POLL_SECONDS)
+    if not keep_reservations:
+        delete_held_groups(cluster.region, cluster.stack)
     return sorted(nodes.states)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from moto.ec2.models import ec2_backends
+from moto.core.resource_tagging import TaggedResource
+from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX
 
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2.terminations import reclaim_instance
-from rehearsal.aws.moto_extension import ec2_error
+from rehearsal.aws.moto_extension import ec2_error, extend
 from rehearsal.aws.timing import timing
 
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
@@ -206,7 +207,17 @@ def _terminate_instances(reservation: CapacityReservation) -> None:
 
 
 def install() -> None:
-    """Register the id prefix and the terminations at the end of Capacity Blocks."""
+    """Register the id prefix, the tags and the terminations at the end of Capacity Blocks."""
+    moto_resources = EC2Backend.iter_tagged_resources
+
+    def iter_tagged_resources(self: Any) -> Iterator[TaggedResource]:
+        """Yield the reservations too: the tagging API lists them, also those that have ended."""
+        yield from moto_resources(self)
+        for reservation in reservations(self).values():
+            tags = {tag["key"]: tag["value"] for tag in reservation.get_tags()}
+            yield TaggedResource(reservation.capacity_reservation_arn, tags, "ec2:capacity-reservation")
+
+    extend(EC2Backend, iter_tagged_resources)
     # CreateTags accepts only ids with a prefix that moto knows.
     EC2_RESOURCE_TO_PREFIX["capacity-reservation"] = "cr"
     EC2_PREFIX_TO_RESOURCE["cr"] = "capacity-reservation"

@@ -14,7 +14,7 @@ from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
-from trainyard.operations import reservations
+from trainyard.operations import capacity_search, reservations
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.worker_groups import WorkerGroups
@@ -59,13 +59,13 @@ class ReservedCluster:
 
 @pytest.fixture
 def reserved(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReservedCluster]:
-    monkeypatch.setattr(reservations, "FIRST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(capacity_search, "FIRST_RETRY_SECONDS", 0.1)
     monkeypatch.setattr(reservations, "RETURN_POLL_SECONDS", 0.05)
     created = ReservedCluster()
     yield created
     account.clear_faults()
     account.set_timing(Timing())
-    created.group_reservations().cancel_all()
+    reservations.cancel_all(REGION, created.cluster.stack, created.display)
 
 
 def without_capacity(zone: str) -> Capacity:

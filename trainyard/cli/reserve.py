@@ -1,0 +1,43 @@
+"""`trainyard reserve`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.options import JsonOption, StackOption
+from trainyard.operations import reserve as operation
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import create_display
+
+
+def reserve(
+    stack: StackOption,
+    hours: Annotated[float, typer.Option("--hours", min=0.5, max=24, help="Hours until AWS ends the reservation.")] = 2,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the stack's reservation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Reserve without confirmation.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Reserve the capacity of a stack's on-demand GPU nodes before `pulumi up`, in a zone that has all of it.
+
+    It is billed like running instances until the run ends, until it is cancelled, or for --hours.
+    """
+
+    def confirm(question: str) -> None:
+        if not yes:
+            typer.confirm(question, abort=True, err=True)
+
+    cluster = Cluster.from_environment(stack)
+    with create_display() as display:
+        if cancel:
+            names = operation.release_capacity(cluster, display)
+            print(json.dumps({"cancelled": names}) if as_json else f"{len(names)} reservations cancelled")
+            return
+        settings = operation.read_stack_settings(stack, file)
+        held = operation.hold_capacity(cluster, settings, hours, display, confirm)
+        text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}; next: pulumi up -s {stack}"
+        print(held.model_dump_json() if as_json else text)

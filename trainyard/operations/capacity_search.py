@@ -1,0 +1,100 @@
+"""Search for the capacity of several instances, zone by zone, with On-Demand Capacity Reservations."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from botocore.exceptions import ClientError
+
+from trainyard.aws.reservations import CapacityReservation, create_reservation
+from trainyard.operations.errors import CapacityError
+from trainyard.operations.progress import Display
+
+# Codes of CreateCapacityReservation that another zone, or a later request, may not return: shortages, and errors that
+# boto3 would retry (API reference, "Error codes for the Amazon EC2 API").
+_RETRY_CODES = frozenset(
+    [
+        "InsufficientInstanceCapacity",
+        "InternalError",
+        "InternalFailure",
+        "RequestLimitExceeded",
+        "ServiceUnavailable",
+        "Unavailable",
+        "Unsupported",
+    ]
+)
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityRequest:
+    """The capacity to reserve: all `instances` in one of the `zones`, which are tried in order.
+
+    `end`: Unix time of the reservation's end. `usd_per_hour`: price of one instance. `wait_minutes`: how long to retry.
+    """
+
+    region: str
+    instance_type: str
+    instances: int
+    zones: Sequence[str]
+    placement_group_arn: str | None
+    tags: Mapping[str, str]
+    end: float
+    usd_per_hour: float
+    wait_minutes: float
+
+    @property
+    def summary(self) -> str:
+        """Number and type of the instances."""
+        return f"{self.instances} x {self.instance_type}"
+
+
+def reserve_capacity(request: CapacityRequest, display: Display) -> CapacityReservation:
+    """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
+
+    Raises CapacityError, which names the zones and their error codes.
+    """
+    deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
+    while True:
+        failures: dict[str, str] = {}
+        for zone in request.zones:
+            display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
+            result = _create(request, zone)
+            if isinstance(result, CapacityReservation):
+                price = request.instances * request.usd_per_hour
+                text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
+                display.line("capacity", text)
+                return result
+            failures[zone] = result
+        tried = ", ".join(f"{zone}: {code}" for zone, code in failures.items())
+        if time.monotonic() + delay > deadline:
+            raise CapacityError(
+                f"no Availability Zone has capacity for {request.summary} after {attempt} attempts in "
+                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}"
+            )
+        remaining = max(0.0, deadline - time.monotonic()) / 60
+        text = f"attempt {attempt}: none for {request.summary} ({tried}); next in {delay:.0f} s"
+        display.line("capacity", f"{text}, for {remaining:.1f} more minutes")
+        time.sleep(delay)
+        attempt, delay = attempt + 1, min(2 * delay, LAST_RETRY_SECONDS)
+
+
+def _create(request: CapacityRequest, zone: str) -> CapacityReservation | str:
+    """Return the reservation, or the error code if another zone or a later request may succeed."""
+    try:
+        return create_reservation(
+            request.region,
+            instance_type=request.instance_type,
+            zone=zone,
+            instances=request.instances,
+            end=request.end,
+            placement_group_arn=request.placement_group_arn,
+            tags=request.tags,
+            token=str(uuid.uuid4()),
+        )
+    except ClientError as error:
+        code = str(error.response["Error"]["Code"])
+        if code not in _RETRY_CODES:
+            raise CapacityError(f"AWS does not reserve {request.summary}: {error}") from error
+        return code

@@ -1,0 +1,118 @@
+"""Hold the capacity of a stack before it is deployed: `trainyard reserve`.
+
+A file system and a VPC are created in one Availability Zone, so the zone with capacity must be known before
+`pulumi up`. The preview uses the zone and the placement group of the reservation, and the launch its capacity.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from trainyard.aws import placement, tags
+from trainyard.aws.ec2 import offering_zones
+from trainyard.aws.reservations import CapacityReservation, find_reservations
+from trainyard.base import StrictModel
+from trainyard.config import CONFIG_KEY
+from trainyard.config.cost import node_usd_per_hour
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError, Problem
+from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import Display
+from trainyard.operations.reservations import cancel_all, delete_held_groups
+from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
+
+
+class HeldCapacity(StrictModel):
+    """`trainyard reserve --json`."""
+
+    reservation: str = Field(description="Id of the capacity reservation.")
+    instance_type: str = Field(description="EC2 instance type.")
+    instances: int = Field(gt=0, description="Reserved instances.")
+    zone: str = Field(description="Availability Zone.")
+    placement_group: str | None = Field(description="ARN of the cluster placement group; none without one.")
+    usd_per_hour: float = Field(ge=0, description="Price of the reservation, used or not, USD an hour.")
+
+
+def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
+    """Return the settings of a stack's file. Raises InputError."""
+    path = file or stack_file_path(stack)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        fix = "Name an existing stack, or its file with --file"
+        raise InputError([Problem("--stack", stack, str(error), fix, "stack_file_unreadable")]) from None
+    config = (document or {}).get("config") or {}
+    return load_settings(config.get(CONFIG_KEY), PROJECT_ROOT, path.name)
+
+
+def hold_capacity(
+    cluster: Cluster, settings: StackSettings, hours: float, display: Display, confirm: Callable[[str], None]
+) -> HeldCapacity:
+    """Reserve the capacity of the stack's on-demand GPU nodes for `hours`, in the first zone that has all of it.
+
+    Returns the existing reservation if the stack has one. `confirm` receives the price and raises to refuse it. Raises
+    InputError for a stack whose launch reserves nothing, and CapacityError.
+    """
+    groups = [group for group in settings.groups if settings.reserves_capacity(group)]
+    if not groups:
+        reason, fix = "its launch reserves no capacity", "Use it with on-demand GPU nodes and capacity.reserve: true"
+        raise InputError([Problem("--stack", cluster.stack, reason, fix, "nothing_to_reserve")])
+    (group,) = groups
+    price = group.nodes * node_usd_per_hour(settings, group)
+    held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    if existing := find_reservations(cluster.region, held_tags):
+        display.line("capacity", f"{existing[0].id} is already held in {existing[0].zone}")
+        return _result(existing[0], price)
+    confirm(f"Reserve {group.nodes} x {settings.instance_type} for {price:,.2f} USD per hour, {hours:g} hours?")
+    placement_group = None
+    if settings.placement_group:
+        name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
+        placement_group = placement.create_cluster_group(cluster.region, name, held_tags).arn
+    request = CapacityRequest(
+        region=cluster.region,
+        instance_type=settings.instance_type,
+        instances=group.nodes,
+        zones=_zones(cluster, settings),
+        placement_group_arn=placement_group,
+        tags={**held_tags, "Name": f"trainyard-{cluster.stack}-held-capacity"},
+        end=time.time() + hours * 3600,
+        usd_per_hour=node_usd_per_hour(settings, group),
+        wait_minutes=settings.capacity.wait_minutes,
+    )
+    try:
+        return _result(reserve_capacity(request, display), price)
+    except BaseException:
+        delete_held_groups(cluster.region, cluster.stack)
+        raise
+
+
+def release_capacity(cluster: Cluster, display: Display) -> list[str]:
+    """Cancel the stack's reservations and delete the placement group of a held one; return the reservations' ids."""
+    names = cancel_all(cluster.region, cluster.stack, display)
+    delete_held_groups(cluster.region, cluster.stack)
+    return names
+
+
+def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
+    """Return the zones to search: those of the deployed stack's subnets, or those that offer the instance types."""
+    if cluster.is_deployed:
+        subnets = (subnet for group in cluster.manifest.groups for subnet in group.subnets)
+        return list(dict.fromkeys(subnet.zone for subnet in subnets))
+    return list(settings.capacity.zones or offering_zones(cluster.region, settings.instance_types))
+
+
+def _result(reservation: CapacityReservation, price: float) -> HeldCapacity:
+    return HeldCapacity(
+        reservation=reservation.id,
+        instance_type=reservation.instance_type,
+        instances=reservation.instances,
+        zone=reservation.zone,
+        placement_group=reservation.placement_group_arn,
+        usd_per_hour=round(price, 2),
+    )
