@@ -175,7 +175,7 @@ EXAMPLES: dict[str, list[Example]] = {
             reserved(AvailableInstanceCount=1),
             {"capacity": NAMED},
             "capacity.reservation.id",
-            ("1 of its 64 instances are available", "2 nodes"),
+            ("1 of its 2 instances are available", "2 nodes"),
         ),
     ],
     "reservation_outlasts_run": [

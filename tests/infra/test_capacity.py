@@ -105,6 +105,7 @@ def test_reservation_brings_its_placement_group(changed: Callable[..., Deploymen
         "single-node",
         account={"reservations": {RESERVATION: properties}},
         nodes=2,
+        guardrails={"max_cost_usd": 1000},
         network={"placement_group": True},
         capacity={"reservation": {"id": RESERVATION}},
     )

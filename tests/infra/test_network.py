@@ -34,7 +34,7 @@ def test_workers_have_a_subnet_in_each_zone_that_offers_their_type(changed: Call
     zones = [subnet.inputs["availabilityZone"] for subnet in subnets]
     assert zones == ["us-east-1b", "us-east-1c"]
     blocks = [IPv4Network(subnet.inputs["cidrBlock"]) for subnet in run.resources_of_type(SUBNET)]
-    assert not any(one.overlaps(other) for one, other in combinations(blocks, 2))
+    assert not any(first.overlaps(second) for first, second in combinations(blocks, 2))
 
 
 def test_zone_keeps_its_block_when_another_is_removed(changed: Callable[..., Deployment]) -> None:

@@ -64,12 +64,12 @@ def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityRese
         .get_paginator("describe_capacity_reservations")
         .paginate(Filters=[*filters, {"Name": "state", "Values": ["active"]}])
     )
-    found = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
-    return sorted(found, key=lambda reservation: reservation.instances, reverse=True)
+    described = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
+    return sorted(described, key=lambda reservation: reservation.instances, reverse=True)
 
 
 def resize_reservation(region: str, reservation: str, instances: int) -> None:
-    """Set the number of instances of a reservation. Raises ClientError when the zone lacks the additional capacity."""
+    """Set the number of instances of a reservation. Raises ClientError without capacity for additional instances."""
     ec2 = client("ec2", region, max_attempts=1)
     ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=instances)
 

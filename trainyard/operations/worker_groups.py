@@ -84,7 +84,7 @@ class WorkerGroups:
         terminates all that were added.
         """
         self._describe()
-        groups = self._describe()  # a member that one answer omits must not look like a new one
+        groups = self._describe()  # a member that an answer omits must not look like an added member
         zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))

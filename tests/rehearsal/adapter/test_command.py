@@ -27,7 +27,7 @@ def command(create: str, delete: str = "true", **environment: str) -> ResourceRe
     return ResourceRequest(urn="urn:c", type="command:local:Command", name="job", inputs=inputs)
 
 
-def test_up_launches_last_and_destroy_stops_the_job_first(
+def test_up_launches_after_the_manifest_and_destroy_stops_the_job_first(
     aws: EmulatedAws, running: EmulatedAccount, tree: Path
 ) -> None:
     deploy = Deploy(tree)
@@ -37,7 +37,8 @@ def test_up_launches_last_and_destroy_stops_the_job_first(
     (output,) = [event.text for event in deploy.events if event.kind == "output"]
     sha256 = r"--sha256 [0-9a-f]{64}"
     assert re.fullmatch(f"launcher: launch {re.escape(target)} {sha256} in us-east-1", output)
-    assert [event.name for event in deploy.events if event.kind == "created"][-1] == "launch"
+    created = [event.name for event in deploy.events if event.kind == "created"]
+    assert created.index("launch") > created.index("manifest")
 
     deploy.events.clear()
     destroy(run, on_event=deploy.events.append)
@@ -45,7 +46,7 @@ def test_up_launches_last_and_destroy_stops_the_job_first(
     assert re.fullmatch(f"launch {re.escape(target)} {sha256}", launched)
     assert stopped == f"stop {target}"
     deleted = [event.name for event in deploy.events if event.kind == "deleted"]
-    assert deleted[0] == "launch"
+    assert deleted.index("launch") < deleted.index("manifest")
     assert deleted.index("vpc") > max(deleted.index(name) for name in ("private", "nodes", "nat"))
 
 

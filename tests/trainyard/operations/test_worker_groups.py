@@ -266,8 +266,8 @@ def test_new_capacity_end_changes_the_deadline(groups: TwoGroups) -> None:
     assert f"run {record.run} has new deadlines: it ends 30 minutes after its launch" in groups.display.lines
 
 
-def test_member_that_one_answer_omits_is_not_rolled_back(account: EmulatedAws, groups: TwoGroups) -> None:
-    """A rollback must not take an older node for a new one, and must find every new node."""
+def test_rollback_keeps_a_member_that_an_answer_omits(account: EmulatedAws, groups: TwoGroups) -> None:
+    """A rollback terminates every added node and no older node."""
     (older,) = groups.cluster.launch_instances(1)
     account.inject(MemberOmission(every=2))
     workers = groups.workers

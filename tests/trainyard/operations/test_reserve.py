@@ -1,0 +1,127 @@
+"""`trainyard reserve` holds the capacity of a stack before it is deployed."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rehearsal.aws.faults import Capacity
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.problems import rejects
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import placement, tags
+from trainyard.aws.reservations import CapacityReservation, find_reservations
+from trainyard.config import CONFIG_KEY
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import CapacityError
+from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.reserve import HeldCapacity, hold_capacity, release_capacity
+
+ROOT = Path(__file__).parents[3]
+WORKER_TYPE = "p4d.24xlarge"
+_numbers = itertools.count(1)
+
+
+def settings_of(**changes: Any) -> StackSettings:
+    """Return the settings of the shipped A100 stack, with changes."""
+    file = ROOT / "stacks/Pulumi.a100-cluster.yaml"
+    raw = yaml.safe_load(file.read_text())["config"][CONFIG_KEY]
+    capacity = {"wait_minutes": 0, **changes.pop("capacity", {})}
+    return load_settings({**raw, "capacity": capacity, **changes}, ROOT, file.name)
+
+
+class Operator:
+    """Runs `trainyard reserve` for a stack that is not deployed, and records the questions."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(f"held-{next(_numbers)}", REGION)
+        self.display, self.questions = RecordingDisplay(), list[str]()
+
+    def reserve(self, settings: StackSettings | None = None) -> HeldCapacity:
+        return hold_capacity(self.cluster, settings or settings_of(), 2, self.display, self.questions.append)
+
+    def held(self) -> list[CapacityReservation]:
+        return find_reservations(REGION, {tags.STACK: self.cluster.stack, tags.ROLE: tags.HELD_CAPACITY})
+
+    def placement_groups(self) -> list[placement.PlacementGroup]:
+        return placement.find_placement_groups(REGION, {tags.STACK: self.cluster.stack})
+
+
+@pytest.fixture
+def operator(account: EmulatedAws) -> Iterator[Operator]:
+    created = Operator()
+    yield created
+    account.clear_faults()
+    release_capacity(created.cluster, created.display)
+
+
+def test_capacity_is_held_in_a_placement_group_of_the_first_zone_with_all_of_it(
+    account: EmulatedAws, operator: Operator
+) -> None:
+    account.inject(Capacity(limit=3, instance_type=WORKER_TYPE, zone="us-east-1a"))
+    held = operator.reserve()
+    assert (held.zone, held.instances) == ("us-east-1b", 4)
+    assert [held.placement_group] == [group.arn for group in operator.placement_groups()]
+
+
+def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> None:
+    def refuse(question: str) -> None:
+        raise KeyboardInterrupt(question)
+
+    with pytest.raises(KeyboardInterrupt, match=r"4 x p4d.24xlarge for 87.83 USD per hour, 2 hours"):
+        hold_capacity(operator.cluster, settings_of(), 2, operator.display, refuse)
+    assert operator.held() == []
+    assert operator.placement_groups() == []
+
+
+def test_second_call_reserves_nothing_more(operator: Operator) -> None:
+    assert operator.reserve() == operator.reserve()
+    assert len(operator.questions) == 1
+
+
+def test_shortage_leaves_nothing(account: EmulatedAws, operator: Operator) -> None:
+    account.inject(Capacity(limit=0, instance_type=WORKER_TYPE))
+    with pytest.raises(CapacityError, match="us-east-1a: InsufficientInstanceCapacity, us-east-1b: "):
+        operator.reserve()
+    assert operator.placement_groups() == []
+
+
+def test_stack_whose_launch_reserves_nothing_is_refused(operator: Operator) -> None:
+    with rejects("nothing_to_reserve", operator.cluster.stack):
+        operator.reserve(settings_of(capacity={"reserve": False}))
+
+
+def test_release_cancels_the_reservation_and_its_group(operator: Operator) -> None:
+    reservation = operator.reserve().reservation
+    assert release_capacity(operator.cluster, operator.display) == [reservation]
+    assert operator.held() == []
+    assert operator.placement_groups() == []
+
+
+def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:
+    """Return the reservation of a launch of a stack that was deployed with the held capacity."""
+    cluster = clusters.create_cluster(REGION)
+    (group,) = cluster.manifest.groups
+    changes = {"instance_type": held.instance_type, "reserve": True, "placement_group_arn": held.placement_group}
+    cluster.set_groups((group.model_copy(update={**changes, "nodes": 4}),))
+    manifest = cluster.manifest.model_copy(update={"stack": stack})
+    return GroupReservations(manifest, RecordingDisplay()).reserve(manifest.groups[0], 4, 4, time.time() + 1200)
+
+
+def test_launch_uses_the_held_capacity(operator: Operator) -> None:
+    held = operator.reserve()
+    assert launch_reservation(operator.cluster.stack, held).id == held.reservation
+
+
+def test_launch_refuses_held_capacity_of_another_type(operator: Operator) -> None:
+    held = operator.reserve()
+    with pytest.raises(CapacityError, match=f"{held.reservation} of trainyard reserve .*--cancel"):
+        launch_reservation(operator.cluster.stack, held.model_copy(update={"instance_type": "p5.48xlarge"}))
