@@ -8,6 +8,7 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bi
 STACK ?= local
 NODES ?=
 FAULT ?=
+SET ?=
 ENGINE ?= mocks
 BACKEND ?= process
 BAKE ?=
@@ -35,8 +36,8 @@ $(STAMP): $(REQUIREMENTS)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1
-	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)')
+rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, SET=key=value
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2
 

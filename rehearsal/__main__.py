@@ -32,6 +32,7 @@ from rehearsal.workspace import (
     account_folder,
     check_bake,
     check_region,
+    parse_changes,
     parse_nodes,
     remove_stale_accounts,
 )
@@ -62,6 +63,10 @@ def run(
         str, typer.Option("--backend", metavar="BACKEND", help=f"Runs the nodes: {', '.join(BACKENDS)}.")
     ] = "process",
     bake: Annotated[bool, typer.Option("--bake", help="Also bake an image of a worker before destroy.")] = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting to change, e.g. capacity.reserve=false. Repeatable."),
+    ] = None,
     profile: Annotated[
         str,
         typer.Option(
@@ -82,6 +87,7 @@ def run(
             backend=(selected := select_backend(backend)),
             bake=check_bake(bake, selected),
             profile=select_profile(profile),
+            changes=parse_changes(change or []),
         )
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)

@@ -154,5 +154,6 @@ class Stages:
             check=False,
         )
         if process.returncode:
-            raise RuntimeError(f"trainyard {command} failed: {process.stderr.strip()}")
+            message = process.stderr.strip()  # progress lines, then the error message of the command
+            raise RuntimeError(f"trainyard {command} failed: {message[max(0, message.rfind('trainyard: ')) :]}")
         return process.stdout

@@ -1,10 +1,11 @@
 """Prepares a rehearsal: options, settings of the stack, an empty folder, and the AWS environment variables."""
 
+import copy
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,11 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `python -m rehearsal run`. `root` is the root of the repository."""
+    """The options of `python -m rehearsal run`.
+
+    `changes`: settings that replace those of the stack file, each a dotted key and its value. `root` is the root of the
+    repository.
+    """
 
     stack: str
     nodes: int | None = None
@@ -67,6 +72,7 @@ class Options:
     backend: BackendName = "process"
     bake: bool = False
     profile: ProfileName = "realistic"
+    changes: tuple[tuple[str, Any], ...] = ()
     root: Path = ROOT
 
     @property
@@ -85,13 +91,49 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     source = f"stacks/{file.name}"
     config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
-    load_settings(config.get(CONFIG_KEY), options.root, source)
-    substituted, changes = substitute_settings(config[CONFIG_KEY], options.nodes, options.backend)
+    raw = change_settings(config.get(CONFIG_KEY), options.changes)
+    load_settings(raw, options.root, source)
+    substituted, changes = substitute_settings(raw, options.nodes, options.backend)
+    changes += [
+        Substitution(original=f"{key} of the stack file", replacement=f"{key}={value}", reason="set with --set")
+        for key, value in options.changes
+    ]
     settings = load_settings(substituted, options.root, source)
     check_faults(options.faults, settings)
     if settings.job.source is not None:
         pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
     return {**config, CONFIG_KEY: substituted}, settings, changes
+
+
+def parse_changes(specs: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """Parse the values of --set, such as `capacity.reserve=false`. Raises InputError."""
+    changes = []
+    for spec in specs:
+        key, equals, text = spec.partition("=")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not all(key.split(".")):
+            fix = "Use a key of the stack file and a YAML value, such as capacity.reserve=false"
+            raise InputError([Problem("--set", spec, "not KEY=VALUE", fix, "invalid_change")])
+        changes.append((key, value))
+    return tuple(changes)
+
+
+def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:
+    """Return settings with changed values. Sections that do not exist are created. Raises InputError."""
+    changed = copy.deepcopy(raw)
+    for key, value in changes:
+        *sections, name = key.split(".")
+        target = changed
+        for section in sections:
+            target = target.setdefault(section, {}) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            reason, fix = "a part of the key is no section", "Use a key of docs/stack-reference.md"
+            raise InputError([Problem("--set", f"{key}={value}", reason, fix, "invalid_change")])
+        target[name] = value
+    return changed
 
 
 def find_stack_file(stack: str, stacks: Path) -> Path:
