@@ -38,7 +38,7 @@ from infra.packaging.archive import Packed
 from infra.packaging.bundle import pack_bundle
 from infra.packaging.source import pack_source
 from infra.packaging.user_data import Role, user_data
-from infra.validators.account import capacity_end_time, validate_account
+from infra.validators.account import capacity_end_time, capacity_start_time, validate_account
 from infra.validators.credentials import expiring_credentials
 from trainyard.config.cost import max_run_usd
 from trainyard.config.loader import load_settings
@@ -194,6 +194,7 @@ def main(root: Path) -> None:
             subnets=network.worker_subnets,
             placement_group_arn=placement.group_arn if placement else reserved_group_arn,
             filesystem=filesystem,
+            capacity_start_time=capacity_start_time(facts),
             capacity_end_time=capacity_end_time(facts),
         ),
     )

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rehearsal.aws.faults import (
     DENY_VARIABLE,
     Capacity,
+    CapacityBlockStart,
     Fault,
     FsxDeployment,
     SpotInterruption,
@@ -68,6 +69,9 @@ def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
         if isinstance(fault, SpotInterruption) and not has_spot:
             fix = "Remove this fault, or rehearse a stack with capacity.spot or capacity.spot_above_base"
             raise _error(format_fault(fault), ["the stack has no Spot Instances"], fix)
+        if isinstance(fault, CapacityBlockStart) and settings.capacity.capacity_block is None:
+            fix = "Remove this fault, or rehearse a stack with capacity.capacity_block"
+            raise _error(format_fault(fault), ["the stack has no Capacity Block"], fix)
         if isinstance(fault, FsxDeployment) and (settings.fsx is None or settings.fsx.deployment_type != fault.type):
             fix = "Remove this fault, or rehearse a stack with this fsx.deployment_type"
             raise _error(format_fault(fault), [f"the stack has no file system of type {fault.type}"], fix)

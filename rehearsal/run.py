@@ -70,7 +70,7 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                     aws.set_timing(profile_timing(options.profile))
                     substitutions.append(profile_substitution(options.profile))
                 quotas = quota_codes(settings, options.bake) if account is None else None
-                for name in create_existing_resources(aws, settings, quotas):
+                for name in create_existing_resources(aws, settings, quotas, options.faults):
                     display.print_line("account", f"created {name}, which the stack expects to exist")
                     substitutions.append(
                         Substitution(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import boto3
 
+from rehearsal.aws.faults import CapacityBlockStart, Fault
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
 from trainyard.config.quotas import quota_of, required_vcpu_quotas
@@ -13,14 +14,17 @@ from trainyard.config.settings import StackSettings
 _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
 
 
-def create_existing_resources(aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None) -> list[str]:
+def create_existing_resources(
+    aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None, faults: Iterable[Fault] = ()
+) -> list[str]:
     """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
-    `quotas`: codes of the vCPU quotas that the account has; all others are 0. None: the account has all.
+    `faults`: those of the rehearsal, one of which may set the start of the Capacity Block. `quotas`: codes of the vCPU quotas that the account has; all others are 0. None: the account has all.
     Call it before the account's state is recorded: the resources are kept after destroy and are not leaks. Raises
     ValueError with the reason when a resource is impossible; then none is created.
     """
-    seed = account_seed(settings, aws.region, _availability_zone(settings))
+    delays = [fault.seconds for fault in faults if isinstance(fault, CapacityBlockStart)]
+    seed = account_seed(settings, aws.region, _availability_zone(settings), max(delays, default=0.0))
     if quotas is not None:
         seed = seed.model_copy(update={"increased_quota_codes": tuple(quotas)})
     aws.seed(seed)
@@ -32,8 +36,11 @@ def create_existing_resources(aws: EmulatedAws, settings: StackSettings, quotas:
     ]
 
 
-def account_seed(settings: StackSettings, region: str, zone: str) -> AccountSeed:
-    """Return the resources that the settings name by id. `zone`: Availability Zone of the reservation and subnet."""
+def account_seed(settings: StackSettings, region: str, zone: str, block_delay_seconds: float = 0.0) -> AccountSeed:
+    """Return the resources that the settings name by id. `zone`: Availability Zone of the reservation and subnet.
+
+    `block_delay_seconds`: seconds until the Capacity Block starts.
+    """
     reservation, existing, storage = settings.capacity.reservation_id, settings.network.existing, settings.storage
     reservations: tuple[SeedReservation, ...] = ()
     if reservation:
@@ -45,6 +52,7 @@ def account_seed(settings: StackSettings, region: str, zone: str) -> AccountSeed
                 zone=zone,
                 count=sum(group.nodes for group in settings.groups if group.reservation),
                 block=is_block,
+                start=time.time() + block_delay_seconds if is_block and block_delay_seconds else None,
                 end=time.time() + _BLOCK_SECONDS if is_block else None,
             ),
         )

@@ -28,7 +28,8 @@ class ManifestArgs:
     """Arguments of ManifestObject.
 
     `archives` has the fields of trainyard.models.manifest.Archive for "bundle", and for "job" if the job has a source.
-    `capacity_end_time`: Unix time at which AWS ends reserved capacity; None: never.
+    `capacity_start_time`, `capacity_end_time`: Unix times from which and until which nodes may use reserved capacity;
+    None: now, never.
     """
 
     scope: Scope
@@ -41,6 +42,7 @@ class ManifestArgs:
     subnets: Sequence[WorkerSubnet]
     placement_group_arn: pulumi.Input[str] | None
     filesystem: FileSystem | None
+    capacity_start_time: float | None
     capacity_end_time: float | None
 
 
@@ -130,6 +132,7 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,
         "hardware": _hardware(settings.worker_type),
         "market": plan.market,
+        "capacity_start_time": args.capacity_start_time if plan.reservation else None,
         "capacity_end_time": args.capacity_end_time if plan.reservation else None,
     }
 

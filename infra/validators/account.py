@@ -22,6 +22,12 @@ BLOCK_TERMINATION_SECONDS = 1800.0
 LAST_CHECKPOINT_SECONDS = 600.0
 
 
+def capacity_start_time(facts: AccountFacts) -> float | None:
+    """Unix time from which nodes can be launched into the Capacity Block; None without one."""
+    reservation = facts.reservation
+    return reservation.start_time if reservation and reservation.is_capacity_block else None
+
+
 def capacity_end_time(facts: AccountFacts) -> float | None:
     """Unix time until which a run may use the reserved instances; None: unlimited."""
     reservation = facts.reservation
@@ -81,11 +87,14 @@ def reservation_has_configured_type(settings: StackSettings, facts: AccountFacts
 
 
 def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The reservation is active."""
+    """The reservation is active, or a Capacity Block that is paid: the launch waits for its start."""
     reservation = facts.reservation
     if reservation is None or reservation.state == "active":
         return
     start = reservation.start_time
+    if start is not None and reservation.state == "scheduled" and reservation.is_capacity_block:
+        pulumi.log.info(f"{reservation.id} starts at {_format(start)}: the launch waits for it")
+        return
     if start is not None and reservation.state in ("scheduled", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
     else:

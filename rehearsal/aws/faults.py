@@ -137,6 +137,13 @@ class ExpiredCredentials(StrictModel):
     seconds: float = Field(ge=0, allow_inf_nan=False, description="Seconds from the injection to the expiration.")
 
 
+class CapacityBlockStart(StrictModel):
+    """A Capacity Block that has not started: launches into it fail before its start."""
+
+    kind: Literal["capacity-block-start"] = "capacity-block-start"
+    seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds from the start of the rehearsal.")
+
+
 Fault = (
     Capacity
     | Throttle
@@ -149,6 +156,7 @@ Fault = (
     | MemberOmission
     | FsxDeployment
     | ExpiredCredentials
+    | CapacityBlockStart
 )
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"

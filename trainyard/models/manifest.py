@@ -91,6 +91,9 @@ class WorkerGroup(StrictModel):
     market: Market = Field(
         "on-demand", description="Purchase option of its nodes; a capacity reservation counts as on-demand."
     )
+    capacity_start_time: float | None = Field(
+        None, description="Unix time from which nodes can be launched, the start of a Capacity Block; none: now."
+    )
     capacity_end_time: float | None = Field(
         None,
         description="Unix time at which the group's capacity ends, e.g. of a Capacity Block; none: never.",
@@ -158,7 +161,16 @@ ADOPTABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
     "base_usd_per_hour": True,
     "groups": {
-        "__all__": {"nodes", "capacity_end_time", "image", "subnets", "reservation", "reserve", "node_usd_per_hour"}
+        "__all__": {
+            "nodes",
+            "capacity_start_time",
+            "capacity_end_time",
+            "image",
+            "subnets",
+            "reservation",
+            "reserve",
+            "node_usd_per_hour",
+        }
     },
 }
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from trainyard.aws.credentials import describe_expiration
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
-from trainyard.models.manifest import Manifest
+from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
@@ -35,6 +35,9 @@ TERMINATE_BY_HAND = (
     "the lease or the controller terminates them later; to do it now: aws autoscaling "
     "terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity --instance-id ID"
 )
+
+
+START_POLL_SECONDS = 10.0
 
 
 class Launch:
@@ -291,7 +294,17 @@ class Launch:
             if group.reserve:
                 self.reserved[group.name] = self.reservations.reserve(group, group.nodes, missing[group.name], end)
             elif group.reservation is not None:
+                self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])
+
+    def _wait_for_start(self, group: WorkerGroup) -> None:
+        """Wait until the group's Capacity Block starts."""
+        start = group.capacity_start_time or 0.0
+        if start > time.time():
+            self.display.line("capacity", f"{group.reservation} starts at {format_time(start)}: the launch waits")
+        while (remaining := start - time.time()) > 0:
+            self.display.detail("capacity", f"{group.reservation} starts in {remaining / 60:.1f} minutes")
+            time.sleep(min(remaining, START_POLL_SECONDS))
 
     def _reservation_ids(self) -> tuple[str, ...]:
         return tuple(reservation.id for reservation in self.reserved.values())
