@@ -19,9 +19,10 @@ def create_existing_resources(
 ) -> list[str]:
     """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
-    `faults`: those of the rehearsal, one of which may set the start of the Capacity Block. `quotas`: codes of the vCPU quotas that the account has; all others are 0. None: the account has all.
-    Call it before the account's state is recorded: the resources are kept after destroy and are not leaks. Raises
-    ValueError with the reason when a resource is impossible; then none is created.
+    `faults`: those of the rehearsal, one of which may set the start of the Capacity Block. `quotas`: codes of the vCPU
+    quotas that the account has; all others are 0. None: the account has all. Call it before the account's state is
+    recorded: the resources are kept after destroy and are not leaks. Raises ValueError with the reason when a resource
+    is impossible; then none is created.
     """
     delays = [fault.seconds for fault in faults if isinstance(fault, CapacityBlockStart)]
     seed = account_seed(settings, aws.region, _availability_zone(settings), max(delays, default=0.0))

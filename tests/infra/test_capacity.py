@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -94,6 +95,14 @@ def test_base_may_use_a_reservation(changed: Callable[..., Deployment]) -> None:
     end_times = {group.name: group.capacity_end_time for group in manifest_of(run).groups}
     assert end_times["workers"] is not None
     assert end_times["spot"] is None
+
+
+def test_scheduled_capacity_block_deploys_a_stack_whose_launch_waits(changed: Callable[..., Deployment]) -> None:
+    scheduled = reservation_properties(State="scheduled", StartDate="2098-01-01T11:30:00Z", AvailableInstanceCount=0)
+    run = changed("h200-cluster", account={"reservations": {RESERVATION: scheduled}})
+    (group,) = manifest_of(run).groups
+    assert group.reservation == RESERVATION
+    assert group.capacity_start_time == datetime(2098, 1, 1, 11, 30, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("group", [None, "team-group"])

@@ -28,7 +28,7 @@ class LaunchedNodes:
     @property
     def reason(self) -> str:
         """All reasons as one text."""
-        return "; ".join(self.reasons) or "AWS reports no reason"
+        return "; ".join(reason.rstrip(".") for reason in self.reasons) or "AWS reports no reason"
 
 
 def launch_instances(region: str, group: WorkerGroup, subnet: str, count: int, token: str) -> LaunchedNodes:

@@ -107,8 +107,9 @@ class WorkerGroups:
             added += launched.nodes
             if len(launched.nodes) < count:
                 where = f"group {group.name}: " if len(self._groups) > 1 else ""
+                terminated = ", so all are terminated" if added else ""
                 raise CapacityError(
-                    f"AWS launched {len(added)} of {sum(counts.values())} requested nodes, so all are terminated: "
+                    f"AWS launched {len(added)} of {sum(counts.values())} requested nodes{terminated}: "
                     f"{where}{launched.reason}"
                 )
         return added
@@ -210,10 +211,13 @@ class WorkerGroups:
             except (BotoCoreError, ClientError) as error:
                 if self._states().get(name, "Terminated").startswith("Terminat"):
                     return True  # another process has terminated it
-                if _is_launch_in_progress(error) and time.monotonic() < deadline:
+                if _code_of(error) == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
                     display.detail(name, "cannot be terminated while instances of its group are pending: retrying")
                     time.sleep(RETRY_DELAY_SECONDS)
                     continue
+                if _code_of(error) == "ValidationError":  # the controller has set the desired capacity to 0
+                    display.detail(name, str(error))
+                    return False
                 failures += 1
                 report = display.line if failures == MAX_TRIES else display.detail
                 report(name, f"could not be terminated: {error}")
@@ -253,8 +257,8 @@ class WorkerGroups:
         return _instance_ids(groups)
 
 
-def _is_launch_in_progress(error: Exception) -> bool:
-    return isinstance(error, ClientError) and error.response["Error"]["Code"] == LAUNCH_IN_PROGRESS
+def _code_of(error: Exception) -> str:
+    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
 def _instance_ids(groups: Iterable[dict[str, Any]]) -> list[str]:

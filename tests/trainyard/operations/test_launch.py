@@ -8,6 +8,7 @@ import pytest
 
 from rehearsal.aws.faults import ExpiredCredentials
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
@@ -17,7 +18,7 @@ from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_so
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.operations import startup
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import LaunchError, StartupError
+from trainyard.operations.errors import CapacityError, LaunchError, StartupError
 from trainyard.operations.launch import Launch
 from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS, Deadline, NodeStartup
 
@@ -73,6 +74,37 @@ def test_launch_returns_when_the_workers_of_every_node_run(cluster: clusters.Clu
     assert sorted(result.nodes) == sorted(cluster.members())
     assert result.phases.keys() == {"dataset", "head", "capacity", "workers", "startup"}
     assert any("workers up, attempt 1" in line for line in display.lines)
+
+
+def test_launch_waits_for_the_start_of_a_capacity_block(
+    account: EmulatedAws, cluster: clusters.Cluster, on_launched: Any
+) -> None:
+    name, start = "cr-0000000000000beef", time.time() + 3
+    block = SeedReservation(id=name, instance_type="p5.48xlarge", zone="us-east-1a", count=2, block=True, start=start)
+    account.seed(AccountSeed(region=REGION, reservations=(block.model_copy(update={"end": start + 86400}),)))
+    (group,) = cluster.manifest.groups
+    cluster.set_groups((group.model_copy(update={"reservation": name, "capacity_start_time": start}),))
+    cluster.write_head_ready_events()
+
+    def act(run: str, members: list[str]) -> None:
+        for node in members:
+            cluster.write_agent_event(run, node, "workers_up", 1)
+
+    on_launched(act)
+    launch, display = create_launch(cluster)
+    launch.start()
+    assert any(f"{name} starts at" in line for line in display.lines)
+    assert launch.record.created >= start
+
+
+def test_launch_without_capacity_names_the_cost_of_what_stays(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+    cluster.write_head_ready_events()
+    shortage = clusters.capacity_limit(account, 0)
+    account.inject(shortage)
+    launch, _ = create_launch(cluster)
+    with pytest.raises(CapacityError, match=rf"costs 0.25 USD per hour .* pulumi up -s {cluster.stack}"):
+        launch.start()
+    account.remove_faults([shortage])
 
 
 def test_health_check_measurements_are_displayed_before_the_result(cluster: clusters.Cluster, on_launched: Any) -> None:

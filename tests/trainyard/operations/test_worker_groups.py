@@ -14,6 +14,7 @@ from tests.conftest import REGION
 from tests.polling import eventually
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import autoscaling
+from trainyard.aws.clients import client
 from trainyard.errors import InputError
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import WorkerGroup
@@ -26,7 +27,7 @@ from trainyard.operations.worker_groups import WorkerGroups
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
 PENDING_SECONDS = 3.0
-NO_CAPACITY = "We currently do not have sufficient capacity."
+NO_CAPACITY = "We currently do not have sufficient capacity"
 
 
 class TwoGroups:
@@ -276,3 +277,16 @@ def test_rollback_keeps_a_member_that_an_answer_omits(account: EmulatedAws, grou
     account.clear_faults()
     eventually(lambda: groups.cluster.members() == [older], "only the older node remains")
     assert older not in added
+
+
+def test_rollback_ends_nodes_of_a_group_that_was_scaled_to_zero(groups: TwoGroups) -> None:
+    """The controller sets the desired capacity to 0 when the launch has recorded the failure."""
+    workers = groups.workers
+    added = workers.add_nodes({"workers": 2}, "run-zero", groups.display)
+    client("autoscaling", REGION).suspend_processes(
+        AutoScalingGroupName=groups.cluster.group, ScalingProcesses=["Terminate"]
+    )
+    autoscaling.set_desired_capacity(REGION, groups.cluster.group, 0)
+    assert workers.rollback(groups.display) == []
+    eventually(lambda: groups.cluster.members() == [], "the group is empty")
+    assert groups.display.lines == [f"nodes rolled back, terminated: {', '.join(added)}"]
