@@ -97,7 +97,7 @@ def test_base_may_use_a_reservation(changed: Callable[..., Deployment]) -> None:
     assert end_times["spot"] is None
 
 
-def test_scheduled_capacity_block_deploys_a_stack_whose_launch_waits(changed: Callable[..., Deployment]) -> None:
+def test_launch_waits_for_a_scheduled_capacity_block(changed: Callable[..., Deployment]) -> None:
     scheduled = reservation_properties(State="scheduled", StartDate="2098-01-01T11:30:00Z", AvailableInstanceCount=0)
     run = changed("h200-cluster", account={"reservations": {RESERVATION: scheduled}})
     (group,) = manifest_of(run).groups

@@ -97,7 +97,7 @@ def test_launch_waits_for_the_start_of_a_capacity_block(
     assert launch.record.created >= start
 
 
-def test_launch_without_capacity_names_the_cost_of_what_stays(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+def test_launch_without_capacity_reports_the_remaining_cost(account: EmulatedAws, cluster: clusters.Cluster) -> None:
     cluster.write_head_ready_events()
     shortage = clusters.capacity_limit(account, 0)
     account.inject(shortage)

@@ -87,14 +87,14 @@ def test_second_call_reserves_nothing_more(operator: Operator) -> None:
     assert len(operator.questions) == 1
 
 
-def test_shortage_leaves_nothing(account: EmulatedAws, operator: Operator) -> None:
+def test_shortage_deletes_the_placement_group(account: EmulatedAws, operator: Operator) -> None:
     account.inject(Capacity(limit=0, instance_type=WORKER_TYPE))
     with pytest.raises(CapacityError, match="us-east-1a: InsufficientInstanceCapacity, us-east-1b: "):
         operator.reserve()
     assert operator.placement_groups() == []
 
 
-def test_stack_whose_launch_reserves_nothing_is_refused(operator: Operator) -> None:
+def test_stack_without_a_reserving_launch_is_refused(operator: Operator) -> None:
     with rejects("nothing_to_reserve", operator.cluster.stack):
         operator.reserve(settings_of(capacity={"reserve": False}))
 
