@@ -34,6 +34,8 @@ def print_report(report: Report, console: Console) -> None:
     leaked = "\n".join(f"{resource.service} {resource.kind} {resource.id}" for resource in report.leaked)
     facts.add_row("leaked", leaked or "none")
     facts.add_row("billed", describe_billed(report.billed))
+    if report.unused_reservations:
+        facts.add_row("reserved, unused", describe_billed(report.unused_reservations))
     if report.faults:
         facts.add_row("faults", "\n".join(report.faults), style="yellow")
     facts.add_row("nodes", f"{report.nodes} nodes x {report.processes_per_node} processes")

@@ -20,6 +20,7 @@ class RehearsalResult:
     images: tuple[str, ...] = ()
     leaked: tuple[LeakedResource, ...] = ()
     billed: tuple[Billed, ...] = ()
+    unused_reservations: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
     losses: Losses | None = None
     checkpoints: tuple[str, ...] = ()
@@ -54,6 +55,7 @@ class RehearsalResult:
             images=self.images,
             leaked=self.leaked,
             billed=self.billed,
+            unused_reservations=self.unused_reservations,
             faults=self.faults,
             phases=phases,
             first_loss=losses.first if losses else None,

@@ -7,7 +7,7 @@ from functools import partial
 from rehearsal import audit
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.teardown import DestroyError, DestroyResult
-from rehearsal.aws.billing import billed_by_type
+from rehearsal.aws.billing import billed_by_type, unused_by_type
 from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.backend import Backend
@@ -16,6 +16,7 @@ from rehearsal.interrupts import INTERRUPTED
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, FollowError, skipped_roles, wait_until
 from rehearsal.substitutions import skip_reason
 from rehearsal.timeline import fill_timeline
+from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.report import Substitution
 
@@ -172,6 +173,11 @@ class Teardown:
         instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack)
         launched = (instance for instance in instances if instance.id not in self._instances_before)
         result.billed = tuple(billed_by_type(launched, self.context.aws.now()))
+        stack = self.context.options.stack
+        reservations = self.context.aws.capacity_reservations()
+        result.unused_reservations = tuple(
+            unused_by_type(reservation for reservation in reservations if reservation.tags.get(tags.STACK) == stack)
+        )
         running = [instance.id for instance in instances if instance.state != "terminated"]
         if running:
             self.context.add_error(f"instances are not terminated: {', '.join(running)}")

@@ -12,9 +12,10 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.autoscaling.service_roles import is_linked
-from rehearsal.aws.control_models import InstanceRecord, Resource
+from rehearsal.aws.control_models import InstanceRecord, ReservationRecord, Resource
 from rehearsal.aws.ec2 import terminations
 from rehearsal.aws.ec2.public_images import is_public
+from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.process import ACCOUNT
 
 _RESOURCE_TYPES = {
@@ -137,6 +138,24 @@ def instances() -> list[InstanceRecord]:
         for account, region, backend in backends.iter_backends()
         if account == ACCOUNT
         for instance in backend.all_instances()
+    ]
+
+
+def capacity_reservations() -> list[ReservationRecord]:
+    """Return every On-Demand Capacity Reservation of the account, also those that have ended."""
+    backends: Any = ec2_backends
+    return [
+        ReservationRecord(
+            id=reservation.id,
+            instance_type=reservation.instance_type,
+            instances=reservation.total_instance_count,
+            tags={tag["key"]: tag["value"] for tag in reservation.get_tags()},
+            unused_seconds=reservation.unused_seconds(),
+        )
+        for account, _, backend in backends.iter_backends()
+        if account == ACCOUNT
+        for reservation in reservations(backend).values()
+        if not reservation.is_block
     ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rehearsal.aws.control_models import InstanceRecord
+from rehearsal.aws.control_models import InstanceRecord, ReservationRecord
 from trainyard.models.report import Billed
 
 MINIMUM_BILLED_SECONDS = 60.0
@@ -32,6 +32,18 @@ def billed_by_type(instances: Iterable[InstanceRecord], now: float) -> list[Bill
     return [
         Billed(type=name, instances=len(records), seconds=round(billed_seconds(records, now), 3))
         for name, records in sorted(by_type.items())
+    ]
+
+
+def unused_by_type(reservations: Iterable[ReservationRecord]) -> list[Billed]:
+    """Return the instance-seconds that reservations held and no instance used, sorted by type name."""
+    by_type: dict[str, list[ReservationRecord]] = {}
+    for reservation in reservations:
+        by_type.setdefault(reservation.instance_type, []).append(reservation)
+    return [
+        Billed(type=name, instances=max(record.instances for record in records), seconds=round(seconds, 3))
+        for name, records in sorted(by_type.items())
+        if (seconds := sum(record.unused_seconds for record in records)) > 0
     ]
 
 

@@ -36,6 +36,16 @@ class InstanceRecord(StrictModel):
     )
 
 
+class ReservationRecord(StrictModel):
+    """An On-Demand Capacity Reservation, which may have ended."""
+
+    id: str = Field(description="Reservation id.")
+    instance_type: str = Field(description="EC2 instance type.")
+    instances: int = Field(description="Reserved instances.")
+    tags: dict[str, str] = Field(description="Tags of the reservation.")
+    unused_seconds: float = Field(description="Instance-seconds that were reserved and not used.")
+
+
 class Resource(StrictModel):
     """One resource that exists in the account."""
 

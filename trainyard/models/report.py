@@ -37,8 +37,11 @@ class Billed(StrictModel):
     """Billed time of all instances of one type."""
 
     type: str = Field(description="EC2 instance type.")
-    instances: int = Field(gt=0, description="Number of instances launched.")
-    seconds: float = Field(gt=0, description="Instance-seconds from launch to termination, at least 60 per instance.")
+    instances: int = Field(gt=0, description="Number of instances launched or reserved.")
+    seconds: float = Field(
+        gt=0,
+        description="Instance-seconds from launch to termination, at least 60 per instance; unused, of a reservation.",
+    )
 
 
 class Report(StrictModel):
@@ -58,6 +61,9 @@ class Report(StrictModel):
     images: tuple[str, ...] = Field((), description="Baked AMIs of the stack and their snapshots; destroy keeps them.")
     leaked: tuple[LeakedResource, ...] = Field(description="Resources left in the account by mistake.")
     billed: tuple[Billed, ...] = Field(description="Billed time of the launched instances, by instance type.")
+    unused_reservations: tuple[Billed, ...] = Field(
+        (), description="Billed time of capacity reservations that no instance used, by instance type."
+    )
     faults: tuple[str, ...] = Field(description="Injected faults, in the syntax of --fault.")
     phases: dict[str, float] = Field(
         description="Seconds per phase; phases do not overlap and add up to the total time."

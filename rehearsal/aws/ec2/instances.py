@@ -118,6 +118,7 @@ def _install_instance_state() -> None:
         private_ip_address=property(lambda self: None if has_hidden_address(self) else self.private_ip),
         terminated_at=None,
         capacity_reservation_id=None,
+        launched_into=None,
         cpu_credits=None,
         interrupted_at=None,
         transition=None,

@@ -72,7 +72,7 @@ class Launcher:
             raise
         for number, instance in enumerate(reservation.instances):
             _complete(backend, instance, parameters, interfaces)
-            instance.capacity_reservation_id = allocated[number]
+            instance.capacity_reservation_id = instance.launched_into = allocated[number]
             if addresses:
                 set_primary_address(instance, addresses[number])
             if version:

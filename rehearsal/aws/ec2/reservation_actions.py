@@ -172,7 +172,7 @@ def _resize(reservation: CapacityReservation, count: int) -> None:
         check_on_demand(backend, instance_type, additional, "InstanceLimitExceeded")
         if free_capacity(backend, instance_type, zone, additional, reservation.placement_group or "") < additional:
             raise ApiError(*_insufficient_capacity(instance_type, zone))
-    reservation.total_instance_count = count
+    reservation.resize(count)
 
 
 def describe_capacity_reservations(self: Any) -> ActionResult:
@@ -189,7 +189,7 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
     if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
         raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be cancelled.")
     _require_active(reservation, "cancelled")
-    reservation.cancelled = True
+    reservation.cancelled_at = CLOCK.now()
     for instance in self.ec2_backend.all_instances():
         if instance.capacity_reservation_id == reservation.id:
             instance.capacity_reservation_id = None

@@ -61,7 +61,9 @@ class CapacityReservation(TaggedEC2Resource):
         self.instance_match_criteria = "targeted" if block else criteria
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
         self.placement_group = placement_group
-        self.cancelled = self.instances_terminated = False
+        self.instances_terminated = False
+        self.cancelled_at: float | None = None
+        self._sizes = [(self.start, count)]  # Unix time, and the number of instances from then on
 
     @property
     def is_block(self) -> bool:
@@ -72,13 +74,36 @@ class CapacityReservation(TaggedEC2Resource):
     def state(self) -> str:
         """State by the account's clock: scheduled, active, expired or cancelled."""
         now = CLOCK.now()
-        if self.cancelled:
+        if self.cancelled_at is not None:
             return "cancelled"
-        if self.end is not None and now >= self.end + (
-            0.0 if self.is_block else timing().reservation_end_delay_seconds
-        ):
+        if self._expires_at is not None and now >= self._expires_at:
             return "expired"
         return "active" if now >= self.start else "scheduled"
+
+    @property
+    def _expires_at(self) -> float | None:
+        delay = 0.0 if self.is_block else timing().reservation_end_delay_seconds
+        return None if self.end is None else self.end + delay
+
+    def resize(self, count: int) -> None:
+        """Set the number of instances."""
+        self.total_instance_count = count
+        self._sizes.append((CLOCK.now(), count))
+
+    def unused_seconds(self) -> float:
+        """Return the instance-seconds that were reserved and not used so far: they are billed like instances."""
+        ends = [time for time in (self.cancelled_at, self._expires_at, CLOCK.now()) if time is not None]
+        end, changes = min(ends), [*self._sizes]
+        reserved = sum(
+            count * max(0.0, min(until, end) - since)
+            for (since, count), (until, _) in zip(changes, [*changes[1:], (end, 0)], strict=True)
+        )
+        used = sum(
+            max(0.0, min(instance.terminated_at or end, end) - instance.launched_at)
+            for instance in self.ec2_backend.all_instances()
+            if instance.launched_into == self.id
+        )
+        return max(0.0, float(reserved - used))
 
     @property
     def accepts_launches(self) -> bool:

@@ -146,3 +146,14 @@ def test_reservation_in_a_placement_group_accepts_only_launches_in_it(
 def test_reservation_in_an_unknown_placement_group_is_refused(client: Client, placement_group: str) -> None:
     request = {**TARGETED, "PlacementGroupArn": f"{placement_group}-other"}
     assert refused(lambda: reserve(client, 1, **request)) == "InvalidPlacementGroup.Unknown"
+
+
+def test_unused_time_of_a_reservation_is_measured(client: Client, network: Network, aws: EmulatedAws) -> None:
+    name = reserve(client, 3, **TARGETED)
+    aws.advance_clock(100)  # three unused
+    launch(client, network, 2, **GPU, **targeting(name))
+    aws.advance_clock(50)  # one unused
+    client("ec2").cancel_capacity_reservation(CapacityReservationId=name)
+    aws.advance_clock(1000)
+    (record,) = [record for record in aws.capacity_reservations() if record.id == name]
+    assert record.unused_seconds == pytest.approx(350, abs=5)
