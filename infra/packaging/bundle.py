@@ -15,7 +15,14 @@ OPERATOR_ONLY = frozenset(
         *("__main__.py", "launcher", "cli", "operations"),
         *(f"config/{name}" for name in ("settings", "validators", "catalog.py", "catalog.json", "prices.py")),
         *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py")),
-        *("aws/ec2.py", "aws/placement.py", "aws/tagged_resources.py", "models/report.py", "models/schemas.py"),
+        *(
+            "aws/ec2.py",
+            "aws/placement.py",
+            "aws/capacity_blocks.py",
+            "aws/tagged_resources.py",
+            "models/report.py",
+            "models/schemas.py",
+        ),
     )
 )
 SCHEMA = "schemas/manifest.schema.json"

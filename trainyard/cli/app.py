@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from typer.core import TyperGroup
 
 from trainyard.cli.bake import bake
+from trainyard.cli.blocks import blocks
 from trainyard.cli.destroy import destroy
 from trainyard.cli.launch import launch
 from trainyard.cli.logs import logs
@@ -72,6 +73,7 @@ def root(
 
 
 app.command()(reserve)
+app.command()(blocks)
 app.command()(launch)
 app.command()(status)
 app.command()(logs)

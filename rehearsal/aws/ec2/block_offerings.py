@@ -3,6 +3,7 @@
 Source: EC2 user guide, "Capacity Blocks for ML".
 """
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from moto.ec2.responses import EC2Response
 from moto.ec2.utils import random_id
 
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.reference import load_reference
 from rehearsal.aws.ec2.reservation_actions import offering_zones, parse_time
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.moto_extension import ec2_error, extend
@@ -23,7 +25,10 @@ _MAXIMUM_INSTANCES = 64
 
 
 def describe_capacity_block_offerings(self: Any) -> ActionResult:
-    """Return one offering per zone, which starts at 11:30 UTC after the requested start. Capacity is unlimited."""
+    """Return one offering per zone, which starts at 11:30 UTC after the requested start.
+
+    Capacity is unlimited. The price is that of On-Demand Instances, an assumption.
+    """
     backend, instance_type = self.ec2_backend, self._get_param("InstanceType")
     count, hours = self._get_int_param("InstanceCount") or 1, self._get_int_param("CapacityDurationHours")
     if instance_type not in INSTANCE_TYPES or not INSTANCE_TYPES[instance_type].get("GpuInfo"):
@@ -43,19 +48,26 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
         if latest is not None and start + hours * _HOUR_SECONDS > latest:
             continue
         offering = {
-            "CapacityBlockOfferingId": random_id("cbo", 17),
+            "CapacityBlockOfferingId": _offering_id(zone, instance_type, count, hours, start),
             "InstanceType": instance_type,
             "AvailabilityZone": zone,
             "InstanceCount": count,
             "StartDate": datetime.fromtimestamp(start, UTC).replace(tzinfo=None),
             "EndDate": datetime.fromtimestamp(start + hours * _HOUR_SECONDS, UTC).replace(tzinfo=None),
             "CapacityBlockDurationHours": hours,
+            "UpfrontFee": f"{count * hours * load_reference().on_demand_usd.get(instance_type, 0.0):.2f}",
+            "CurrencyCode": "USD",
             "Tenancy": "default",
         }
         end = start + hours * _HOUR_SECONDS
         stored_offerings[str(offering["CapacityBlockOfferingId"])] = {**offering, "start": start, "end": end}
         offerings.append(offering)
     return ActionResult({"CapacityBlockOfferings": offerings})
+
+
+def _offering_id(*values: object) -> str:
+    """Return the id of an offering: the same offering keeps its id."""
+    return f"cbo-{hashlib.sha256(repr(values).encode()).hexdigest()[:17]}"
 
 
 def purchase_capacity_block(self: Any) -> ActionResult:

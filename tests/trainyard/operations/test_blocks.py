@@ -1,0 +1,73 @@
+"""`trainyard blocks` lists and buys Capacity Blocks."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rehearsal.aws.process import EmulatedAws
+from tests.conftest import REGION
+from tests.problems import rejects
+from trainyard.aws.clients import client
+from trainyard.config import CONFIG_KEY
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+from trainyard.operations.blocks import block_hours, buy_offering, format_offerings, list_offerings
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.usefixtures("account")
+
+
+def settings_of(stack: str = "h200-cluster", **changes: Any) -> StackSettings:
+    file = ROOT / f"stacks/Pulumi.{stack}.yaml"
+    raw = yaml.safe_load(file.read_text())["config"][CONFIG_KEY]
+    raw["job"].update(changes)
+    return load_settings(raw, ROOT, file.name)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "hours"), [(60, 24), (22 * 60, 24), (24 * 60, 48), (13 * 1440, 14 * 24), (15 * 1440, 21 * 24)]
+)
+def test_duration_covers_the_time_limit(minutes: float, hours: int) -> None:
+    assert block_hours(settings_of(time_limit_minutes=minutes)) == hours
+
+
+def test_offerings_are_for_all_nodes_with_start_and_price() -> None:
+    earliest = time.time() + 3 * 86400
+    offerings = list_offerings(REGION, settings_of(), 24, earliest)
+    assert offerings
+    assert all(offering.instances == 4 and offering.usd > 0 and offering.start >= earliest for offering in offerings)
+    lines = format_offerings(offerings, "h200-cluster")
+    assert offerings[0].offering in lines[0]
+    assert "--buy OFFERING" in lines[-1]
+
+
+def test_offering_is_bought_after_its_price_is_confirmed() -> None:
+    offerings, questions = list_offerings(REGION, settings_of(), 24, time.time()), list[str]()
+    block = buy_offering(REGION, offerings, offerings[0].offering, questions.append)
+    assert f"{offerings[0].usd:,.2f} USD" in questions[0]
+    assert "not refundable" in questions[0]
+    described = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[block.reservation])
+    assert described["CapacityReservations"][0]["State"] == "scheduled"
+
+
+def test_refused_offering_is_not_bought(account: EmulatedAws) -> None:
+    def refuse(question: str) -> None:
+        raise KeyboardInterrupt(question)
+
+    offerings, calls = list_offerings(REGION, settings_of(), 24, time.time()), len(account.journal())
+    with pytest.raises(KeyboardInterrupt):
+        buy_offering(REGION, offerings, offerings[0].offering, refuse)
+    assert len(account.journal()) == calls
+
+
+def test_unknown_offering_is_refused() -> None:
+    with rejects("unknown_offering", "cbo-1"):
+        buy_offering(REGION, list_offerings(REGION, settings_of(), 24, time.time()), "cbo-1", lambda question: None)
+
+
+def test_type_that_is_not_sold_in_blocks_is_refused() -> None:
+    with rejects("no_capacity_blocks", "c7i.xlarge"):
+        list_offerings(REGION, settings_of("local"), 24, time.time())

@@ -1,0 +1,44 @@
+"""`trainyard blocks`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.options import JsonOption, StackOption
+from trainyard.operations import blocks as operation
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.reserve import read_stack_settings
+
+
+def blocks(
+    stack: StackOption,
+    hours: Annotated[
+        int | None, typer.Option("--hours", min=24, help="Duration. Default: the days that the job's time limit needs.")
+    ] = None,
+    after_days: Annotated[float, typer.Option("--after-days", min=0, help="Days until the earliest start.")] = 0,
+    buy: Annotated[
+        str | None, typer.Option("--buy", metavar="OFFERING", help="Buy this offering, after a confirmation.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the Capacity Blocks that AWS offers for all nodes of a stack, with start and price, or buy one."""
+    settings, region = read_stack_settings(stack, file), Cluster.from_environment(stack).region
+    duration = hours or operation.block_hours(settings)
+    offerings = operation.list_offerings(region, settings, duration, time.time() + after_days * 86400)
+    if buy is None:
+        lines = [offering.model_dump() for offering in offerings]
+        print(json.dumps(lines) if as_json else "\n".join(operation.format_offerings(offerings, stack)))
+        return
+
+    def confirm(question: str) -> None:
+        typer.confirm(question, abort=True, err=True)
+
+    block = operation.buy_offering(region, offerings, buy, confirm)
+    text = f"{block.reservation}: set it as capacity.capacity_block.id in the file of stack {stack}, then pulumi up"
+    print(block.model_dump_json() if as_json else text)
