@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from rehearsal.engine.cli import REQUIRED_PROGRAMS
 from rehearsal.engine.log import EngineLog
 from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
+from rehearsal.seed import create_existing_resources
+from tests.infra.conftest import STACKS
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
+from trainyard.config.loader import load_settings
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
@@ -54,25 +58,42 @@ class Stack:
         return read_exports(self.workspace.export_state())
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    tree = tmp_path_factory.mktemp("tree")
-    for name in (*PROGRAM, "examples"):
-        copy: Callable[..., Any] = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tree / name)
+@contextmanager
+def create_stack(tree: Path, folder: Path, name: str) -> Iterator[Stack]:
+    """Create a Pulumi stack of a shipped stack file in a copy of the program, with a script as launcher."""
+    for part in (*PROGRAM, "examples"):
+        copy: Callable[..., Any] = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, tree / part)
     launcher = tree / "trainyard" / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
-    folder = tmp_path_factory.mktemp("run")
     with EmulatedAws.start(folder / "aws") as aws, pytest.MonkeyPatch.context() as patch:
         for key, value in aws.environment().items():
             patch.setenv(key, value)
         provider = Provider(tree, aws.region)
         with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
-            workspace = Workspace(folder / "pulumi", tree, "local", {"aws": aws_port, "command": command_port})
-            config = yaml.safe_load((tree / "stacks/Pulumi.local.yaml").read_text())["config"]
+            workspace = Workspace(folder / "pulumi", tree, name, {"aws": aws_port, "command": command_port})
+            config = yaml.safe_load((tree / f"stacks/Pulumi.{name}.yaml").read_text())["config"]
+            create_existing_resources(aws, load_settings(config["trainyard:cluster"], tree, name), None)
             workspace.create(config)
             yield Stack(tree, workspace, config)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with create_stack(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("run"), "local") as created:
+        yield created
+
+
+@pytest.mark.parametrize("name", [name for name in STACKS if name != "local"])
+def test_up_of_a_shipped_stack_again_changes_nothing(name: str, tmp_path: Path) -> None:
+    tree, folder = tmp_path / "tree", tmp_path / "run"
+    tree.mkdir()
+    folder.mkdir()
+    with create_stack(tree, folder, name) as shipped:
+        assert {operation.split()[0] for operation in shipped.up()} == {"created"}
+        assert shipped.up() == {}
+        assert not shipped.run("destroy").errors
 
 
 def test_up_creates_the_stack(stack: Stack) -> None:
