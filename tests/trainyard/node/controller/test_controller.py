@@ -11,6 +11,9 @@ from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import Cluster, create_cluster, event_fields
 from tests.conftest import REGION
+from trainyard.aws import tags
+from trainyard.aws.clients import client
+from trainyard.aws.reservations import cancel_reservation, create_reservation
 from trainyard.config.training import TrainerConfig
 from trainyard.models.events import ActivityEvent, RankFailure
 from trainyard.models.layout import RunLayout
@@ -217,6 +220,48 @@ def test_lease_is_renewed_up_to_the_time_limit(account: EmulatedAws) -> None:
     long_run = Run(create_cluster(REGION), minutes=600.0)
     long_run.controller.step()
     assert long_run.cluster.lease_end() == pytest.approx(time.time() + 20 * 60, abs=10.0)
+
+
+def reserve(run: Run) -> str:
+    """Give a run a capacity reservation that ends in two minutes; return its id."""
+    reservation = create_reservation(
+        REGION,
+        instance_type="c7i.xlarge",
+        zone="us-east-1a",
+        instances=2,
+        end=time.time() + 120,
+        placement_group_arn=None,
+        tags={tags.STACK: run.cluster.stack},
+        token=run.record.run,
+    ).id
+    run.record = run.record.model_copy(update={"reservations": (reservation,)})
+    run.start_controller()
+    return reservation
+
+
+def describe_reservation(name: str) -> dict[str, Any]:
+    response = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[name])
+    return dict(response["CapacityReservations"][0])
+
+
+def test_reservation_ends_with_the_lease(run: Run) -> None:
+    name = reserve(run)
+    run.controller.step()
+    end, lease = describe_reservation(name)["EndDate"].timestamp(), run.cluster.lease_end()
+    assert end == pytest.approx(lease, abs=2.0)
+
+
+def test_reservation_is_cancelled_with_the_run(run: Run) -> None:
+    name = reserve(run)
+    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+    assert describe_reservation(name)["State"] == "cancelled"
+
+
+def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
+    cancel_reservation(REGION, reserve(run))
+    assert run.controller.step() is None
+    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+    assert run.cluster.members() == []
 
 
 def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
