@@ -14,6 +14,7 @@ from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.clients import client
 from trainyard.models.events import TaskEvent
 from trainyard.models.layout import BAKE_EVENTS
+from trainyard.models.manifest import Subnet
 from trainyard.models.streams import Cursor, node_events
 from trainyard.operations.bake import BakeOptions, BakeResult, bake
 from trainyard.operations.cluster import Cluster
@@ -55,14 +56,15 @@ def baked(tmp_path_factory: pytest.TempPathFactory, own_account: EmulatedAws) ->
 def create_worker_group(nodes: BootedCluster) -> None:
     """Create the worker group that the Pulumi program would create."""
     ec2 = client("ec2", REGION)
-    subnet = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]["SubnetId"]
+    subnet = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]
     ec2.create_launch_template(
         LaunchTemplateName=nodes.stack,
         LaunchTemplateData={"ImageId": clusters.ubuntu_image_id(REGION), "InstanceType": "c7i.xlarge"},
     )
-    clusters.create_group(REGION, nodes.stack, nodes.stack, subnet)
+    clusters.create_group(REGION, nodes.stack, nodes.stack, subnet["SubnetId"])
     clusters.create_worker_template_version(REGION, nodes.stack, nodes.manifest_uri)
-    group = nodes.manifest.groups[0].model_copy(update={"autoscaling_group": nodes.stack, "subnets": (subnet,)})
+    subnets = (Subnet(id=subnet["SubnetId"], zone=subnet["AvailabilityZone"]),)
+    group = nodes.manifest.groups[0].model_copy(update={"autoscaling_group": nodes.stack, "subnets": subnets})
     nodes.manifest = nodes.manifest.model_copy(update={"groups": (group,)})
     nodes.publish_manifest()
 
