@@ -31,7 +31,8 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 class CapacityRequest:
     """The capacity to reserve: all `instances` in one of the `zones`, which are tried in order.
 
-    `end`: Unix time of the reservation's end. `usd_per_hour`: price of one instance. `wait_minutes`: how long to retry.
+    `hold_seconds`: seconds from its creation until AWS ends the reservation. `usd_per_hour`: price of one instance.
+    `wait_minutes`: how long to retry.
     """
 
     region: str
@@ -40,7 +41,7 @@ class CapacityRequest:
     zones: Sequence[str]
     placement_group_arn: str | None
     tags: Mapping[str, str]
-    end: float
+    hold_seconds: float
     usd_per_hour: float
     wait_minutes: float
 
@@ -88,7 +89,7 @@ def _create(request: CapacityRequest, zone: str) -> CapacityReservation | str:
             instance_type=request.instance_type,
             zone=zone,
             instances=request.instances,
-            end=request.end,
+            end=time.time() + request.hold_seconds,
             placement_group_arn=request.placement_group_arn,
             tags=request.tags,
             token=str(uuid.uuid4()),

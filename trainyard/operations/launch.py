@@ -289,10 +289,12 @@ class Launch:
 
     def _reserve_capacity(self, missing: Mapping[str, int]) -> None:
         """Reserve the capacity of the groups for which the manifest requires it. `missing`: group -> nodes to add."""
-        end = self.record.lease_end(time.time())
+        hold_seconds = self.manifest.limits.lease_minutes * 60  # then the controller extends it with the lease
         for group in self.manifest.groups:
             if group.reserve:
-                self.reserved[group.name] = self.reservations.reserve(group, group.nodes, missing[group.name], end)
+                self.reserved[group.name] = self.reservations.reserve(
+                    group, group.nodes, missing[group.name], hold_seconds
+                )
             elif group.reservation is not None:
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])

@@ -28,13 +28,13 @@ class GroupReservations:
         self._region = manifest.region
         self._created: list[str] = []
 
-    def reserve(self, group: WorkerGroup, instances: int, missing: int, end: float) -> CapacityReservation:
+    def reserve(self, group: WorkerGroup, instances: int, missing: int, hold_seconds: float) -> CapacityReservation:
         """Return a reservation for `instances` nodes with capacity for the `missing` ones.
 
-        Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation. `end`: Unix
-        time of its end. Raises CapacityError.
+        Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation.
+        `hold_seconds`: seconds from then until AWS ends it. Raises CapacityError.
         """
-        existing = self._existing(group, instances, end)
+        existing = self._existing(group, instances, hold_seconds)
         if existing is not None:
             return self.wait_for_capacity(existing.id, missing)
         request = CapacityRequest(
@@ -44,7 +44,7 @@ class GroupReservations:
             zones=list(dict.fromkeys(subnet.zone for subnet in group.subnets)),
             placement_group_arn=group.placement_group_arn,
             tags={**self._tags(group), "Name": f"{self._manifest.project}-{self._manifest.stack}-{group.name}"},
-            end=end,
+            hold_seconds=hold_seconds,
             usd_per_hour=group.node_usd_per_hour,
             wait_minutes=self._manifest.limits.capacity_wait_minutes,
         )
@@ -52,7 +52,7 @@ class GroupReservations:
         self._created.append(created.id)
         return created
 
-    def _existing(self, group: WorkerGroup, instances: int, end: float) -> CapacityReservation | None:
+    def _existing(self, group: WorkerGroup, instances: int, hold_seconds: float) -> CapacityReservation | None:
         """Return the group's reservation, with this size and end; cancel reservations that do not fit the group."""
         zones = {subnet.zone for subnet in group.subnets}
         held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
@@ -62,7 +62,7 @@ class GroupReservations:
                 self._reject(reservation, is_held=reservation in held)
                 continue
             self._resize(reservation, instances)
-            reservations.extend_reservations(self._region, [reservation.id], end)
+            reservations.extend_reservations(self._region, [reservation.id], time.time() + hold_seconds)
             self._display.line("capacity", f"uses {reservation.id} in {reservation.zone}, {instances} instances")
             return reservation
         return None

@@ -5,7 +5,6 @@ A file system and a VPC are created in one Availability Zone, so the zone with c
 """
 
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def hold_capacity(
         zones=_zones(cluster, settings),
         placement_group_arn=placement_group,
         tags={**held_tags, "Name": f"trainyard-{cluster.stack}-held-capacity"},
-        end=time.time() + hours * 3600,
+        hold_seconds=hours * 3600,
         usd_per_hour=node_usd_per_hour(settings, group),
         wait_minutes=settings.capacity.wait_minutes,
     )

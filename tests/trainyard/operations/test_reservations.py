@@ -41,7 +41,7 @@ class ReservedCluster:
 
     def reserve(self, instances: int = 2, missing: int = 2) -> CapacityReservation:
         (group,) = self.cluster.manifest.groups
-        return self.group_reservations().reserve(group, instances, missing, time.time() + 1200)
+        return self.group_reservations().reserve(group, instances, missing, 1200)
 
     def add_nodes(self, reservation: CapacityReservation, count: int = 2) -> list[str]:
         workers = WorkerGroups(self.cluster.manifest)
@@ -169,3 +169,19 @@ def test_group_without_reservation_tries_each_zone(account: EmulatedAws, reserve
     workers = WorkerGroups(reserved.cluster.manifest)
     assert len(workers.add_nodes({"workers": 2}, "run-zones", reserved.display)) == 2
     assert {member["AvailabilityZone"] for member in reserved.cluster.describe_group()["Instances"]} == {ZONE_B}
+
+
+def test_end_of_the_reservation_does_not_pass_during_the_search(
+    account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search may take longer than the lease."""
+    account.inject(without_capacity(ZONE_A), without_capacity(ZONE_B))
+    reserved.wait_minutes(1)
+    monkeypatch.setattr(capacity_search, "FIRST_RETRY_SECONDS", 2.0)
+
+    def line(subject: str, text: str) -> None:
+        account.clear_faults()  # after the first attempt
+
+    reserved.display.line = line  # type: ignore[method-assign]
+    (group,) = reserved.cluster.manifest.groups
+    assert reserved.group_reservations().reserve(group, 2, 2, hold_seconds=1.5).zone == ZONE_A
