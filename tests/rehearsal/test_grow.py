@@ -100,7 +100,8 @@ def test_failed_growth_does_not_affect_the_run(growing: GrowingRehearsal) -> Non
     failed = growing.run_cli("launch", "--update")
     growing.aws().clear_faults()
     assert failed.returncode == 1
-    assert "0 of 1 requested nodes, so all are terminated: InsufficientInstanceCapacity" in failed.stderr
+    assert "0 of 1 requested nodes: InsufficientInstanceCapacity" in failed.stderr
+    assert "without workers" not in failed.stderr
     assert "continues with its 1 nodes" in failed.stderr
     assert growing.workers() == [original]
     eventually(lambda: bool(growing.job_output()), "the output of the rank")  # logs are uploaded every two seconds

@@ -95,7 +95,10 @@ class Launch:
         return self._launch_new_run()
 
     def _launch_new_run(self) -> LaunchResult:
-        return self._with_rollback(self._start_run, self._record_failure)
+        try:
+            return self._with_rollback(self._start_run, self._record_failure)
+        except CapacityError as error:
+            raise CapacityError(f"{error}. {self._describe_remaining_cost()}") from None
 
     def _grow_run(self, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
         return self._with_rollback(
@@ -169,8 +172,6 @@ class Launch:
                         f". AWS did not terminate {', '.join(not_terminated)}, which cost {price:,.2f} USD per hour"
                     )
                     raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
-                if isinstance(error, CapacityError):
-                    raise CapacityError(f"{reason}. {self._describe_remaining_cost()}") from None
                 raise
 
     def _describe_remaining_cost(self) -> str:
