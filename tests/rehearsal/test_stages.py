@@ -13,7 +13,7 @@ from tests.rehearsal.conftest import ROOT, CompletedRehearsal, Rehearse
 KEYS = {
     *("ok", "errors", "stack", "backend", "engine", "run", "nodes", "processes_per_node", "resources_created"),
     *("resources_deleted", "retained", "images", "leaked", "phases", "first_loss", "last_loss", "steps", "checkpoints"),
-    *("results_uri", "objects", "substitutions", "not_rehearsed", "billed", "faults"),
+    *("results_uri", "objects", "substitutions", "not_rehearsed", "billed", "unused_reservations", "faults"),
 }
 
 

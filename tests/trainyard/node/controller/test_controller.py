@@ -248,6 +248,7 @@ def test_reservation_ends_with_the_lease(run: Run) -> None:
     name = reserve(run)
     run.controller.step()
     end, lease = describe_reservation(name)["EndDate"].timestamp(), run.cluster.lease_end()
+    cancel_reservation(REGION, name)  # it would limit the capacity of other tests
     assert end == pytest.approx(lease, abs=2.0)
 
 
