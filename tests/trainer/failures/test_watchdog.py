@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ pytestmark = pytest.mark.slow
 # Processes are forked from a server with torch imported: the import takes longer than a test.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.trainer.failures.hanging_job"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """Stop the process's fork server: the server of the data loader, which other tests start, blocks signals."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 class HangingJob:
