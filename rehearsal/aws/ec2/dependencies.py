@@ -7,6 +7,7 @@ from typing import Any
 
 from moto.ec2.models import EC2Backend
 from moto.ec2.responses import EC2Response
+from moto.ec2.utils import generic_filter
 
 from rehearsal.aws.moto_extension import ec2_error, extend
 
@@ -107,11 +108,12 @@ def _references(group: Any, other: Any) -> bool:
 
 def _install_gateways() -> None:
     moto_delete_nat = EC2Backend.delete_nat_gateway
-    moto_attach, moto_detach, moto_release, moto_create_nat = (
+    moto_attach, moto_detach, moto_release, moto_create_nat, moto_describe_nat = (
         EC2Backend.attach_internet_gateway,
         EC2Backend.detach_internet_gateway,
         EC2Backend.release_address,
         EC2Backend.create_nat_gateway,
+        EC2Backend.describe_nat_gateways,
     )
 
     def create_nat_gateway(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,6 +128,11 @@ def _install_gateways() -> None:
         interface.interface_type = "nat_gateway"
         interface.description = f"Interface for NAT Gateway {gateway.id}"
         return gateway
+
+    def describe_nat_gateways(self: Any, filters: Any, nat_gateway_ids: list[str] | None) -> Any:
+        """Apply filters of tags, which moto ignores."""
+        tag_filters = {name: values for name, values in (filters or {}).items() if name.startswith("tag")}
+        return generic_filter(tag_filters, moto_describe_nat(self, filters, nat_gateway_ids))
 
     def delete_nat_gateway(self: Any, nat_gateway_id: str) -> Any:
         """Delete the gateway's interface and its address association, which moto keeps."""
@@ -164,6 +171,7 @@ def _install_gateways() -> None:
     extend(
         EC2Backend,
         create_nat_gateway,
+        describe_nat_gateways,
         delete_nat_gateway,
         attach_internet_gateway,
         detach_internet_gateway,

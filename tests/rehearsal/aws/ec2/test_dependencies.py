@@ -197,3 +197,15 @@ def test_vpc_accepts_one_internet_gateway(client: Client, network_resources: Res
 def test_attached_gateway_cannot_be_attached_again(client: Client, network_resources: Resources) -> None:
     with pytest.raises(ClientError, match=r"\(Resource\.AlreadyAssociated\)"):
         client("ec2").attach_internet_gateway(InternetGatewayId=network_resources.gateway, VpcId=network_resources.vpc)
+
+
+def test_nat_gateways_are_filtered_by_tag(client: Client, network_resources: Resources) -> None:
+    ec2 = client("ec2")
+    ec2.create_tags(Resources=[network_resources.nat], Tags=[{"Key": "stack", "Value": "first"}])
+
+    def with_tag(value: str) -> list[str]:
+        answer = ec2.describe_nat_gateways(Filters=[{"Name": "tag:stack", "Values": [value]}])
+        return [gateway["NatGatewayId"] for gateway in answer["NatGateways"]]
+
+    assert with_tag("first") == [network_resources.nat]
+    assert with_tag("second") == []
