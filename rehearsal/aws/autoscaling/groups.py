@@ -10,6 +10,7 @@ from moto.core.responses import ActionResult, EmptyResult
 
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.autoscaling.members import is_launching, remove
+from rehearsal.aws.autoscaling.mixed_instances import instance_types, template_specification, validate_policy
 from rehearsal.aws.ec2.launch import merge_launch_template
 from rehearsal.aws.ec2.launch_validation import launch_error
 from rehearsal.aws.lookup import find_group, find_member
@@ -28,6 +29,7 @@ _SUPPORTED_KEYS = frozenset(
         "LaunchTemplate",
         "MaxSize",
         "MinSize",
+        "MixedInstancesPolicy",
         "NewInstancesProtectedFromScaleIn",
         "PlacementGroup",
         "Tags",
@@ -62,7 +64,8 @@ def install() -> None:
 
 def _validate_template(backend: Any, options: dict[str, Any]) -> None:
     """Raise Auto Scaling's error for a launch template that EC2 rejects."""
-    template = options.get("launch_template")
+    policy = options.get("mixed_instances_policy")
+    template = template_specification(policy) if policy else options.get("launch_template")
     if not template:
         raise NotImplementedError("an Auto Scaling group without a launch template")
     data = backend._get_template_from_args({**template, "Version": template.get("Version") or "$Default"}).data
@@ -71,10 +74,13 @@ def _validate_template(backend: Any, options: dict[str, Any]) -> None:
             "InvalidQueryParameter",
             "Invalid launch template: When a network interface is provided, the security groups must be a part of it.",
         )
+    if policy:
+        validate_policy(policy, data)
     placement = {"Placement": {"GroupName": options["placement_group"]}} if options.get("placement_group") else {}
-    error = launch_error(backend, merge_launch_template(data, placement))
-    if error:
-        raise ValidationError(f"You must use a valid fully-formed launch template. {error.message}")
+    for name in instance_types(policy, data.get("InstanceType")) if policy else [data.get("InstanceType")]:
+        error = launch_error(backend, merge_launch_template(data, {**placement, "InstanceType": name}))
+        if error:
+            raise ValidationError(f"You must use a valid fully-formed launch template. {error.message}")
 
 
 def _validate_reservations(specification: dict[str, Any] | None) -> None:
@@ -158,7 +164,14 @@ def _install_responses() -> None:
         """Apply parameters that moto ignores."""
         group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
         _validate_reservations(self._get_param("CapacityReservationSpecification"))
+        policy, template = self._get_param("MixedInstancesPolicy"), self._get_param("LaunchTemplate")
+        if policy or template:
+            options = {"mixed_instances_policy": policy, "launch_template": template}
+            _validate_template(group.ec2_backend, {**options, "placement_group": group.placement_group})
+        earlier_policy = group.mixed_instances_policy
         response = moto_update(self)
+        if not (policy or template):
+            group.mixed_instances_policy = earlier_policy  # moto removes it
         for key, attribute in (
             ("DefaultCooldown", "default_cooldown"),
             ("PlacementGroup", "placement_group"),

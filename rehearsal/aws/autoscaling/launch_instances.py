@@ -5,9 +5,7 @@ from typing import Any
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
-from moto.ec2.exceptions import EC2ClientError
 
-from rehearsal.aws.active_faults import InsufficientCapacityError
 from rehearsal.aws.autoscaling.members import add_members, group_subnet_ids
 from rehearsal.aws.ec2.capacity import market_type
 from rehearsal.aws.ec2.launch import Launcher
@@ -50,36 +48,34 @@ def _launch(launcher: Launcher, group: Any, parameters: dict[str, Any]) -> dict[
         )
     subnet = _select_subnet(group, parameters)
     version = group.ec2_launch_template.get_version(group.launch_template_version)
-    if market_type(version.data) == "capacity-block":  # not documented by AWS
+    market = "spot" if group.mixed_instances_policy else market_type(version.data)
+    if market == "capacity-block":  # not documented by AWS
         raise NotImplementedError("LaunchInstances into a Capacity Block")
+    if market == "spot" and not group.mixed_instances_policy:
+        # Documented for Spot Instances is a mixed instances policy that is wholly Spot.
+        raise NotImplementedError("LaunchInstances with a launch template that requests Spot Instances")
+    launched = add_members(launcher, group, count, subnet.id)
+    group.desired_capacity += len(launched.instances)
+    if len(launched.instances) < count and parameters.get("RetryStrategy") == "retry-with-group-configuration":
+        group.set_desired_capacity(group.desired_capacity + count - len(launched.instances))
     pool = {
-        "InstanceType": version.instance_type,
-        "MarketType": market_type(version.data) or "on-demand",
+        "MarketType": market or "on-demand",
         "SubnetId": subnet.id,
         "AvailabilityZone": subnet.availability_zone,
         "AvailabilityZoneId": subnet._availability_zone.zone_id,
     }
-    response: dict[str, Any] = {
+    ids: dict[str, list[str]] = {}
+    for instance in launched.instances:
+        ids.setdefault(instance.instance_type, []).append(instance.id)
+    return {
         "AutoScalingGroupName": group.name,
         "ClientToken": parameters["ClientToken"],
-        "Instances": [],
-        "Errors": [],
+        "Instances": [{**pool, "InstanceType": name, "InstanceIds": each} for name, each in ids.items()],
+        "Errors": [
+            {**pool, "InstanceType": name, "ErrorCode": error.code, "ErrorMessage": error.message}
+            for name, error in launched.errors.items()
+        ],
     }
-    launched, error = [], None
-    try:
-        launched = add_members(launcher, group, count, subnet.id)
-    except EC2ClientError as launch_failure:
-        error = launch_failure
-    if launched:
-        response["Instances"] = [{**pool, "InstanceIds": [instance.id for instance in launched]}]
-        if len(launched) < count:
-            error = InsufficientCapacityError(subnet.availability_zone, version.instance_type)
-    group.desired_capacity += len(launched)
-    if error:
-        response["Errors"] = [{**pool, "ErrorCode": error.code, "ErrorMessage": error.message}]
-        if parameters.get("RetryStrategy") == "retry-with-group-configuration":
-            group.set_desired_capacity(group.desired_capacity + count - len(launched))
-    return response
 
 
 def _select_subnet(group: Any, parameters: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """Instances of an Auto Scaling group (its members): launch, termination, replacement and desired capacity."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from moto.autoscaling.models import (
@@ -13,8 +14,10 @@ from moto.autoscaling.models import (
 )
 from moto.ec2.exceptions import EC2ClientError
 
+from rehearsal.aws.active_faults import InsufficientCapacityError
 from rehearsal.aws.autoscaling import activities
 from rehearsal.aws.autoscaling.lifecycle import LAUNCHING, TERMINATING, release, start_hooks
+from rehearsal.aws.autoscaling.mixed_instances import launch_pools
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2 import volume_keys
 from rehearsal.aws.ec2.launch import Launcher
@@ -26,16 +29,42 @@ from rehearsal.aws.moto_extension import ec2_error, extend
 RETRY_SECONDS = 30.0  # an assumption: AWS does not document the interval
 
 
-def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> list[Any]:
-    """Launch up to `count` members in one of the group's subnets, as capacity allows, and return their instances.
+@dataclass
+class MemberLaunch:
+    """Instances that a launch started, and EC2's error for each instance type that had too few, by its name."""
 
-    Raises EC2ClientError if none can be launched.
-    """
+    instances: list[Any] = field(default_factory=list)
+    errors: dict[str, EC2ClientError] = field(default_factory=dict)
+
+
+def add_members(launcher: Launcher, group: Any, count: int, subnet_id: str) -> MemberLaunch:
+    """Launch up to `count` members in one of the group's subnets, from one pool after the other."""
+    version = group.ec2_launch_template.get_version(group.launch_template_version)
+    zone = group.ec2_backend.get_subnet(subnet_id).availability_zone
+    launched = MemberLaunch()
+    for pool in launch_pools(group, version.data, zone, count):
+        missing = count - len(launched.instances)
+        if not missing:
+            break
+        name = pool.get("InstanceType") or version.instance_type
+        try:
+            started = _launch_members(launcher, group, pool, missing, subnet_id)
+        except EC2ClientError as error:
+            launched.errors[name] = error
+            continue
+        launched.instances += started
+        if len(started) < missing:
+            launched.errors[name] = InsufficientCapacityError(zone, name)
+    return launched
+
+
+def _launch_members(launcher: Launcher, group: Any, pool: LaunchParameters, count: int, subnet_id: str) -> list[Any]:
+    """Launch up to `count` members from one pool. Raises EC2ClientError if none can be launched."""
     template = group.ec2_launch_template
     version = template.get_version(group.launch_template_version)
     tags = {**group.get_propagated_tags(), ASG_NAME_TAG: group.name}
     tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
-    parameters: LaunchParameters = {"TagSpecifications": [{"ResourceType": "instance", "Tags": tag_list}]}
+    parameters: LaunchParameters = {**pool, "TagSpecifications": [{"ResourceType": "instance", "Tags": tag_list}]}
     if group.placement_group:
         parameters["Placement"] = {"GroupName": group.placement_group}
     parameters.update(_subnet_parameters(version.data, subnet_id))
@@ -199,9 +228,9 @@ def install(launcher: Launcher) -> None:
         for _ in range(count_needed):
             used_subnets = [member.instance.subnet_id for member in self.instance_states]
             subnet = min(group_subnet_ids(self), key=used_subnets.count)
-            try:
-                add_members(launcher, self, 1, subnet)
-            except EC2ClientError as error:
+            launched = add_members(launcher, self, 1, subnet)
+            if not launched.instances:
+                error = list(launched.errors.values())[-1]
                 activities.record_failed_launch(self, subnet, error.message)
                 self.retry_at = CLOCK.now() + RETRY_SECONDS
                 return

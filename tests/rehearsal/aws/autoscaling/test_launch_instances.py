@@ -204,7 +204,6 @@ def test_describe_instances_is_the_same_for_every_kind_of_launch(
         "NetworkInterfaces": expected_state,
         "Placement": {"GroupName": name},
         "MetadataOptions": options,
-        "InstanceMarketOptions": {"MarketType": "spot"},
         "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "trainyard:role", "Value": "workers"}]}],
     }
     (instance,) = instances(client, launch(client, group, data, network))
@@ -223,7 +222,6 @@ def test_describe_instances_is_the_same_for_every_kind_of_launch(
     assert options.items() <= instance["MetadataOptions"].items()
     assert {"Key": "trainyard:role", "Value": "workers"} in instance["Tags"]
     assert (instance["SubnetId"], instance["VpcId"]) == (network.subnet, network.vpc)
-    assert instance["InstanceLifecycle"] == "spot"
 
 
 def test_group_instance_reports_the_template_version(
