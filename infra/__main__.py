@@ -63,7 +63,8 @@ def main(root: Path) -> None:
     validate_account(settings, facts, retained.is_up)
     if warning := expiring_credentials(os.environ, settings.launch.startup_timeout_minutes, datetime.now(UTC)):
         pulumi.log.warn(warning)
-    compare_with_catalog(settings.worker_type)
+    for entry in {entry.name: entry for plan in settings.groups for entry in settings.types_of(plan)}.values():
+        compare_with_catalog(entry)
     head_image, worker_image = (
         look_up_image(name, settings.root_volume_gib) for name in (settings.head_image, settings.worker_image)
     )
@@ -122,10 +123,10 @@ def main(root: Path) -> None:
         )
     # A reservation places its instances itself: in a group that it was not created in, some would not fit.
     reservation = facts.reservation or facts.held
-    own_group = settings.placement_group and reservation is None
+    own_group = reservation is None and any(map(settings.in_placement_group, settings.groups))
     placement = Placement("placement", PlacementArgs(scope=scope)) if own_group else None
-    reserved_group = reservation.placement_group if reservation else None
-    reserved_group_arn = reservation.placement_group_arn if reservation else None
+    reserved = (reservation.placement_group, reservation.placement_group_arn) if reservation else (None, None)
+    placement_group, placement_group_arn = (placement.group_name, placement.group_arn) if placement else reserved
 
     def boot(role: Role, group: str | None = None) -> pulumi.Output[str]:
         return staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, root))
@@ -151,7 +152,7 @@ def main(root: Path) -> None:
             plan.name,
             WorkerGroupArgs(
                 scope=scope,
-                instance_type=settings.worker_type,
+                instance_types=settings.types_of(plan),
                 plan=plan,
                 efa=settings.efa,
                 image=worker_image,
@@ -161,7 +162,7 @@ def main(root: Path) -> None:
                 subnet_ids=[subnet.id for subnet in network.worker_subnets],
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,
-                placement_group=placement.group_name if placement else reserved_group,
+                placement_group=placement_group if plan.reservation or settings.in_placement_group(plan) else None,
                 user_data=boot("worker", plan.name),
                 health_check_grace_seconds=round(settings.launch.startup_timeout_minutes * 60),
             ),
@@ -192,7 +193,7 @@ def main(root: Path) -> None:
             head=head,
             groups=groups,
             subnets=network.worker_subnets,
-            placement_group_arn=placement.group_arn if placement else reserved_group_arn,
+            placement_group_arn=placement_group_arn,
             filesystem=filesystem,
             capacity_start_time=capacity_start_time(facts),
             capacity_end_time=capacity_end_time(facts),

@@ -86,7 +86,7 @@ def _availability_zone(settings: StackSettings) -> str:
     """Return the first zone of the settings, or the first zone that offers all instance types of the stack."""
     if settings.capacity.zones:
         return settings.capacity.zones[0]
-    instance_types = settings.instance_types
+    instance_types = settings.required_types
     offerings = boto3.client("ec2").describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": instance_types}]
     )["InstanceTypeOfferings"]

@@ -115,17 +115,21 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
     """Return the fields of trainyard.models.manifest.WorkerGroup."""
     settings, plan = args.settings, group.plan
     gpu = settings.worker_type.gpu
+    first, *others = settings.types_of(plan)
     return {
         "name": plan.name,
         "autoscaling_group": group.autoscaling_group,
         "lifecycle_hook": group.lifecycle_hook,
-        "instance_type": settings.instance_type,
+        "instance_type": first.name,
+        "other_instance_types": {entry.name: _disks(entry) for entry in others},
         "image": group.image_id,
         "nodes": plan.nodes,
         "subnets": [{"id": subnet.id, "zone": subnet.zone} for subnet in args.subnets],
         "reservation": plan.reservation,
         "reserve": settings.reserves_capacity(plan),
-        "placement_group_arn": args.placement_group_arn,
+        "placement_group_arn": (
+            args.placement_group_arn if plan.reservation or settings.in_placement_group(plan) else None
+        ),
         "node_usd_per_hour": node_usd_per_hour(settings, plan),
         "processes_per_node": settings.processes_per_node,
         "gpus": gpu.count if gpu else 0,
@@ -149,11 +153,15 @@ def _hardware(worker: InstanceType) -> dict[str, Any]:
             "nvlink5": worker.nvlink5,
             "clocks": gpu.clocks,
         },
-        "disks": worker.instance_store.disks if worker.instance_store else 0,
+        "disks": _disks(worker),
         "min_matmul_tflops": worker.min_matmul_tflops,
         "min_nvlink_gbs": worker.min_nvlink_gbs,
         "min_network_gbs": worker.min_network_gbs,
     }
+
+
+def _disks(entry: InstanceType) -> int:
+    return entry.instance_store.disks if entry.instance_store else 0
 
 
 def _render(content: dict[str, Any]) -> str:

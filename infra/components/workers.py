@@ -19,11 +19,12 @@ _HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 class WorkerGroupArgs:
     """Arguments of WorkerGroup.
 
+    `instance_types`: that of the launch template, and others that Spot Instances may have with its interfaces.
     `root_volume_throughput` is in MiB/s. `health_check_grace_seconds` covers the node playbook with a reboot.
     """
 
     scope: Scope
-    instance_type: InstanceType
+    instance_types: Sequence[InstanceType]
     plan: GroupPlan
     efa: bool
     image: Image
@@ -54,7 +55,7 @@ class WorkerGroup(pulumi.ComponentResource):
         template = aws.ec2.LaunchTemplate(
             f"{name}-{args.image.family}",
             image_id=args.image.id,
-            instance_type=args.instance_type.name,
+            instance_type=args.instance_types[0].name,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=args.instance_profile),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
@@ -67,7 +68,7 @@ class WorkerGroup(pulumi.ComponentResource):
                     security_groups=args.security_group_ids,
                     delete_on_termination="true",
                 )
-                for interface in args.instance_type.interfaces(args.efa)
+                for interface in args.instance_types[0].interfaces(args.efa)
             ],
             placement=(
                 aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group)
@@ -106,9 +107,12 @@ class WorkerGroup(pulumi.ComponentResource):
             min_size=0,
             max_size=args.plan.nodes,
             desired_capacity=0,
-            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
-                id=template.id, version=template.latest_version.apply(str)
+            launch_template=(
+                None
+                if spot
+                else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str))
             ),
+            mixed_instances_policy=_spot_policy(args, template) if spot else None,
             vpc_zone_identifiers=args.subnet_ids,
             health_check_type="EC2",
             health_check_grace_period=args.health_check_grace_seconds,
@@ -138,21 +142,38 @@ class WorkerGroup(pulumi.ComponentResource):
         self.register_outputs({"autoscaling_group": self.autoscaling_group})
 
 
-def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """Return the market options. Spot requests of a group are one-time: the group replaces instances."""
-    if plan.market == "on-demand":
-        return None
-    price = None if plan.max_price_usd is None else f"{plan.max_price_usd:g}"
-    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
-        market_type=plan.market,
-        spot_options=(
-            aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
-                spot_instance_type="one-time", instance_interruption_behavior="terminate", max_price=price
-            )
-            if plan.market == "spot"
-            else None
+def _spot_policy(
+    args: WorkerGroupArgs, template: aws.ec2.LaunchTemplate
+) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
+    """Return a policy that is wholly Spot: LaunchInstances supports Spot Instances in no other way.
+
+    Source: Auto Scaling user guide, "Launch instances synchronously".
+    """
+    price = args.plan.max_price_usd
+    return aws.autoscaling.GroupMixedInstancesPolicyArgs(
+        launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+            launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+                launch_template_id=template.id, version=template.latest_version.apply(str)
+            ),
+            overrides=[
+                aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=entry.name)
+                for entry in args.instance_types
+            ],
+        ),
+        instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+            on_demand_base_capacity=0,
+            on_demand_percentage_above_base_capacity=0,
+            spot_allocation_strategy="price-capacity-optimized",
+            spot_max_price=None if price is None else f"{price:g}",
         ),
     )
+
+
+def _market(plan: GroupPlan) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
+    """Return the market options. The group's policy requests Spot Instances: its template must not."""
+    if plan.market in ("on-demand", "spot"):
+        return None
+    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type=plan.market)
 
 
 def _reservation(plan: GroupPlan) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:

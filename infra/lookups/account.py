@@ -74,7 +74,7 @@ class AccountFacts:
     def zones_offering(self, settings: StackSettings) -> tuple[str, ...]:
         """Return the Availability Zones that offer every instance type of the stack."""
         return tuple(
-            zone for zone in self.zones if all((zone, name) in self.offers for name in settings.instance_types)
+            zone for zone in self.zones if all((zone, name) in self.offers for name in settings.required_types)
         )
 
     def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:

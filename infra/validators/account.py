@@ -39,7 +39,7 @@ def capacity_end_time(facts: AccountFacts) -> float | None:
 
 def zones_offer_instance_types(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
     """Each Availability Zone of the stack offers its instance types."""
-    usable, names = facts.zones_offering(settings), " and ".join(settings.instance_types)
+    usable, names = facts.zones_offering(settings), " and ".join(settings.required_types)
     fix = f"Use one of {', '.join(usable)}" if usable else f"Choose other types, or a region other than {facts.region}"
     for zone in facts.worker_zones(settings):
         if zone in usable:
@@ -55,6 +55,18 @@ def zones_offer_instance_types(settings: StackSettings, facts: AccountFacts) -> 
     if not facts.worker_zones(settings):
         reason = f"no Availability Zone of {facts.region} offers {names}"
         yield invalid_setting("instance_type", settings.instance_type, reason, fix)
+
+
+def spot_types_offered(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """A zone of the stack offers each instance type that Spot Instances may have."""
+    zones = facts.worker_zones(settings)
+    for name in settings.instance_types:
+        if not zones or any((zone, name) in facts.offers for zone in zones):
+            continue
+        if name not in settings.required_types and (spot := settings.capacity.spot_settings):
+            key = "equal_gpus" if spot[1].equal_gpus else "instance_types"
+            reason, fix = f"{', '.join(zones)} do not offer it", "Name the offered types in instance_types"
+            yield invalid_setting(f"capacity.{spot[0]}.{key}", name, reason, fix)
 
 
 def zones_match_reservation(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
@@ -224,6 +236,7 @@ def boundary_in_account(settings: StackSettings, facts: AccountFacts) -> Iterato
 
 VALIDATORS: tuple[AccountValidator, ...] = (
     zones_offer_instance_types,
+    spot_types_offered,
     zones_match_reservation,
     reservation_has_configured_type,
     reservation_is_active,

@@ -25,6 +25,15 @@ class AutoScalingGroup(Handler):
         "terminationPolicies",
         "waitForCapacityTimeout",  # unused: the group is created empty
         launchTemplate=input_keys("id", "version"),
+        mixedInstancesPolicy=input_keys(
+            launchTemplate=input_keys(
+                launchTemplateSpecification=input_keys("launchTemplateId", "version"),
+                overrides=input_keys("instanceType"),
+            ),
+            instancesDistribution=input_keys(
+                "onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotAllocationStrategy", "spotMaxPrice"
+            ),
+        ),
         tags=input_keys("key", "value", "propagateAtLaunch"),
     )
     name_input = "name"
@@ -69,9 +78,13 @@ class AutoScalingGroup(Handler):
         return {}
 
     def _settings(self, call: HandlerCall) -> dict[str, Any]:
-        template = call.inputs["launchTemplate"]
+        if policy := call.inputs.get("mixedInstancesPolicy"):
+            launch = {"MixedInstancesPolicy": _policy(policy)}
+        else:
+            template = call.inputs["launchTemplate"]
+            launch = {"LaunchTemplate": {"LaunchTemplateId": template["id"], "Version": template["version"]}}
         return {
-            "LaunchTemplate": {"LaunchTemplateId": template["id"], "Version": template["version"]},
+            **launch,
             "VPCZoneIdentifier": ",".join(call.inputs["vpcZoneIdentifiers"]),
             **call.api_arguments(
                 minSize="MinSize",
@@ -106,6 +119,17 @@ class AutoScalingGroup(Handler):
         client = call.aws.client("autoscaling")
         groups = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
         return groups[0] if groups else None
+
+
+def _policy(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    template = inputs["launchTemplate"]
+    return {
+        "LaunchTemplate": {
+            "LaunchTemplateSpecification": to_api_names(template["launchTemplateSpecification"]),
+            "Overrides": [to_api_names(override) for override in template["overrides"]],
+        },
+        "InstancesDistribution": to_api_names(inputs["instancesDistribution"]),
+    }
 
 
 class LifecycleHook(Handler):

@@ -80,6 +80,14 @@ def at_present(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXAMPLES: dict[str, list[Example]] = {
+    "spot_types_offered": [
+        Example(
+            {"instance_type_zones": {"c7i.2xlarge": []}},
+            {"capacity": {"spot": {"instance_types": ["c7i.2xlarge"]}}},
+            "capacity.spot.instance_types",
+            ("c7i.2xlarge", "us-east-1a, "),
+        ),
+    ],
     "zones_offer_instance_types": [
         Example(
             {"instance_type_zones": {"c7i.xlarge": ["us-east-1b", "us-east-1c"]}},

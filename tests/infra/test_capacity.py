@@ -14,7 +14,6 @@ from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
-SPOT = {"spotInstanceType": "one-time", "instanceInterruptionBehavior": "terminate"}
 WORKER_RESERVATION = {"InstanceType": "c7i.xlarge", "ReservationType": "default"}
 
 
@@ -37,11 +36,7 @@ def manifest_of(run: Deployment) -> Manifest:
     ("capacity", "expected"),
     [
         ({"on_demand": {}}, {"capacityReservationSpecification": {"capacityReservationPreference": "none"}}),
-        ({"spot": {}}, {"instanceMarketOptions": {"marketType": "spot", "spotOptions": SPOT}}),
-        (
-            {"spot": {"max_price_usd": 0.1}},
-            {"instanceMarketOptions": {"marketType": "spot", "spotOptions": {**SPOT, "maxPrice": "0.1"}}},
-        ),
+        ({"spot": {}}, {}),  # the group's policy requests Spot Instances
         ({"reservation": {}}, {"capacityReservationSpecification": {"capacityReservationPreference": "open"}}),
         (
             {"reservation": {"id": RESERVATION}},
@@ -79,9 +74,55 @@ def test_spot_above_base_has_two_groups(changed: Callable[..., Deployment]) -> N
     run = changed("spot-cluster")
     assert {group.name: group.inputs["maxSize"] for group in run.resources_of_type(GROUP)} == {"workers": 1, "spot": 3}
     assert "instanceMarketOptions" not in purchase_options(run)["workers"]
-    assert purchase_options(run)["spot"]["instanceMarketOptions"]["marketType"] == "spot"
+    assert purchase_options(run)["spot"] == {}
     groups = {group.name: (group.nodes, group.spot, group.launch_method) for group in manifest_of(run).groups}
     assert groups == {"workers": (1, False, "launch-instances"), "spot": (3, True, "launch-instances")}
+
+
+def policy_of(run: Deployment, group: str) -> dict[str, Any]:
+    return dict(run.resource(GROUP, group).inputs["mixedInstancesPolicy"])
+
+
+def test_spot_group_has_a_policy_that_is_wholly_spot(changed: Callable[..., Deployment]) -> None:
+    run = changed(capacity={"spot": {"max_price_usd": 0.1}})
+    assert "launchTemplate" not in run.resource(GROUP, "workers").inputs
+    assert policy_of(run, "workers")["instancesDistribution"] == {
+        "onDemandBaseCapacity": 0,
+        "onDemandPercentageAboveBaseCapacity": 0,
+        "spotAllocationStrategy": "price-capacity-optimized",
+        "spotMaxPrice": "0.1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spot", "others"),
+    [
+        ({}, {}),
+        ({"instance_types": ["g6e.16xlarge", "g6e.4xlarge"]}, {"g6e.16xlarge": 2, "g6e.4xlarge": 1}),
+        (
+            {"equal_gpus": True},
+            {"g6e.16xlarge": 2, "g6e.2xlarge": 1, "g6e.4xlarge": 1, "g6e.xlarge": 1},
+        ),
+    ],
+)
+def test_spot_group_has_the_instance_types_of_the_pool(
+    changed: Callable[..., Deployment], spot: dict[str, Any], others: dict[str, int]
+) -> None:
+    run = changed("spot-cluster", instance_type="g6e.8xlarge", network={"efa": False}, capacity={"spot": spot})
+    overrides = policy_of(run, "workers")["launchTemplate"]["overrides"]
+    assert overrides[0] == {"instanceType": "g6e.8xlarge"}
+    assert {override["instanceType"] for override in overrides} == {"g6e.8xlarge", *others}
+    (group,) = manifest_of(run).groups
+    assert group.other_instance_types == others
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(None, set()), (True, {"workers"})])
+def test_spot_instances_are_in_no_placement_group_by_default(
+    changed: Callable[..., Deployment], configured: bool | None, expected: set[str]
+) -> None:
+    run = changed("spot-cluster", capacity={"spot": {}}, network={"placement_group": configured})
+    placed = {template.name.split("-")[0] for template in templates_of(run) if "placement" in template.inputs}
+    assert placed == expected
 
 
 def test_base_may_use_a_reservation(changed: Callable[..., Deployment]) -> None:

@@ -34,10 +34,10 @@ def test_gpu_stack_keeps_its_topology() -> None:
         load_settings(read_stack_settings("a100-cluster"), ROOT, "x"),
         substituted_settings("a100-cluster", 3),
     )
-    assert (after.instance_type, after.efa, after.placement_group, after.fsx, after.network) == (
+    assert (after.instance_type, after.efa, after.in_placement_group(after.groups[0]), after.fsx, after.network) == (
         before.instance_type,
         before.efa,
-        before.placement_group,
+        before.in_placement_group(before.groups[0]),
         before.fsx,
         before.network,
     )

@@ -38,6 +38,11 @@ def launch_instances(region: str, group: str, subnet: str, count: int, token: st
     return response
 
 
+def set_subnet(region: str, group: str, subnet: str) -> None:
+    """Let a group launch instances in this subnet only."""
+    client("autoscaling", region).update_auto_scaling_group(AutoScalingGroupName=group, VPCZoneIdentifier=subnet)
+
+
 def set_launch_target(region: str, group: str, subnet: str, reservation: str | None) -> None:
     """Let a group launch instances in this subnet only, and only into this capacity reservation, if any."""
     specification: dict[str, Any] = {"CapacityReservationPreference": "default"}  # that of the launch template

@@ -1,12 +1,14 @@
 """The hardware catalog: facts of the EC2 instance types that a stack may use. Data: `catalog.json`."""
 
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainyard.base import StrictModel
+from trainyard.config.field_types import validation_error
 from trainyard.config.gpus import GpuModel, gpu_models
 
 MATMUL_FLOOR = 0.5  # share of NVIDIA's peak; large matrix products reach 65 to 85 % on a healthy GPU
@@ -116,6 +118,18 @@ class InstanceType(StrictModel):
         """Whether its NVLink is of the fifth generation (Blackwell), which needs a subnet manager."""
         return self.gpu is not None and self.nvswitch and float(self.gpu.specs.compute_capability) >= 10
 
+    def has_gpus_of(self, other: "InstanceType") -> bool:
+        """Whether its GPUs are those of the other type: model, number, memory and interconnect."""
+        mine, theirs = (
+            each.gpu and (each.gpu.model, each.gpu.count, each.gpu.memory_mib, each.gpu.interconnect)
+            for each in (self, other)
+        )
+        return mine == theirs
+
+    def supports_interfaces_of(self, other: "InstanceType", efa: bool) -> bool:
+        """Whether it can be launched with the network interfaces of the other type."""
+        return not efa or (self.efa_interfaces > 0 and set(other.interfaces(True)) <= set(self.interfaces(True)))
+
     def unsupported_by_cuda(self, cuda: str = TORCH_CUDA) -> str | None:
         """Return why torch built for this CUDA version (major.minor) does not support the GPUs; None if it does."""
         last = self.gpu.specs.last_cuda if self.gpu else None
@@ -157,6 +171,18 @@ class Catalog(StrictModel):
 def catalog() -> Catalog:
     """Return the catalog of `catalog.json`."""
     return Catalog.model_validate_json((Path(__file__).parent / "catalog.json").read_text())
+
+
+def _known_instance_type(value: str) -> str:
+    if catalog().get(value) is None:
+        known = [entry.name for entry in catalog().instance_types]
+        similar = ", ".join(get_close_matches(value, known, n=4, cutoff=0.4) or known[:4])
+        reason = f"not in trainyard/config/catalog.json; similar types are {similar}"
+        raise validation_error("unknown_instance_type", reason)
+    return value
+
+
+InstanceTypeName = Annotated[str, AfterValidator(_known_instance_type)]
 
 
 def _version(cuda: str) -> tuple[int, ...]:

@@ -96,11 +96,12 @@ def max_run_usd(settings: StackSettings) -> float:
 
 
 def _workers(settings: StackSettings, group: GroupPlan) -> CostItem:
-    entry = settings.worker_type
-    listed = entry.on_demand_usd or 0.0
+    first, *others = settings.types_of(group)
+    listed = max(entry.on_demand_usd or 0.0 for entry in (first, *others))
     price, note = {
         "on-demand": (listed, "on-demand"),
         "spot": (group.max_price_usd or listed, "spot, maximum"),
         "capacity-block": (0.0, "Capacity Block, paid in advance"),
     }[group.market]
-    return CostItem(name=f"{group.name}, {entry.name} ({note})", count=group.nodes, unit_usd_per_hour=price)
+    types = f"{first.name} or {len(others)} other types" if others else first.name
+    return CostItem(name=f"{group.name}, {types} ({note})", count=group.nodes, unit_usd_per_hour=price)

@@ -89,9 +89,10 @@ def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
 def required_vcpu_quotas(settings: StackSettings) -> list[QuotaRequirement]:
     """The quotas on vCPUs that a stack needs."""
     worker, head = settings.worker_type, settings.head_type
-    uses: list[tuple[InstanceType, Market, int, str, Any]] = [
-        (worker, group.market, worker.vcpus * group.nodes, "nodes", settings.nodes) for group in settings.groups
-    ]
+    uses: list[tuple[InstanceType, Market, int, str, Any]] = []
+    for group in settings.groups:
+        vcpus = max(entry.vcpus for entry in settings.types_of(group))
+        uses.append((worker, group.market, vcpus * group.nodes, "nodes", settings.nodes))
     uses.append((head, "on-demand", head.vcpus, "head_instance_type", settings.head_instance_type))
     requirements: dict[str, QuotaRequirement] = {}
     for entry, market, vcpus, key, value in uses:

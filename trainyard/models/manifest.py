@@ -72,6 +72,10 @@ class WorkerGroup(StrictModel):
         description="Name of its termination lifecycle hook, which holds every terminating node."
     )
     instance_type: str = Field(description="EC2 instance type.")
+    other_instance_types: dict[str, int] = Field(
+        default_factory=dict,
+        description="Other instance types that its Spot Instances may have -> NVMe instance store volumes of each.",
+    )
     image: str | None = Field(None, description="AMI id of the group's launch template.")
     nodes: int = Field(gt=0, description="Number of nodes that a launch starts, all or none.")
     subnets: tuple[Subnet, ...] = Field(
@@ -98,6 +102,13 @@ class WorkerGroup(StrictModel):
         None,
         description="Unix time at which the group's capacity ends, e.g. of a Capacity Block; none: never.",
     )
+
+    def on_instance_type(self, name: str) -> "WorkerGroup":
+        """The group as a node of this instance type sees it."""
+        if name not in self.other_instance_types:
+            return self
+        hardware = self.hardware.model_copy(update={"disks": self.other_instance_types[name]})
+        return self.model_copy(update={"instance_type": name, "hardware": hardware})
 
     @property
     def spot(self) -> bool:
@@ -163,6 +174,7 @@ ADOPTABLE_FIELDS: Mapping[str, Any] = {
     "groups": {
         "__all__": {
             "nodes",
+            "other_instance_types",
             "capacity_start_time",
             "capacity_end_time",
             "image",

@@ -158,9 +158,12 @@ def target_group(node: Node, manifest: Manifest) -> WorkerGroup:
     A builder of another instance type has none of the group's hardware: the nodes install the drivers themselves.
     """
     group = find_group(node, manifest)
-    if node.role == "builder" and bootstrap.metadata("meta-data/instance-type") != group.instance_type:
+    if node.role != "builder" and not group.other_instance_types:
+        return group
+    instance_type = bootstrap.metadata("meta-data/instance-type")
+    if node.role == "builder" and instance_type not in (group.instance_type, *group.other_instance_types):
         return group.model_copy(update={"gpus": 0, "efa_interfaces": 0, "hardware": Hardware()})
-    return group
+    return group.on_instance_type(instance_type)
 
 
 def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Callable[[dict[str, Any]], bool]) -> int:

@@ -70,7 +70,7 @@ def hold_capacity(
         return _result(existing[0], price)
     confirm(f"Reserve {group.nodes} x {settings.instance_type} for {price:,.2f} USD per hour, {hours:g} hours?")
     placement_group = None
-    if settings.placement_group:
+    if any(map(settings.in_placement_group, settings.groups)):
         name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
         placement_group = placement.create_cluster_group(cluster.region, name, held_tags).arn
     request = CapacityRequest(
@@ -103,7 +103,7 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
     if cluster.is_deployed:
         subnets = (subnet for group in cluster.manifest.groups for subnet in group.subnets)
         return list(dict.fromkeys(subnet.zone for subnet in subnets))
-    return list(settings.capacity.zones or offering_zones(cluster.region, settings.instance_types))
+    return list(settings.capacity.zones or offering_zones(cluster.region, settings.required_types))
 
 
 def _result(reservation: CapacityReservation, price: float) -> HeldCapacity:

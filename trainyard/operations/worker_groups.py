@@ -119,18 +119,32 @@ class WorkerGroups:
     ) -> tuple[LaunchedNodes, str | None]:
         """Launch in the first zone that has capacity, or in `zone`; return the nodes and their zone.
 
-        All nodes of a cluster are in one zone. A zone that launches none costs nothing, so the next one is tried.
+        All nodes of a cluster are in one zone. What a zone launches of a larger number is terminated, and the next zone
+        is tried, as the Auto Scaling user guide advises ("Launch instances synchronously").
         """
         reasons: list[str] = []
-        subnets = [subnet for subnet in group.subnets if zone in (None, subnet.zone)]
-        for subnet in subnets or group.subnets:
+        subnets = [subnet for subnet in group.subnets if zone in (None, subnet.zone)] or list(group.subnets)
+        for subnet in subnets:
             self._set_launch_target(group, subnet, reservation)
             launched = launch_instances(self._region, group, subnet.id, count, token)
             reasons += launched.reasons
-            if launched.nodes:
+            if len(launched.nodes) == count or (launched.nodes and subnet == subnets[-1]):
                 return LaunchedNodes(launched.nodes, reasons), subnet.zone
-            display.line(group.name, f"{subnet.zone}: {launched.reason}")
+            display.line(group.name, f"{subnet.zone}: {len(launched.nodes)} of {count} nodes: {launched.reason}")
+            self._terminate_partial_launch(group, launched.nodes, display)
         return LaunchedNodes(reasons=reasons), zone
+
+    def _terminate_partial_launch(self, group: WorkerGroup, nodes: list[str], display: Display) -> None:
+        """Raises CapacityError if AWS does not accept a termination: then no further node is launched."""
+        deadline = time.monotonic() + LAUNCH_TIMEOUT_SECONDS
+        for name in nodes:
+            self._group_of[name] = group
+            if not self.terminate(name, display, deadline):
+                raise CapacityError(
+                    f"AWS launched {len(nodes)} nodes of group {group.name} and did not terminate {name}"
+                )
+        if nodes:
+            display.line(group.name, f"terminated, to try the next zone: {', '.join(nodes)}")
 
     def _set_launch_target(self, group: WorkerGroup, subnet: Subnet, reservation: str | None) -> None:
         """Set the group's subnet and reservation, also for the replacements of failed nodes."""
@@ -138,8 +152,10 @@ class WorkerGroups:
         (description,) = [each for each in self._descriptions if each["AutoScalingGroupName"] == name]
         specification = description.get("CapacityReservationSpecification") or {}
         ids = (specification.get("CapacityReservationTarget") or {}).get("CapacityReservationIds") or [None]
-        if (description["VPCZoneIdentifier"], ids) != (subnet.id, [reservation]):
+        if ids != [reservation]:
             autoscaling.set_launch_target(self._region, name, subnet.id, reservation)
+        elif description["VPCZoneIdentifier"] != subnet.id:
+            autoscaling.set_subnet(self._region, name, subnet.id)
 
     def _new_members_of(self, group: WorkerGroup) -> Callable[[], list[str]]:
         """Return a function that lists the members that joined the group after `add_nodes` started."""

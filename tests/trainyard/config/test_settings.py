@@ -181,8 +181,8 @@ def test_efa_and_placement_group_default_to_the_instance_type(tmp_path: Path) ->
         )
 
     p4d, t3 = read("p4d.24xlarge"), read("t3.large")
-    assert (p4d.efa, p4d.placement_group, p4d.processes_per_node) == (True, True, 8)
-    assert (t3.efa, t3.placement_group, t3.processes_per_node) == (False, False, 1)
+    assert (p4d.efa, p4d.in_placement_group(p4d.groups[0]), p4d.processes_per_node) == (True, True, 8)
+    assert (t3.efa, t3.in_placement_group(t3.groups[0]), t3.processes_per_node) == (False, False, 1)
 
 
 def setting_keys(

@@ -56,6 +56,25 @@ EXAMPLES: dict[str, list[Example]] = {
         )
         for count in (2, 5)
     ],
+    "spot_types_have_equal_gpus": [
+        Example({"capacity": {"spot": {"instance_types": ["g5.xlarge"]}}}, "capacity.spot.instance_types.0", ("GPUs",)),
+        Example(
+            {"capacity": {"spot": {"instance_types": ["c7i.xlarge"]}}}, "capacity.spot.instance_types.0", ("repeated",)
+        ),
+        Example(
+            {**P5, "capacity": {"spot": {"equal_gpus": True}}}, "capacity.spot.equal_gpus", ("no other", "p5.48xlarge")
+        ),
+        Example(
+            {"capacity": {"spot": {"equal_gpus": True, "instance_types": ["c7i.2xlarge"]}}},
+            "capacity.spot.instance_types",
+            ("equal_gpus",),
+        ),
+        Example(
+            {"instance_type": "g6e.8xlarge", "capacity": {"spot": {"instance_types": ["g6e.4xlarge"]}}},
+            "capacity.spot.instance_types.0",
+            ("EFA interfaces of g6e.8xlarge",),
+        ),
+    ],
     "purchase_option_offered": [
         Example({"capacity": BLOCK}, "capacity.capacity_block", ("c7i.xlarge",)),
         Example({"instance_type": "p5e.48xlarge"}, "capacity", ("p5e.48xlarge",)),

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainyard.base import StrictModel
+from trainyard.config.catalog import InstanceTypeName
 from trainyard.config.field_types import Integer, Number, ReservationId, ZoneName
 from trainyard.config.shared_settings import Market
 
@@ -19,20 +20,26 @@ class OnDemand(StrictModel):
 class Spot(StrictModel):
     """Spot Instances, which AWS interrupts with two minutes' notice."""
 
+    instance_types: tuple[InstanceTypeName, ...] = Field(
+        (),
+        max_length=39,
+        description="Other instance types that the Spot Instances may have, with the GPUs of instance_type: AWS "
+        "selects by capacity and price.",
+    )
+    equal_gpus: bool = Field(
+        False, description="Whether the Spot Instances may have all instance types with the GPUs of instance_type."
+    )
     max_price_usd: Number | None = Field(
-        None, gt=0, description="Maximum price of an instance, USD an hour; none: the on-demand price."
+        None, gt=0, description="Maximum price of an instance, USD an hour; none: the on-demand price of its type."
     )
 
 
-class SpotAboveBase(StrictModel):
+class SpotAboveBase(Spot):
     """On-demand or reserved base nodes, and Spot nodes in addition."""
 
     base_nodes: Integer = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
     base_reservation: ReservationId | None = Field(
         None, description="Capacity reservation of the base nodes; none: on-demand."
-    )
-    max_price_usd: Number | None = Field(
-        None, gt=0, description="Maximum price of a Spot Instance, USD an hour; none: the on-demand price."
     )
 
 
@@ -61,7 +68,11 @@ class CapacityBlock(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """A worker group derived from the settings. `reservation` is the id of its capacity reservation."""
+    """A worker group derived from the settings.
+
+    `reservation` is the id of its capacity reservation. `other_types`, `equal_gpus`: instance types of Spot
+    Instances beside that of the stack.
+    """
 
     name: str
     nodes: int
@@ -69,6 +80,8 @@ class GroupPlan:
     reservation: str | None = None
     open_reservations: bool = False
     max_price_usd: float | None = None
+    other_types: tuple[str, ...] = ()
+    equal_gpus: bool = False
 
 
 PURCHASE_OPTIONS = ("on_demand", "spot", "spot_above_base", "reservation", "capacity_block")
@@ -113,6 +126,13 @@ class CapacitySettings(StrictModel):
         return None
 
     @property
+    def spot_settings(self) -> tuple[str, Spot] | None:
+        """Key below `capacity` and settings of Spot Instances; None without any."""
+        if self.spot_above_base:
+            return "spot_above_base", self.spot_above_base
+        return ("spot", self.spot) if self.spot else None
+
+    @property
     def on_expiry(self) -> OnExpiry:
         """Behaviour where the reserved capacity ends before the job's time limit."""
         reserved = self.capacity_block or self.reservation
@@ -121,7 +141,7 @@ class CapacitySettings(StrictModel):
     def groups(self, nodes: int) -> tuple[GroupPlan, ...]:
         """The worker groups of a cluster with `nodes` nodes. `spot_nodes_above_base` validates the split."""
         if self.spot:
-            return (GroupPlan(name="workers", nodes=nodes, market="spot", max_price_usd=self.spot.max_price_usd),)
+            return (_spot_group("workers", nodes, self.spot),)
         if self.capacity_block:
             block = self.capacity_block.id
             return (GroupPlan(name="workers", nodes=nodes, market="capacity-block", reservation=block),)
@@ -130,7 +150,7 @@ class CapacitySettings(StrictModel):
             reservation, spot_nodes = above.base_reservation, max(nodes - above.base_nodes, 0)
             return (
                 GroupPlan(name="workers", nodes=above.base_nodes, market="on-demand", reservation=reservation),
-                GroupPlan(name="spot", nodes=spot_nodes, market="spot", max_price_usd=above.max_price_usd),
+                _spot_group("spot", spot_nodes, above),
             )
         if self.reservation:
             reservation = self.reservation.id
@@ -141,3 +161,14 @@ class CapacitySettings(StrictModel):
                 ),
             )
         return (GroupPlan(name="workers", nodes=nodes, market="on-demand"),)
+
+
+def _spot_group(name: str, nodes: int, spot: Spot) -> GroupPlan:
+    return GroupPlan(
+        name=name,
+        nodes=nodes,
+        market="spot",
+        max_price_usd=spot.max_price_usd,
+        other_types=spot.instance_types,
+        equal_gpus=spot.equal_gpus,
+    )

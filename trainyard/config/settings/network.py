@@ -33,7 +33,7 @@ class NetworkSettings(StrictModel):
     efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type supports it.")
     placement_group: bool | None = Field(
         None,
-        description="Cluster placement group; none: where the instance type supports it and no Capacity Block is used.",
+        description="Cluster placement group; none: where the instance type supports it, for On-Demand Instances.",
     )
     nat_gateway: bool = Field(
         True,

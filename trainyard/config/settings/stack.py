@@ -1,19 +1,16 @@
 """The settings of a stack: the value of `trainyard:cluster`. The descriptions are the reference."""
 
-from difflib import get_close_matches
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from trainyard.aws.ecr import ECR_SERVICES, EcrImage, parse_ecr_image
 from trainyard.base import StrictModel
-from trainyard.config.catalog import InstanceType, catalog
+from trainyard.config.catalog import InstanceType, InstanceTypeName, catalog
 from trainyard.config.field_types import (
     ImageName,
     Integer,
     TagKey,
     TagValue,
     split_image_name,
-    validation_error,
 )
 from trainyard.config.settings.capacity import CapacitySettings, GroupPlan
 from trainyard.config.settings.guardrails import GuardrailSettings, IdentitySettings
@@ -33,7 +30,9 @@ GP3_THROUGHPUT, GPU_NODE_THROUGHPUT = 125, 500
 class StackSettings(StrictModel):
     """One training cluster and its job."""
 
-    instance_type: str = Field(description="EC2 instance type of the workers, listed in the hardware catalog.")
+    instance_type: InstanceTypeName = Field(
+        description="EC2 instance type of the workers, listed in the hardware catalog."
+    )
     nodes: Integer = Field(gt=0, le=MAX_NODES, description="Worker nodes. All of them start, or none.")
     capacity: CapacitySettings = Field(
         default_factory=CapacitySettings, description="Purchase option of the workers, and the search for capacity."
@@ -45,7 +44,7 @@ class StackSettings(StrictModel):
         "(deep-learning-20260724); or an AMI id. None: deep-learning on GPU types, else ubuntu-24.04. Only a changed "
         "value changes the AMI of a stack: a newer version of this project does not.",
     )
-    head_instance_type: str = Field(
+    head_instance_type: InstanceTypeName = Field(
         "t3.large", description="EC2 instance type of the head (rendezvous store and controller)."
     )
     root_volume_gib: Integer = Field(100, ge=30, le=16384, description="Root volume of each node, GiB of gp3.")
@@ -63,17 +62,6 @@ class StackSettings(StrictModel):
         default_factory=dict, description="Tags on every resource that supports them, for cost allocation."
     )
 
-    @field_validator("instance_type", "head_instance_type")
-    @classmethod
-    def _known_type(cls, value: str) -> str:
-        if catalog().get(value) is None:
-            known = [entry.name for entry in catalog().instance_types]
-            similar = ", ".join(get_close_matches(value, known, n=4, cutoff=0.4) or known[:4])
-            raise validation_error(
-                "unknown_instance_type", f"not in trainyard/config/catalog.json; similar types are {similar}"
-            )
-        return value
-
     @property
     def worker_type(self) -> InstanceType:
         """The catalog's entry of the workers' instance type."""
@@ -85,9 +73,31 @@ class StackSettings(StrictModel):
         return _entry(self.head_instance_type)
 
     @property
-    def instance_types(self) -> list[str]:
-        """The distinct instance types of workers and head."""
+    def required_types(self) -> list[str]:
+        """The instance types of workers and head that a zone must offer."""
         return sorted({self.instance_type, self.head_instance_type})
+
+    @property
+    def instance_types(self) -> list[str]:
+        """All instance types: those of workers and head, and the others that Spot Instances may have."""
+        others = {entry.name for group in self.groups for entry in self.types_of(group)}
+        return sorted(others.union(self.required_types))
+
+    def types_of(self, group: GroupPlan) -> tuple[InstanceType, ...]:
+        """The instance types that the group's nodes may have; the first is `instance_type`."""
+        others = [_entry(name) for name in group.other_types]
+        if group.equal_gpus:
+            others = [entry for entry in catalog().instance_types if self.difference_to_worker(entry) is None]
+        return (self.worker_type, *(entry for entry in others if entry.name != self.instance_type))
+
+    def difference_to_worker(self, entry: InstanceType) -> str | None:
+        """Why nodes cannot have this instance type in place of the workers' type; None if they can."""
+        worker = self.worker_type
+        if not entry.has_gpus_of(worker):
+            return f"its GPUs are not those of {worker.name}"
+        if not entry.supports_interfaces_of(worker, self.efa):
+            return f"it does not support the EFA interfaces of {worker.name}"
+        return None if entry.on_demand_usd else "it is sold in Capacity Blocks only"
 
     @property
     def efa(self) -> bool:
@@ -109,12 +119,14 @@ class StackSettings(StrictModel):
         """AWS services with an interface endpoint in the stack's VPC."""
         return SESSION_SERVICES if self.network.nat_gateway else self.node_services
 
-    @property
-    def placement_group(self) -> bool:
-        """Whether the workers are in a cluster placement group, with the default applied."""
-        configured = self.network.placement_group
-        default = self.worker_type.cluster_placement and self.capacity.capacity_block is None
-        return default if configured is None else configured
+    def in_placement_group(self, group: GroupPlan) -> bool:
+        """Whether the group's nodes are in a cluster placement group, with the default applied.
+
+        Spot Instances are not by default: a cluster placement group has less capacity than its zone.
+        """
+        if self.network.placement_group is not None:
+            return self.network.placement_group
+        return self.worker_type.cluster_placement and group.market == "on-demand"
 
     @property
     def root_volume_throughput(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard.config.catalog import catalog
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import PURCHASE_OPTIONS
 from trainyard.config.settings.stack import PLAIN_IMAGES
@@ -46,6 +47,30 @@ def spot_nodes_above_base(settings: StackSettings, root: Path) -> Iterator[Probl
             f"leaves no spot node of {settings.nodes} nodes",
             f"Set nodes to {above.base_nodes + 1} or more, reduce the base, or use capacity.on_demand",
         )
+
+
+def spot_types_have_equal_gpus(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The instance types of Spot Instances can run the same job: they have the GPUs and interfaces of the workers."""
+    if settings.capacity.spot_settings is None:
+        return
+    path, spot = settings.capacity.spot_settings
+    key = f"capacity.{path}.instance_types"
+    if spot.equal_gpus:
+        names = [entry.name for entry in settings.types_of(settings.groups[-1])]
+        if spot.instance_types:
+            reason, fix = "conflicts with equal_gpus, which selects all types", "Keep one of the two keys"
+            yield invalid_setting(key, list(spot.instance_types), reason, fix)
+        elif len(names) == 1:
+            reason = f"no other instance type has the GPUs and network interfaces of {settings.instance_type}"
+            yield invalid_setting(f"capacity.{path}.equal_gpus", True, reason, "Remove it, or change instance_type")
+        return
+    for number, name in enumerate(spot.instance_types):
+        entry = catalog().get(name)
+        assert entry is not None, "the name is valid"
+        if name == settings.instance_type or name in spot.instance_types[:number]:
+            yield invalid_setting(f"{key}.{number}", name, "is repeated", "Name each type once")
+        elif difference := settings.difference_to_worker(entry):
+            yield invalid_setting(f"{key}.{number}", name, difference, "Remove it, or choose another type")
 
 
 def purchase_option_offered(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -124,6 +149,7 @@ VALIDATORS = (
     one_purchase_option,
     zones_not_decided_elsewhere,
     spot_nodes_above_base,
+    spot_types_have_equal_gpus,
     purchase_option_offered,
     head_without_gpus,
     gpu_supported_by_torch,
