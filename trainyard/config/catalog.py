@@ -120,11 +120,11 @@ class InstanceType(StrictModel):
 
     def has_gpus_of(self, other: "InstanceType") -> bool:
         """Whether its GPUs are those of the other type: model, number, memory and interconnect."""
-        mine, theirs = (
+        first, second = (
             each.gpu and (each.gpu.model, each.gpu.count, each.gpu.memory_mib, each.gpu.interconnect)
             for each in (self, other)
         )
-        return mine == theirs
+        return first == second
 
     def supports_interfaces_of(self, other: "InstanceType", efa: bool) -> bool:
         """Whether it can be launched with the network interfaces of the other type."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,10 +21,14 @@ POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class LaunchedNodes:
-    """The instances that AWS launched in one group, and AWS's reasons when they are fewer than requested."""
+    """The instances that AWS launched in one group, and AWS's reasons when they are fewer than requested.
+
+    `counts`: instance type -> number of instances.
+    """
 
     nodes: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def reason(self) -> str:
@@ -37,6 +42,7 @@ def launch_instances(region: str, group: WorkerGroup, subnet: str, count: int, t
     `token` makes the calls idempotent; each launch has its own.
     """
     nodes: list[str] = []
+    counts: Counter[str] = Counter()
     while len(nodes) < count:
         call_count = min(autoscaling.MAX_INSTANCES_PER_CALL, count - len(nodes))
         # A client token has at most 64 characters; its parts may have more.
@@ -45,16 +51,18 @@ def launch_instances(region: str, group: WorkerGroup, subnet: str, count: int, t
         try:
             response = autoscaling.launch_instances(region, group.autoscaling_group, subnet, call_count, call_token)
         except ClientError as error:
-            return LaunchedNodes(nodes, [_describe_error(error)])
-        launched = [name for part in response.get("Instances", []) for name in part["InstanceIds"]]
+            return LaunchedNodes(nodes, [_describe_error(error)], counts)
+        pools = response.get("Instances", [])
+        launched = [name for pool in pools for name in pool["InstanceIds"]]
         nodes += launched
+        counts.update({pool["InstanceType"]: len(pool["InstanceIds"]) for pool in pools})
         if len(launched) < call_count:
             reasons = [
                 f"{error['ErrorCode']} in {error.get('AvailabilityZone', 'the group')}: {error.get('ErrorMessage', '')}"
                 for error in response.get("Errors", [])
             ]
-            return LaunchedNodes(nodes, reasons)
-    return LaunchedNodes(nodes)
+            return LaunchedNodes(nodes, reasons, counts)
+    return LaunchedNodes(nodes, counts=counts)
 
 
 def raise_desired_capacity(

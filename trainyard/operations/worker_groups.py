@@ -128,6 +128,9 @@ class WorkerGroups:
             self._set_launch_target(group, subnet, reservation)
             launched = launch_instances(self._region, group, subnet.id, count, token)
             reasons += launched.reasons
+            if group.other_instance_types and launched.nodes:
+                types = ", ".join(f"{number} x {name}" for name, number in sorted(launched.counts.items()))
+                display.line(group.name, f"launched {types} in {subnet.zone}")
             if len(launched.nodes) == count or (launched.nodes and subnet == subnets[-1]):
                 return LaunchedNodes(launched.nodes, reasons), subnet.zone
             display.line(group.name, f"{subnet.zone}: {len(launched.nodes)} of {count} nodes: {launched.reason}")

@@ -71,7 +71,7 @@ class GroupPlan:
     """A worker group derived from the settings.
 
     `reservation` is the id of its capacity reservation. `other_types`, `equal_gpus`: instance types of Spot
-    Instances beside that of the stack.
+    Instances in addition to that of the stack.
     """
 
     name: str
