@@ -76,6 +76,22 @@ def test_builder_of_another_instance_type_has_no_hardware(
     assert arguments["extravars"]["baking"]
 
 
+@pytest.mark.parametrize(("instance_type", "disks"), [("g6e.12xlarge", 2), ("g6e.24xlarge", 4)])
+def test_worker_has_the_disks_of_its_instance_type(
+    instance_type: str, disks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "metadata", {"meta-data/instance-type": instance_type}.__getitem__)
+    changes = {
+        "instance_type": "g6e.12xlarge",
+        "hardware": Hardware(disks=2),
+        "other_instance_types": {"g6e.24xlarge": 4},
+    }
+    group = MANIFEST.groups[0].model_copy(update=changes)
+    manifest = MANIFEST.model_copy(update={"groups": (group,)})
+    variables = run(create_node("worker", "workers"), manifest, tmp_path, monkeypatch)["extravars"]["group"]
+    assert (variables["instance_type"], variables["hardware"]["disks"]) == (instance_type, disks)
+
+
 def test_runner_folder_of_a_builder_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "metadata", lambda _: "c7i.xlarge")
     arguments = run(create_node("builder", "workers"), MANIFEST, tmp_path, monkeypatch)
