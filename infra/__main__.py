@@ -159,7 +159,7 @@ def main(root: Path) -> None:
                 key_arn=key.arn,
                 root_volume_gib=settings.root_volume_gib,
                 root_volume_throughput=settings.root_volume_throughput,
-                subnet_ids=[subnet.id for subnet in network.worker_subnets],
+                subnet_id=network.worker_subnets[0].id,
                 security_group_ids=network.security.node_groups + network.security.efa_groups,
                 instance_profile=identity.worker_profile,
                 placement_group=placement_group if plan.reservation or settings.in_placement_group(plan) else None,

@@ -20,7 +20,8 @@ class WorkerGroupArgs:
     """Arguments of WorkerGroup.
 
     `instance_types`: that of the launch template, and others that Spot Instances may have with its interfaces.
-    `root_volume_throughput` is in MiB/s. `health_check_grace_seconds` covers the node playbook with a reboot.
+    `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s. `health_check_grace_seconds`
+    covers the node playbook with a reboot.
     """
 
     scope: Scope
@@ -31,7 +32,7 @@ class WorkerGroupArgs:
     key_arn: pulumi.Input[str]
     root_volume_gib: int
     root_volume_throughput: int
-    subnet_ids: Sequence[pulumi.Input[str]]
+    subnet_id: pulumi.Input[str]
     security_group_ids: Sequence[pulumi.Input[str]]
     instance_profile: pulumi.Input[str]
     placement_group: pulumi.Input[str] | None
@@ -113,7 +114,7 @@ class WorkerGroup(pulumi.ComponentResource):
                 else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str))
             ),
             mixed_instances_policy=_spot_policy(args, template) if spot else None,
-            vpc_zone_identifiers=args.subnet_ids,
+            vpc_zone_identifiers=[args.subnet_id],
             health_check_type="EC2",
             health_check_grace_period=args.health_check_grace_seconds,
             suspended_processes=["AZRebalance"],

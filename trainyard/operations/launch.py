@@ -212,7 +212,7 @@ class Launch:
             self.record = record.model_copy(update={"reservations": self._reservation_ids()})
         with self._phase("workers"):
             self._create_run()
-            startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run)
+            startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
             startup.expect(added := self._add_nodes(counts))
         with self._phase("startup"):
             startup.wait_for_job(self.record.nodes)

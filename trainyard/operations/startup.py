@@ -98,12 +98,18 @@ def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> Non
 
 
 class NodeStartup:
-    """Startup of a run's new nodes. Create it before they are launched: it ignores older events."""
+    """Startup of a run's new nodes.
 
-    def __init__(self, cluster: Cluster, display: Display, deadline: Deadline, run: str) -> None:
+    In a run that is active, create it before they are launched: it ignores older events. `is_new`: the run has none.
+    """
+
+    def __init__(
+        self, cluster: Cluster, display: Display, deadline: Deadline, run: str, *, is_new: bool = False
+    ) -> None:
         self._cluster, self._display, self._deadline, self._run = cluster, display, deadline, run
         self._cursor = Cursor(cluster.data, RunLayout(run).events)
-        self._cursor.skip_existing()
+        if not is_new:
+            self._cursor.skip_existing()
         self._nodes: list[str] = []
         self._last_status: dict[str, str] = {}
         self._ready_agents: set[str] = set()
