@@ -231,7 +231,7 @@ class WorkerGroups:
                 if self._states().get(name, "Terminated").startswith("Terminat"):
                     return True  # another process has terminated it
                 if _code_of(error) == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
-                    display.detail(name, "cannot be terminated while instances of its group are pending: retrying")
+                    display.line(name, "cannot be terminated while instances of its group are pending: retrying")
                     time.sleep(RETRY_DELAY_SECONDS)
                     continue
                 if _code_of(error) == "ValidationError":  # the controller has set the desired capacity to 0
