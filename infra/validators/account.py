@@ -107,7 +107,7 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
     if start is not None and reservation.state == "scheduled" and reservation.is_capacity_block:
         pulumi.log.info(f"{reservation.id} starts at {_format(start)}: the launch waits for it")
         return
-    if start is not None and reservation.state in ("scheduled", "pending", "payment-pending"):
+    if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
     else:
         reason, fix = f"is {reservation.state}", "Use an active reservation"

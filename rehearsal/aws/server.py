@@ -25,6 +25,7 @@ from rehearsal.aws.autoscaling import (
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2 import (
     account_images,
+    assessment,
     block_offerings,
     dependencies,
     endpoints,
@@ -155,6 +156,7 @@ def _extend_moto(launcher: Launcher) -> None:
     placement.install()
     reservations.install()
     reservation_actions.install()
+    assessment.install()
     block_offerings.install()
     quotas.install()
     spot.install()

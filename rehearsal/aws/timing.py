@@ -19,6 +19,9 @@ class Timing(StrictModel):
     reservation_end_delay_seconds: NonNegativeFloat = Field(
         0.0, description="From the EndDate of an On-Demand Capacity Reservation until it ends."
     )
+    reservation_assessment_seconds: NonNegativeFloat = Field(
+        0.0, description="From the request of a future-dated capacity reservation until EC2 approves or refuses it."
+    )
     fsx_creating_seconds: NonNegativeFloat = Field(1.0, description="From a file system's creation to AVAILABLE.")
     fsx_deleting_seconds: NonNegativeFloat = Field(0.5, description="From a file system's deletion request to its end.")
     skip_os_shutdown_seconds: NonNegativeFloat = Field(

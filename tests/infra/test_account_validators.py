@@ -158,6 +158,12 @@ EXAMPLES: dict[str, list[Example]] = {
             ("is scheduled", "2098-01-01 11:30 UTC"),
         ),
         Example(
+            reserved(State="assessing", StartDate="2098-01-01T11:30:00Z"),
+            {"capacity": NAMED},
+            "capacity.reservation.id",
+            ("is assessing", "2098-01-01 11:30 UTC"),
+        ),
+        Example(
             reserved(State="cancelled"),
             {"capacity": {"spot_above_base": {"base_nodes": 1, "base_reservation": RESERVATION}}},
             "capacity.spot_above_base.base_reservation",

@@ -14,6 +14,7 @@ from moto.ec2.utils import generic_filter, random_id
 
 from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.assessment import start_assessment
 from rehearsal.aws.ec2.placement import placement_groups, validate_placement
 from rehearsal.aws.ec2.quotas import check_on_demand
 from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
@@ -53,6 +54,7 @@ def create_capacity_reservation(self: Any) -> ActionResult:
         reservation = _create_reservation(backend, parameters)
         reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
         reservations(backend)[reservation.id] = reservation
+        start_assessment(reservation)
         if token:
             tokens[token] = reservation
     return ActionResult({"CapacityReservation": reservation})
@@ -156,7 +158,7 @@ def modify_capacity_reservation(self: Any) -> ActionResult:
     self.error_on_dryrun()
     if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
         raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be modified.")
-    _require_active(reservation, "modified")
+    _require_state(reservation, ("active",), "modified")
     if parameters.get("InstanceCount"):
         _resize(reservation, int(parameters["InstanceCount"]))
     if parameters.get("EndDate") or parameters.get("EndDateType"):
@@ -184,11 +186,14 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
 
 
 def cancel_capacity_reservation(self: Any) -> ActionResult:
-    """Cancel an active reservation. Its instances continue as On-Demand Instances."""
+    """Cancel a reservation that is active or assessed. Its instances continue as On-Demand Instances.
+
+    A scheduled one requires a cancellation quote (API reference), which is not emulated.
+    """
     reservation = find_reservation(self.ec2_backend, self._get_param("CapacityReservationId"))
     if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
         raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be cancelled.")
-    _require_active(reservation, "cancelled")
+    _require_state(reservation, ("active", "assessing"), "cancelled")
     reservation.cancelled_at = CLOCK.now()
     for instance in self.ec2_backend.all_instances():
         if instance.capacity_reservation_id == reservation.id:
@@ -196,8 +201,8 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
     return ActionResult({"Return": True})
 
 
-def _require_active(reservation: CapacityReservation, action: str) -> None:
-    if reservation.state != "active":
+def _require_state(reservation: CapacityReservation, states: tuple[str, ...], action: str) -> None:
+    if reservation.state not in states:
         raise ec2_error(
             "InvalidCapacityReservationState",
             f"The capacity reservation {reservation.id} is {reservation.state} and can't be {action}.",

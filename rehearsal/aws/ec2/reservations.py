@@ -6,7 +6,7 @@ Sources: EC2 user guide, "Capacity Reservations" and "Capacity Blocks for ML"; A
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from moto.core.resource_tagging import TaggedResource
 from moto.ec2.models import EC2Backend, ec2_backends
@@ -26,7 +26,7 @@ BLOCK_TERMINATION_LEAD_SECONDS = 1800.0
 PLACEABLE_SHARE = 11 / 16
 EXISTING_STATES = {"pending", "running", "stopping", "stopped", "shutting-down"}
 
-
+Assessment = Literal["assessing", "scheduled", "unsupported"]  # the result for a future-dated reservation
 _ID = re.compile(r"cr-[0-9a-f]{17}")
 
 
@@ -62,6 +62,7 @@ class CapacityReservation(TaggedEC2Resource):
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
         self.placement_group = placement_group
         self.instances_terminated = False
+        self.assessment: Assessment | None = None
         self.cancelled_at: float | None = None
         self._sizes = [(self.start, count)]  # Unix time, and the number of instances from then on
 
@@ -72,10 +73,12 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def state(self) -> str:
-        """State by the account's clock: scheduled, active, expired or cancelled."""
+        """State by the account's clock: assessing, unsupported, scheduled, active, expired or cancelled."""
         now = CLOCK.now()
         if self.cancelled_at is not None:
             return "cancelled"
+        if self.assessment in ("assessing", "unsupported"):
+            return self.assessment
         if self._expires_at is not None and now >= self._expires_at:
             return "expired"
         return "active" if now >= self.start else "scheduled"

@@ -102,6 +102,41 @@ def test_future_reservation_is_scheduled_until_it_starts(client: Client, aws: Em
     assert describe(client, name)["State"] == "active"
 
 
+@pytest.fixture
+def future(client: Client, aws: EmulatedAws) -> str:
+    """A reservation that starts in six days, and that EC2 assesses for two."""
+    aws.set_timing(Timing(reservation_assessment_seconds=2 * 86400))
+    start = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(days=6)
+    return reserve(client, 2, **TARGETED, StartDate=start, CommitmentDuration=14 * 86400)
+
+
+def test_future_reservation_is_assessed_before_it_is_scheduled(client: Client, aws: EmulatedAws, future: str) -> None:
+    assert describe(client, future)["State"] == "assessing"
+    aws.advance_clock(2 * 86400 + 1)
+    assert describe(client, future)["State"] == "scheduled"
+
+
+def test_future_reservation_without_capacity_is_unsupported(client: Client, aws: EmulatedAws, future: str) -> None:
+    aws.inject(Capacity(limit=1, instance_type=GPU["InstanceType"]))
+    aws.advance_clock(2 * 86400 + 1)
+    assert describe(client, future)["State"] == "unsupported"
+    aws.advance_clock(5 * 86400)
+    assert describe(client, future)["State"] == "unsupported"
+
+
+def test_reservation_is_cancelled_while_it_is_assessed_but_not_when_scheduled(
+    client: Client, aws: EmulatedAws, future: str
+) -> None:
+    other = reserve(
+        client, 1, **TARGETED, StartDate=describe(client, future)["StartDate"], CommitmentDuration=14 * 86400
+    )
+    client("ec2").cancel_capacity_reservation(CapacityReservationId=other)
+    assert describe(client, other)["State"] == "cancelled"
+    aws.advance_clock(2 * 86400 + 1)
+    cancelled = refused(lambda: client("ec2").cancel_capacity_reservation(CapacityReservationId=future))
+    assert cancelled == "InvalidCapacityReservationState"
+
+
 def test_reserved_capacity_returns_after_minutes(client: Client, network: Network, aws: EmulatedAws) -> None:
     aws.set_timing(Timing(reserved_capacity_return_seconds=300))
     name = reserve(client, 1, **TARGETED)
