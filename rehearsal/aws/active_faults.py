@@ -22,6 +22,7 @@ from rehearsal.aws.faults import (
     MemberOmission,
     Outage,
     Quota,
+    Reclaim,
     SpotInterruption,
     Throttle,
     check_operation,
@@ -145,6 +146,15 @@ class ActiveFaults:
             if fault.instance_type in (None, instance.instance_type):
                 yield active, max(active.since, float(instance.launched_at) + fault.seconds)
 
+    def reclaims(self, launched_at: float) -> Iterator[tuple[_ActiveFault, float]]:
+        """Yield the reclaims of an interruptible reservation, each with the Unix time of its notice.
+
+        `launched_at`: Unix time of the first launch into the reservation.
+        """
+        for active in self._active:
+            if isinstance(active.fault, Reclaim) and active.remaining > 0:
+                yield active, max(active.since, launched_at + active.fault.seconds)
+
     def omitted_member(self, operation: str, members: Sequence[str]) -> str | None:
         """Return the id that this answer of the operation omits from `members`; None without an omission."""
         for active in self._active:
@@ -179,6 +189,8 @@ def _age_seconds(instance: Any) -> float:
 def _repetitions(fault: Fault) -> int:
     if isinstance(fault, (Throttle, Outage)):
         return fault.times
+    if isinstance(fault, Reclaim):
+        return 1
     return fault.count if isinstance(fault, SpotInterruption) else 0
 
 

@@ -64,6 +64,7 @@ def _properties(reservation: CapacityReservation) -> dict[str, Any]:
         "EndDateType": reservation.end_date_type,
         "EphemeralStorage": reservation.ephemeral_storage,
         "InstanceCount": reservation.total_instance_count,
+        "Interruptible": reservation.interruptible,  # an assumption: the CloudFormation type may lag behind EC2's API
         "InstanceMatchCriteria": reservation.instance_match_criteria,
         "InstancePlatform": reservation.instance_platform,
         "InstanceType": reservation.instance_type,

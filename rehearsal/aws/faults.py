@@ -99,6 +99,22 @@ class SpotInterruption(StrictModel):
     instance_type: str | None = Field(default=None, description="Instance type that is interrupted; none: any.")
 
 
+class Reclaim(StrictModel):
+    """Reclaim: the owner of an interruptible Capacity Reservation reclaims instances, with two minutes' notice."""
+
+    kind: Literal["reclaim"] = "reclaim"
+    seconds: float = Field(
+        ge=0, allow_inf_nan=False, description="Seconds from the first launch into the reservation to the notice."
+    )
+    count: int = Field(default=1, ge=1, description="Running instances that are reclaimed.")
+    return_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds from the notice until the owner allocates them again; none: never.",
+    )
+
+
 class MemberOmission(StrictModel):
     """Incomplete answers: every n-th one omits a group member (Auto Scaling) or an instance (EC2), each time another.
 
@@ -153,6 +169,7 @@ Fault = (
     | Quota
     | InterfaceQuota
     | SpotInterruption
+    | Reclaim
     | MemberOmission
     | FsxDeployment
     | ExpiredCredentials

@@ -1,9 +1,14 @@
-"""Lookup of Auto Scaling groups, their instances and S3 buckets in moto's backends."""
+"""Lookup of backends of moto, and of Auto Scaling groups, their instances and S3 buckets in them."""
 
 from typing import Any
 
 from moto.autoscaling.exceptions import ValidationError
 from moto.s3.models import s3_backends
+
+
+def find_backend(backends: Any, account: str, region: str) -> Any:
+    """Return a service's backend, or None if no call has used the service in the region: moto creates it otherwise."""
+    return dict.get(dict.get(backends, account, {}), region)
 
 
 def find_group(backend: Any, name: str) -> Any:

@@ -27,11 +27,14 @@ from rehearsal.aws.ec2 import (
     account_images,
     assessment,
     block_offerings,
+    block_terminations,
     dependencies,
     endpoints,
     flow_logs,
     instances,
     interfaces,
+    interruptible,
+    interruptible_actions,
     placement,
     public_images,
     quotas,
@@ -157,7 +160,10 @@ def _extend_moto(launcher: Launcher) -> None:
     reservations.install()
     reservation_actions.install()
     assessment.install()
+    interruptible.install()
+    interruptible_actions.install()
     block_offerings.install()
+    block_terminations.install()
     quotas.install()
     spot.install()
     interfaces.install()

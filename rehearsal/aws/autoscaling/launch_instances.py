@@ -9,6 +9,7 @@ from moto.core.responses import ActionResult
 from rehearsal.aws.autoscaling.members import add_members, group_subnet_ids
 from rehearsal.aws.ec2.capacity import market_type
 from rehearsal.aws.ec2.launch import Launcher
+from rehearsal.aws.ec2.reservations import INTERRUPTIBLE_MARKET
 from rehearsal.aws.lookup import find_group
 from rehearsal.aws.moto_extension import extend
 
@@ -49,8 +50,8 @@ def _launch(launcher: Launcher, group: Any, parameters: dict[str, Any]) -> dict[
     subnet = _select_subnet(group, parameters)
     version = group.ec2_launch_template.get_version(group.launch_template_version)
     market = "spot" if group.mixed_instances_policy else market_type(version.data)
-    if market == "capacity-block":  # not documented by AWS
-        raise NotImplementedError("LaunchInstances into a Capacity Block")
+    if market in ("capacity-block", INTERRUPTIBLE_MARKET):  # not documented by AWS
+        raise NotImplementedError(f"LaunchInstances with the MarketType {market}")
     if market == "spot" and not group.mixed_instances_policy:
         # Documented for Spot Instances is a mixed instances policy that is wholly Spot.
         raise NotImplementedError("LaunchInstances with a launch template that requests Spot Instances")

@@ -5,6 +5,7 @@ is approved, `unsupported` where EC2 has too little capacity.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from moto.ec2.models import ec2_backends
@@ -27,7 +28,7 @@ def _due_assessments() -> Iterator[Due]:
         for reservation in reservations(backend).values():
             if reservation.assessment == "assessing" and reservation.cancelled_at is None:
                 when = min(reservation.created + timing().reservation_assessment_seconds, reservation.start)
-                yield when, lambda reservation=reservation: _assess(reservation)  # type: ignore[misc]
+                yield when, partial(_assess, reservation)
 
 
 def _assess(reservation: CapacityReservation) -> None:

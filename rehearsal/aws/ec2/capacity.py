@@ -11,18 +11,18 @@ from typing import Any
 from rehearsal.aws.active_faults import InsufficientCapacityError
 from rehearsal.aws.ec2 import spot
 from rehearsal.aws.ec2.quotas import check_on_demand, check_spot
-from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
+from rehearsal.aws.ec2.reservations import INTERRUPTIBLE_MARKET, CapacityReservation, find_reservation, reservations
 from rehearsal.aws.ec2.zone_capacity import free_capacity
 from rehearsal.aws.moto_extension import ec2_error
 
 LaunchParameters = dict[str, Any]
-_MARKETS = (None, "spot", "capacity-block")
+_MARKETS = (None, "spot", "capacity-block", INTERRUPTIBLE_MARKET)
 _PREFERENCES = (None, "open", "none", "capacity-reservations-only")
 _SUPPORTED = {"CapacityReservationPreference", "CapacityReservationTarget"}
 
 
 def market_type(parameters: LaunchParameters) -> str | None:
-    """Return the MarketType of launch parameters: spot, capacity-block, or None for On-Demand."""
+    """Return the MarketType of launch parameters, None for On-Demand."""
     value: str | None = (parameters.get("InstanceMarketOptions") or {}).get("MarketType")
     return value
 
@@ -46,10 +46,8 @@ def validate_capacity_options(parameters: LaunchParameters) -> None:
         if target:
             raise _invalid_combination("A Spot Instance can't run in a Capacity Reservation.")
         spot.validate_spot_options(options.get("SpotOptions") or {})
-    if market == "capacity-block" and not target:
-        raise _invalid_combination(
-            "The MarketType capacity-block requires a CapacityReservationTarget with the Capacity Block's ID."
-        )
+    if market in ("capacity-block", INTERRUPTIBLE_MARKET) and not target:
+        raise _invalid_combination(f"The MarketType {market} requires a CapacityReservationTarget with an ID.")
 
 
 def _target_reservation(specification: LaunchParameters) -> str | None:
@@ -72,11 +70,9 @@ def allocate_capacity(
     specification = parameters.get("CapacityReservationSpecification") or {}
     if target := _target_reservation(specification):
         reservation = find_reservation(backend, target)
-        if reservation.is_block != (market == "capacity-block"):
-            raise _invalid_combination(
-                f"{target} is {'a' if reservation.is_block else 'not a'} Capacity Block. Only Capacity Blocks "
-                "require the MarketType capacity-block."
-            )
+        if reservation.market_type != market:
+            required = reservation.market_type or "of On-Demand Instances"
+            raise _invalid_combination(f"{target} requires the MarketType {required}, not {market}.")
         usable = reservation.accepts_launches and reservation.matches(instance_type, zone)
         return _from_reservations([reservation] if usable else [], group, count, minimum_count)
     if market == "spot":

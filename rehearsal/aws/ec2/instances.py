@@ -122,6 +122,7 @@ def _install_instance_state() -> None:
         cpu_credits=None,
         interrupted_at=None,
         transition=None,
+        is_reclaimed=False,
         is_terminating=False,
         skips_os_shutdown=False,
     )

@@ -156,8 +156,7 @@ def modify_capacity_reservation(self: Any) -> ActionResult:
     backend, parameters = self.ec2_backend, dict(self._get_params())
     reservation = find_reservation(backend, self._get_param("CapacityReservationId"))
     self.error_on_dryrun()
-    if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
-        raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be modified.")
+    _require_changeable(reservation, "modified")
     _require_state(reservation, ("active",), "modified")
     if parameters.get("InstanceCount"):
         _resize(reservation, int(parameters["InstanceCount"]))
@@ -191,14 +190,22 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
     A scheduled one requires a cancellation quote (API reference), which is not emulated.
     """
     reservation = find_reservation(self.ec2_backend, self._get_param("CapacityReservationId"))
-    if reservation.is_block:  # "You can't modify or cancel a Capacity Block." (API reference, without the error code)
-        raise ec2_error("OperationNotPermitted", f"The Capacity Block {reservation.id} can't be cancelled.")
+    _require_changeable(reservation, "cancelled")
     _require_state(reservation, ("active", "assessing"), "cancelled")
     reservation.cancelled_at = CLOCK.now()
     for instance in self.ec2_backend.all_instances():
         if instance.capacity_reservation_id == reservation.id:
             instance.capacity_reservation_id = None
     return ActionResult({"Return": True})
+
+
+def _require_changeable(reservation: CapacityReservation, action: str) -> None:
+    """Refuse changes of Capacity Blocks (API reference) and of interruptible reservations (EC2 user guide).
+
+    The error code is an assumption.
+    """
+    if reservation.market_type is not None:
+        raise ec2_error("OperationNotPermitted", f"The {reservation.market_type} {reservation.id} can't be {action}.")
 
 
 def _require_state(reservation: CapacityReservation, states: tuple[str, ...], action: str) -> None:

@@ -9,21 +9,18 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from moto.core.resource_tagging import TaggedResource
-from moto.ec2.models import EC2Backend, ec2_backends
+from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX
 
-from rehearsal.aws.clock import CLOCK, Due
-from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.moto_extension import ec2_error, extend
 from rehearsal.aws.timing import timing
 
-# "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
-BLOCK_TERMINATION_LEAD_SECONDS = 1800.0
 # A reservation that was not created in the cluster placement group has some instances that do not fit into it: eksctl
 # issue 7949 launched 11 of 16.
 PLACEABLE_SHARE = 11 / 16
+INTERRUPTIBLE_MARKET = "interruptible-capacity-reservation"
 EXISTING_STATES = {"pending", "running", "stopping", "stopped", "shutting-down"}
 
 Assessment = Literal["assessing", "scheduled", "unsupported"]  # the result for a future-dated reservation
@@ -51,6 +48,7 @@ class CapacityReservation(TaggedEC2Resource):
         platform: str = "Linux/UNIX",
         ebs_optimized: bool = False,
         placement_group: str | None = None,
+        source_id: str | None = None,
     ) -> None:
         self.ec2_backend = backend
         self.id = self.capacity_reservation_id = reservation_id
@@ -63,6 +61,8 @@ class CapacityReservation(TaggedEC2Resource):
         self.placement_group = placement_group
         self.instances_terminated = False
         self.assessment: Assessment | None = None
+        self.source_id = source_id  # of an interruptible reservation: the reservation that it was created from
+        self.interruptible_capacity_allocation: Any = None
         self.cancelled_at: float | None = None
         self._sizes = [(self.start, count)]  # Unix time, and the number of instances from then on
 
@@ -70,6 +70,23 @@ class CapacityReservation(TaggedEC2Resource):
     def is_block(self) -> bool:
         """Whether the reservation is a Capacity Block."""
         return self.reservation_type == "capacity-block"
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the owner of the source reservation can reclaim the capacity."""
+        return self.source_id is not None
+
+    @property
+    def interruption_info(self) -> dict[str, str] | None:
+        """The source reservation, and the only type of interruption."""
+        if self.source_id is None:
+            return None
+        return {"SourceCapacityReservationId": self.source_id, "InterruptionType": "adhoc"}
+
+    @property
+    def market_type(self) -> str | None:
+        """MarketType that launches into the reservation require; None: that of On-Demand Instances."""
+        return "capacity-block" if self.is_block else INTERRUPTIBLE_MARKET if self.interruptible else None
 
     @property
     def state(self) -> str:
@@ -115,7 +132,10 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def used_instance_count(self) -> int:
-        """Instances that use the reservation's capacity, and terminated ones whose capacity is not available again."""
+        """Instances that use the reservation's capacity, and terminated ones whose capacity is not available again.
+
+        The capacity of a reclaimed instance is never available here again: it returns to the source reservation.
+        """
         returned_at = CLOCK.now() - timing().reserved_capacity_return_seconds
         return sum(
             1
@@ -123,6 +143,7 @@ class CapacityReservation(TaggedEC2Resource):
             if instance.capacity_reservation_id == self.id
             and (
                 instance.state in EXISTING_STATES - {"stopped"}
+                or instance.is_reclaimed
                 or (instance.state == "terminated" and instance.terminated_at > returned_at)
             )
         )
@@ -217,25 +238,8 @@ def _utc(time: float) -> datetime:
     return datetime.fromtimestamp(time, UTC).replace(tzinfo=None)
 
 
-def _due_block_terminations() -> Iterator[Due]:
-    backend: Any
-    for _, _, backend in ec2_backends.iter_backends():
-        for reservation in reservations(backend).values():
-            if reservation.is_block and reservation.end is not None and not reservation.instances_terminated:
-                when = reservation.end - BLOCK_TERMINATION_LEAD_SECONDS
-                yield when, lambda reservation=reservation: _terminate_instances(reservation)  # type: ignore[misc]
-
-
-def _terminate_instances(reservation: CapacityReservation) -> None:
-    """Terminate the instances of a Capacity Block on behalf of EC2, and notify their Auto Scaling groups."""
-    reservation.instances_terminated = True
-    for instance in list(reservation.ec2_backend.all_instances()):
-        if instance.capacity_reservation_id == reservation.id and instance.state != "terminated":
-            reclaim_instance(instance, "Server.CapacityBlockEnding: the Capacity Block ends in 30 minutes")
-
-
 def install() -> None:
-    """Register the id prefix, the tags and the terminations at the end of Capacity Blocks."""
+    """Register the id prefix and the tags."""
     moto_resources = EC2Backend.iter_tagged_resources
 
     def iter_tagged_resources(self: Any) -> Iterator[TaggedResource]:
@@ -249,4 +253,3 @@ def install() -> None:
     # CreateTags accepts only ids with a prefix that moto knows.
     EC2_RESOURCE_TO_PREFIX["capacity-reservation"] = "cr"
     EC2_PREFIX_TO_RESOURCE["cr"] = "capacity-reservation"
-    CLOCK.add_source(_due_block_terminations)

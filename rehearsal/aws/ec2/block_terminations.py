@@ -1,0 +1,39 @@
+"""Termination of the instances of a Capacity Block before its end.
+
+Source: EC2 user guide, "Capacity Blocks for ML".
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from moto.ec2.models import ec2_backends
+
+from rehearsal.aws.clock import CLOCK, Due
+from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
+from rehearsal.aws.ec2.terminations import reclaim_instance
+
+# "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+TERMINATION_LEAD_SECONDS = 1800.0
+
+
+def _due_terminations() -> Iterator[Due]:
+    backend: Any
+    for _, _, backend in ec2_backends.iter_backends():
+        for reservation in reservations(backend).values():
+            if reservation.is_block and reservation.end is not None and not reservation.instances_terminated:
+                when = reservation.end - TERMINATION_LEAD_SECONDS
+                yield when, lambda reservation=reservation: _terminate_instances(reservation)  # type: ignore[misc]
+
+
+def _terminate_instances(reservation: CapacityReservation) -> None:
+    """Terminate the instances of a Capacity Block on behalf of EC2, and notify their Auto Scaling groups."""
+    reservation.instances_terminated = True
+    for instance in list(reservation.ec2_backend.all_instances()):
+        if instance.capacity_reservation_id == reservation.id and instance.state != "terminated":
+            reclaim_instance(instance, "Server.CapacityBlockEnding: the Capacity Block ends in 30 minutes")
+
+
+def install() -> None:
+    """Add the terminations to the clock."""
+    CLOCK.add_source(_due_terminations)
