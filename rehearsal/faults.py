@@ -12,6 +12,7 @@ from rehearsal.aws.faults import (
     CapacityBlockStart,
     Fault,
     FsxDeployment,
+    Reclaim,
     SpotInterruption,
     check_operation,
     parse_denied_operations,
@@ -69,6 +70,9 @@ def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
         if isinstance(fault, SpotInterruption) and not has_spot:
             fix = "Remove this fault, or rehearse a stack with capacity.spot or capacity.spot_above_base"
             raise _error(format_fault(fault), ["the stack has no Spot Instances"], fix)
+        if isinstance(fault, Reclaim) and not settings.capacity.interruptible:
+            fix = "Remove this fault, or rehearse a stack with capacity.reservation.interruptible"
+            raise _error(format_fault(fault), ["the stack has no interruptible reservation"], fix)
         if isinstance(fault, CapacityBlockStart) and settings.capacity.capacity_block is None:
             fix = "Remove this fault, or rehearse a stack with capacity.capacity_block"
             raise _error(format_fault(fault), ["the stack has no Capacity Block"], fix)

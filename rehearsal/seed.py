@@ -53,6 +53,7 @@ def account_seed(settings: StackSettings, region: str, zone: str, block_delay_se
                 zone=zone,
                 count=sum(group.nodes for group in settings.groups if group.reservation),
                 block=is_block,
+                interruptible=settings.capacity.interruptible,
                 start=time.time() + block_delay_seconds if is_block and block_delay_seconds else None,
                 end=time.time() + _BLOCK_SECONDS if is_block else None,
             ),

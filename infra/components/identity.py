@@ -21,7 +21,8 @@ class IdentityArgs:
     """Arguments of Identity.
 
     `key_arn` is the KMS key of the data bucket, `secrets` the names of the SSM parameters of the job, `wheels` the S3
-    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR.
+    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR. `interruptible`:
+    whether the controller watches an interruptible Capacity Reservation.
     """
 
     scope: Scope
@@ -31,6 +32,7 @@ class IdentityArgs:
     secrets: Sequence[str]
     wheels: str | None
     image: EcrImage | None
+    interruptible: bool
 
 
 class Identity(pulumi.ComponentResource):
@@ -177,6 +179,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
         ),
         _unscoped("DescribeGroups", "autoscaling:DescribeAutoScalingGroups"),
         _stack_reservations(args),
+        *([_unscoped("DescribeReservations", "ec2:DescribeCapacityReservations")] if args.interruptible else []),
         _sessions(),
         _list(args),
         _data_key(args),

@@ -26,7 +26,7 @@ class ReservationFacts:
     """A capacity reservation. Times are Unix times; `end_time` is None for an unlimited reservation.
 
     `available`: instances that can be launched into it now. `placement_group_arn`: the cluster placement group that it
-    was created in.
+    was created in. `is_interruptible`: None where Cloud Control does not return it.
     """
 
     id: str
@@ -37,6 +37,7 @@ class ReservationFacts:
     placement_group_arn: str | None
     state: str
     is_capacity_block: bool
+    is_interruptible: bool | None
     start_time: float | None
     end_time: float | None
 
@@ -181,6 +182,7 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
         placement_group_arn=properties.get("PlacementGroupArn"),
         state=properties.get("State", "in an unknown state"),
         is_capacity_block=properties.get("ReservationType") == "capacity-block",
+        is_interruptible=properties.get("Interruptible"),
         start_time=_unix(properties.get("StartDate")),
         end_time=_unix(properties.get("EndDate")),
     )

@@ -7,6 +7,10 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         "the controller lists the nodes of its groups",
         f"{_REFERENCE}list_amazonec2autoscaling.html",
     ),
+    "ec2:DescribeCapacityReservations": (
+        "the controller reads whether the owner of an interruptible reservation reclaims instances",
+        f"{_REFERENCE}list_amazonec2.html",
+    ),
     "ecr:GetAuthorizationToken": (
         "Docker on a node logs in to the registry of the job's image; a token covers all registries",
         f"{_REFERENCE}list_amazonelasticcontainerregistry.html",

@@ -98,6 +98,19 @@ def reservation_has_configured_type(settings: StackSettings, facts: AccountFacts
         yield _reservation_problem(settings, reason, f"Set it under capacity.{key}")
 
 
+def interruption_is_configured(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """capacity.reservation.interruptible is set for an interruptible reservation, and for no other."""
+    reservation, expected = facts.reservation, settings.capacity.interruptible
+    if reservation is None or reservation.is_interruptible in (None, expected):
+        return
+    if expected:
+        reason, fix = "is not interruptible", "Remove capacity.reservation.interruptible"
+    else:
+        reason = "is interruptible: its owner can reclaim the instances with two minutes' notice"
+        fix = "Accept that with capacity.reservation.interruptible: true, or use another reservation"
+    yield _reservation_problem(settings, reason, fix)
+
+
 def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
     """The reservation is active, or a Capacity Block that is paid: the launch waits for its start."""
     reservation = facts.reservation
@@ -239,6 +252,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     spot_types_offered,
     zones_match_reservation,
     reservation_has_configured_type,
+    interruption_is_configured,
     reservation_is_active,
     reservation_fits_workers,
     reservation_has_available_instances,

@@ -29,6 +29,7 @@ def reservation_properties(**changes: Any) -> dict[str, Any]:
         "InstanceMatchCriteria": "targeted",
         "InstancePlatform": "Linux/UNIX",
         "InstanceType": "p5en.48xlarge",
+        "Interruptible": False,
         "ReservationType": "capacity-block",
         "StartDate": "2026-01-01T11:30:00Z",
         "State": "active",

@@ -9,9 +9,11 @@ from typing import Any
 
 from moto.ec2.models import ec2_backends, subnets, vpcs
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.ec2.utils import random_id
 from moto.kms import models as kms
 from moto.s3.models import s3_backends
 
+from rehearsal.aws.ec2.interruptible import allocate
 from rehearsal.aws.ec2.quotas import set_increased_quotas
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.lookup import find_bucket
@@ -31,7 +33,8 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
     if account_seed.increased_quota_codes is not None:
         set_increased_quotas(account_seed.increased_quota_codes)
     for reservation in account_seed.reservations:
-        reservations(backend).setdefault(reservation.id, _create_reservation(backend, reservation))
+        if reservation.id not in reservations(backend):
+            _create_reservation(backend, reservation)
     for network in account_seed.networks:
         if network.id not in backend.vpcs:
             _create_network(backend, network)
@@ -70,10 +73,10 @@ def _validate_reservation(backend: Any, seed: SeedReservation) -> None:
         )
 
 
-def _create_reservation(backend: Any, seed: SeedReservation) -> CapacityReservation:
-    return CapacityReservation(
+def _create_reservation(backend: Any, seed: SeedReservation) -> None:
+    created = CapacityReservation(
         backend,
-        seed.id,
+        random_id("cr", 17) if seed.interruptible else seed.id,
         instance_type=seed.instance_type,
         zone=seed.zone,
         count=seed.count,
@@ -82,6 +85,9 @@ def _create_reservation(backend: Any, seed: SeedReservation) -> CapacityReservat
         start=seed.start,
         end=seed.end,
     )
+    reservations(backend)[created.id] = created
+    if seed.interruptible:
+        allocate(created, seed.id, seed.count, "retain")
 
 
 def _create_network(backend: Any, seed: SeedNetwork) -> None:

@@ -17,6 +17,9 @@ class SeedReservation(StrictModel):
     zone: str = Field(description="Availability zone.")
     count: int = Field(gt=0, description="Instances that it reserves.")
     block: bool = Field(default=False, description="Whether it is a Capacity Block.")
+    interruptible: bool = Field(
+        default=False, description="Whether it is interruptible: then the seed also has its source, without capacity."
+    )
     criteria: Literal["open", "targeted"] = Field(
         default="targeted", description="Instance match criteria. A Capacity Block is always targeted."
     )

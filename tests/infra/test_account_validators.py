@@ -149,6 +149,26 @@ EXAMPLES: dict[str, list[Example]] = {
             stack="h200-cluster",
         ),
     ],
+    "interruption_is_configured": [
+        Example(
+            reserved(Interruptible=True),
+            {"capacity": NAMED},
+            "capacity.reservation.id",
+            ("is interruptible", "capacity.reservation.interruptible: true"),
+        ),
+        Example(
+            reserved(Interruptible=False),
+            {"capacity": {"reservation": {"id": RESERVATION, "interruptible": True}}},
+            "capacity.reservation.id",
+            ("is not interruptible",),
+        ),
+        Example(
+            reserved(Interruptible=True),
+            {"capacity": {"spot_above_base": {"base_nodes": 1, "base_reservation": RESERVATION}}},
+            "capacity.spot_above_base.base_reservation",
+            ("is interruptible",),
+        ),
+    ],
     "reservation_is_active": [
         Example(reserved(State="expired"), {"capacity": NAMED}, "capacity.reservation.id", ("is expired",)),
         Example(

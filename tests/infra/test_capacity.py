@@ -62,6 +62,33 @@ def test_capacity_block_has_its_market_type_and_no_placement_group(changed: Call
     assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")
 
 
+def test_interruptible_reservation_has_its_market_type(changed: Callable[..., Deployment]) -> None:
+    properties = reservation_properties(**WORKER_RESERVATION, Interruptible=True)
+    capacity = {"reservation": {"id": RESERVATION, "interruptible": True}}
+    run = changed(account={"reservations": {RESERVATION: properties}}, capacity=capacity)
+    assert purchase_options(run)["workers"] == {
+        "instanceMarketOptions": {"marketType": "interruptible-capacity-reservation"},
+        "capacityReservationSpecification": {"capacityReservationTarget": {"capacityReservationId": RESERVATION}},
+    }
+    (group,) = manifest_of(run).groups
+    assert (group.market, group.interruptible, group.launch_method) == (
+        "interruptible-capacity-reservation",
+        True,
+        "desired-capacity",
+    )
+
+
+@pytest.mark.parametrize("interruptible", [False, True])
+def test_head_reads_reservations_of_an_interruptible_one_only(
+    changed: Callable[..., Deployment], interruptible: bool
+) -> None:
+    properties = reservation_properties(**WORKER_RESERVATION, Interruptible=interruptible)
+    capacity = {"reservation": {"id": RESERVATION, "interruptible": interruptible}}
+    run = changed(account={"reservations": {RESERVATION: properties}}, capacity=capacity)
+    policy = run.resource("aws:iam/rolePolicy:RolePolicy", "head").inputs["policy"]
+    assert ("ec2:DescribeCapacityReservations" in policy) == interruptible
+
+
 def test_capacity_block_uses_desired_capacity_and_ends_early(
     changed: Callable[..., Deployment],
 ) -> None:

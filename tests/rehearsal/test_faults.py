@@ -84,6 +84,16 @@ def test_spot_interruption_without_spot_instances_is_rejected(tmp_path: Path) ->
     check_faults(fault, load_settings({**raw, "capacity": {"spot": {}}}, tmp_path, "x"))
 
 
+def test_reclaim_without_an_interruptible_reservation_is_rejected(tmp_path: Path) -> None:
+    raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    reservation: dict[str, object] = {"id": "cr-0123456789abcdef0"}
+    fault = parse_faults(["reclaim,seconds=5"])
+    with rejects("invalid_fault", "no interruptible reservation"):
+        check_faults(fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"))
+    reservation["interruptible"] = True
+    check_faults(fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"))
+
+
 @pytest.mark.parametrize(("fsx", "is_valid"), [(None, False), ("SCRATCH_2", False), ("PERSISTENT_2", True)])
 def test_fsx_fault_requires_a_file_system_of_its_type(tmp_path: Path, fsx: str | None, is_valid: bool) -> None:
     raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}

@@ -34,6 +34,12 @@ def test_reservation_has_the_size_of_its_worker_groups(tmp_path: Path) -> None:
     )
 
 
+def test_interruptible_reservation_is_seeded_so(tmp_path: Path) -> None:
+    capacity = {"reservation": {"id": "cr-0123456789abcdef0", "interruptible": True}}
+    (reservation,) = account_seed(settings(tmp_path, capacity=capacity), "us-east-1", "us-east-1b").reservations
+    assert reservation.interruptible
+
+
 def test_block_has_an_end(tmp_path: Path) -> None:
     capacity = {"capacity_block": {"id": "cr-0123456789abcdef0"}}
     (reservation,) = account_seed(settings(tmp_path, capacity=capacity), "us-east-1", "us-east-1b").reservations

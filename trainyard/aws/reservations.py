@@ -68,6 +68,31 @@ def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityRese
     return sorted(described, key=lambda reservation: reservation.instances, reverse=True)
 
 
+def find_source(region: str, interruptible: str) -> str | None:
+    """Return the id of the reservation that an interruptible reservation was created from; None if it has none."""
+    info = _describe(region, interruptible).get("InterruptionInfo") or {}
+    return info.get("SourceCapacityReservationId")
+
+
+def find_reclaim_target(region: str, source: str) -> int | None:
+    """Return the number of instances that an interruptible reservation keeps in a reclaim; None without a reclaim.
+
+    `source`: id of the reservation that it was created from. EC2 user guide, "Interruptible Capacity Reservations for
+    capacity owners": the status of the allocation is `updating` during a reclaim.
+    """
+    allocation = _describe(region, source).get("InterruptibleCapacityAllocation") or {}
+    if allocation.get("Status") != "updating" or allocation["TargetInstanceCount"] >= allocation["InstanceCount"]:
+        return None
+    target: int = allocation["TargetInstanceCount"]
+    return target
+
+
+def _describe(region: str, reservation: str) -> Mapping[str, Any]:
+    response = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[reservation])
+    description: Mapping[str, Any] = response["CapacityReservations"][0]
+    return description
+
+
 def resize_reservation(region: str, reservation: str, instances: int) -> None:
     """Set the number of instances of a reservation. Raises ClientError without capacity for additional instances."""
     ec2 = client("ec2", region, max_attempts=1)

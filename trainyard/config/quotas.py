@@ -96,7 +96,7 @@ def required_vcpu_quotas(settings: StackSettings) -> list[QuotaRequirement]:
     uses.append((head, "on-demand", head.vcpus, "head_instance_type", settings.head_instance_type))
     requirements: dict[str, QuotaRequirement] = {}
     for entry, market, vcpus, key, value in uses:
-        quota = None if market == "capacity-block" else quota_of(entry, market)
+        quota = None if market == "capacity-block" else quota_of(entry, "spot" if market == "spot" else "on-demand")
         if quota is None:
             continue
         first = requirements.get(quota.code)

@@ -8,7 +8,9 @@ from trainyard.base import StrictModel
 from trainyard.config.field_types import ContainerImage, JobName, ParameterName, RunId, VariableName
 from trainyard.config.training import TrainerConfig
 
-Market = Literal["on-demand", "spot", "capacity-block"]
+Market = Literal["on-demand", "spot", "capacity-block", "interruptible-capacity-reservation"]
+# Markets whose MarketType the launch template has together with a reservation; LaunchInstances documents neither.
+RESERVED_MARKETS = ("capacity-block", "interruptible-capacity-reservation")
 SystemRole = Literal["nvidia_driver", "cuda", "efa", "container", "nvme", "lustre"]
 
 

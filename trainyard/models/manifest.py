@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainyard.base import StrictModel
-from trainyard.config.shared_settings import JobSpec, Market, NodeSettings
+from trainyard.config.shared_settings import RESERVED_MARKETS, JobSpec, Market, NodeSettings
 from trainyard.models.layout import split_s3_uri
 
 
@@ -93,7 +93,8 @@ class WorkerGroup(StrictModel):
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 if EFA is not used.")
     hardware: Hardware = Field(default_factory=Hardware, description="Properties of the instance type.")
     market: Market = Field(
-        "on-demand", description="Purchase option of its nodes; a capacity reservation counts as on-demand."
+        "on-demand",
+        description="Purchase option of its nodes; a capacity reservation counts as on-demand unless interruptible.",
     )
     capacity_start_time: float | None = Field(
         None, description="Unix time from which nodes can be launched, the start of a Capacity Block; none: now."
@@ -112,14 +113,19 @@ class WorkerGroup(StrictModel):
 
     @property
     def spot(self) -> bool:
-        """Whether AWS may interrupt the nodes, with two minutes' notice."""
+        """Whether the nodes are Spot Instances."""
         return self.market == "spot"
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether AWS may interrupt the nodes, with two minutes' notice."""
+        return self.market in ("spot", "interruptible-capacity-reservation")
 
     @property
     def launch_method(self) -> Literal["launch-instances", "desired-capacity"]:
         """Auto Scaling API that launches nodes: the synchronous LaunchInstances, or the desired capacity for Capacity
-        Blocks, which LaunchInstances does not support."""
-        return "desired-capacity" if self.market == "capacity-block" else "launch-instances"
+        Blocks and interruptible reservations, which LaunchInstances does not document."""
+        return "desired-capacity" if self.market in RESERVED_MARKETS else "launch-instances"
 
 
 class Fsx(StrictModel):

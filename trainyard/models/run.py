@@ -89,6 +89,12 @@ class Control(StrictModel):
     save_checkpoint: bool = Field(
         False, description="Agents request a checkpoint from ranks that still run before they stop them."
     )
+    checkpoint_requests: int = Field(
+        0,
+        ge=0,
+        description="Number of checkpoints that the controller has requested because the owner of an interruptible "
+        "reservation reclaims instances. The attempt continues after each.",
+    )
     failed_attempt: FailedAttempt | None = Field(None, description="The last attempt that failed or lost a node.")
     health_check: HealthCheckOrder | None = Field(None, description="The health check that nodes must run now.")
     health_check_count: int = Field(0, ge=0, description="Number of health checks ordered so far.")

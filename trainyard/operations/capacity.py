@@ -12,9 +12,9 @@ from trainyard.aws import autoscaling
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
 
-# Instances by desired capacity are those of a Capacity Block, which is paid for in advance: waiting costs nothing. Auto
-# Scaling retries a refused launch after one or two minutes, so that this time covers several tries; Auto Scaling itself
-# would continue for most of an hour.
+# Instances by desired capacity are those of a Capacity Block or an interruptible reservation, which are paid for, used
+# or not: waiting costs nothing. Auto Scaling retries a refused launch after one or two minutes, so that this time
+# covers several tries; Auto Scaling itself would continue for most of an hour.
 CAPACITY_TIMEOUT_SECONDS = 5 * 60.0
 POLL_SECONDS = 2.0
 

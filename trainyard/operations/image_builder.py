@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling, ec2, tags
 from trainyard.aws.ec2 import Tags, tag_specifications, tags_of
+from trainyard.config.shared_settings import RESERVED_MARKETS
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS
 from trainyard.models.manifest import WorkerGroup
@@ -73,7 +74,7 @@ class LaunchTemplate:
             options["MetadataOptions"] = {key: value for key, value in metadata_options if key != "State"}
         if is_reserved and self.data.get("CapacityReservationSpecification"):
             options["CapacityReservationSpecification"] = self.data["CapacityReservationSpecification"]
-        if is_reserved and market == "capacity-block":
+        if is_reserved and market in RESERVED_MARKETS:
             options["InstanceMarketOptions"] = {"MarketType": market}
         return {
             **options,

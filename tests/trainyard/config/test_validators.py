@@ -75,6 +75,13 @@ EXAMPLES: dict[str, list[Example]] = {
             ("EFA interfaces of g6e.8xlarge",),
         ),
     ],
+    "interruptible_reservation_named": [
+        Example(
+            {"capacity": {"reservation": {"interruptible": True}}},
+            "capacity.reservation.interruptible",
+            ("capacity.reservation.id",),
+        ),
+    ],
     "purchase_option_offered": [
         Example({"capacity": BLOCK}, "capacity.capacity_block", ("c7i.xlarge",)),
         Example({"instance_type": "p5e.48xlarge"}, "capacity", ("p5e.48xlarge",)),

@@ -50,6 +50,10 @@ class Reservation(StrictModel):
         None,
         description="Reservation to launch into; none: matching open reservations, and on-demand when they are full.",
     )
+    interruptible: bool = Field(
+        False,
+        description="Whether the reservation is interruptible: its owner can reclaim instances at two minutes' notice.",
+    )
     on_expiry: OnExpiry = Field(
         "shorten",
         description="Where the reservation ends before the job's time limit: shorten the run, or refuse the stack.",
@@ -133,6 +137,11 @@ class CapacitySettings(StrictModel):
         return ("spot", self.spot) if self.spot else None
 
     @property
+    def interruptible(self) -> bool:
+        """Whether the workers are in an interruptible Capacity Reservation."""
+        return self.reservation is not None and self.reservation.interruptible
+
+    @property
     def on_expiry(self) -> OnExpiry:
         """Behaviour where the reserved capacity ends before the job's time limit."""
         reserved = self.capacity_block or self.reservation
@@ -154,10 +163,11 @@ class CapacitySettings(StrictModel):
             )
         if self.reservation:
             reservation = self.reservation.id
+            market: Market = "interruptible-capacity-reservation" if self.interruptible else "on-demand"
             is_open = reservation is None
             return (
                 GroupPlan(
-                    name="workers", nodes=nodes, market="on-demand", reservation=reservation, open_reservations=is_open
+                    name="workers", nodes=nodes, market=market, reservation=reservation, open_reservations=is_open
                 ),
             )
         return (GroupPlan(name="workers", nodes=nodes, market="on-demand"),)

@@ -73,6 +73,14 @@ def spot_types_have_equal_gpus(settings: StackSettings, root: Path) -> Iterator[
             yield invalid_setting(f"{key}.{number}", name, difference, "Remove it, or choose another type")
 
 
+def interruptible_reservation_named(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """An interruptible reservation has an id: EC2 launches into it only where a launch targets it."""
+    reservation = settings.capacity.reservation
+    if reservation and reservation.interruptible and reservation.id is None:
+        reason, fix = "requires capacity.reservation.id", "Set the id of the interruptible reservation"
+        yield invalid_setting("capacity.reservation.interruptible", True, reason, fix)
+
+
 def purchase_option_offered(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """AWS sells the instance type under the purchase option."""
     entry, capacity = settings.worker_type, settings.capacity
@@ -150,6 +158,7 @@ VALIDATORS = (
     zones_not_decided_elsewhere,
     spot_nodes_above_base,
     spot_types_have_equal_gpus,
+    interruptible_reservation_named,
     purchase_option_offered,
     head_without_gpus,
     gpu_supported_by_torch,

@@ -18,7 +18,7 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, HealthCheckOrder, RunRecord
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
-from trainyard.node.agent.drain import DRAIN_SECONDS, Drain
+from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.identity import BASE, EXIT_NEWER_BUNDLE, Node, find_group, is_outdated
@@ -48,6 +48,7 @@ class Agent:
         self._record_read_at = 0.0
         self._state_file = AgentStateFile(BASE / "runs" / run.run / "agent.json")
         self._control_read_at = 0.0
+        self._checkpoint_requests = 0
 
     def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         """Report a state of this agent to the controller now."""
@@ -152,6 +153,7 @@ class Agent:
 
     def _start_attempt(self, control: Control) -> None:
         number, network = control.attempt, self._state_file.state.network
+        self._checkpoint_requests = control.checkpoint_requests
         self._state_file.update(attempt=number, attempt_reported=False)
         nodes = len(control.nodes)
         try:
@@ -169,6 +171,9 @@ class Agent:
             self.report_state("workers_up", attempt.number)
         if attempt.up_reported:
             self._report_activity(attempt, time.time())
+        if control.checkpoint_requests > self._checkpoint_requests:
+            self._checkpoint_requests = control.checkpoint_requests
+            self._save_checkpoint(INTERRUPTION_SECONDS)
         # A health check of this node means that its attempt is lost, even if no rank here has noticed it yet.
         order = control.health_check
         superseded = control.attempt > attempt.number or (order is not None and self._is_new(order))

@@ -1,7 +1,9 @@
 """Drain of a node that leaves its group: its cause, its time limit, and the completion of the lifecycle action.
 
 Auto Scaling holds a node that it terminates with the group's termination lifecycle hook until the node completes the
-action. A spot interruption is an action of EC2: no hook holds the node, which has two minutes from the notice.
+action. A spot interruption is an action of EC2: no hook holds the node, which has two minutes from the notice. The
+reclaim of an interruptible Capacity Reservation is another, but EC2 does not document its notice in the instance
+metadata: the controller requests the checkpoint. A notice in the metadata would drain the node as on Spot.
 """
 
 import logging
@@ -28,7 +30,7 @@ class Drain:
     """Drain of one node."""
 
     def __init__(self, node: Node, group: WorkerGroup) -> None:
-        self._spot = group.spot
+        self._interruptible = group.interruptible
         self._noticed: set[str] = set()
         self._action = {
             "AutoScalingGroupName": group.autoscaling_group,
@@ -41,7 +43,7 @@ class Drain:
         """Why this node must be drained; None if it is not drained."""
         if _metadata_page("autoscaling/target-lifecycle-state") == "Terminated":
             return "terminating"
-        return "interrupted" if self._spot and self._is_interrupted() else None
+        return "interrupted" if self._interruptible and self._is_interrupted() else None
 
     def _is_interrupted(self) -> bool:
         """Whether EC2 has sent an interruption notice. A rebalance recommendation is only logged, because the node may

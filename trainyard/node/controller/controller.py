@@ -29,6 +29,7 @@ from trainyard.node.controller.failure_analysis import (
 )
 from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
+from trainyard.node.controller.reclaims import ReclaimWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
 
@@ -57,6 +58,7 @@ class RunController:
         content = self.data.find(self.layout.control)
         self.control = Control() if content is None else Control.model_validate_json(content)
         self.groups = WorkerGroups(manifest.groups, node.region, self._nodes_in_use())
+        self._reclaims = ReclaimWatch(manifest.groups, node.region)
 
     def _nodes_in_use(self) -> tuple[str, ...]:
         """Return the nodes of the current attempt, unless it has failed, and of the current health check."""
@@ -69,6 +71,8 @@ class RunController:
         now, limits = time.time(), self.run.limits
         if now - self._members_at >= MEMBERS_POLL_SECONDS:
             self._members, self._members_at = self.groups.members(), now
+            if self._reclaims.has_new_reclaim():
+                self._order(checkpoint_requests=self.control.checkpoint_requests + 1)
         if not self.control.started and (self._all_have_state("workers_up") or self._all_have_state("workers_done")):
             self._order(started=True)
         if now > self.run.deadline:

@@ -64,8 +64,14 @@ class OnNode:
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
-    def order(self, attempt: int, stop: bool = False, save_checkpoint: bool = False) -> None:
-        control = Control(attempt=attempt, nodes=("i-1",), stop=stop, save_checkpoint=save_checkpoint)
+    def order(self, attempt: int, stop: bool = False, save_checkpoint: bool = False, requests: int = 0) -> None:
+        control = Control(
+            attempt=attempt,
+            nodes=("i-1",),
+            stop=stop,
+            save_checkpoint=save_checkpoint,
+            checkpoint_requests=requests,
+        )
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
     def events(self) -> list[NodeEvent]:
@@ -172,6 +178,17 @@ def test_attempt_saves_a_checkpoint_before_the_run_grows(node: OnNode) -> None:
     node.order(2, save_checkpoint=True)
     node.wait_for("workers_up 2")
     assert (node.folder / "bundle/saved").exists()
+
+
+def test_requested_checkpoint_is_saved_once_and_the_attempt_continues(node: OnNode) -> None:
+    saved = node.folder / "bundle/saved"
+    node.order(1, requests=1)  # requested before the attempt started
+    node.wait_for("workers_up 1")
+    assert not saved.exists()
+    node.order(1, requests=2)
+    eventually(saved.exists, "the checkpoint")
+    node.finish(0)
+    node.wait_for("workers_done 1")
 
 
 def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:

@@ -59,8 +59,8 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 @pytest.fixture
 def create_drain(account: EmulatedAws) -> Callable[..., Drain]:
-    def create(*, spot: bool = True) -> Drain:
-        return Drain(NODE, MANIFEST.groups[0].model_copy(update={"market": "spot" if spot else "on-demand"}))
+    def create(*, market: str = "spot") -> Drain:
+        return Drain(NODE, MANIFEST.groups[0].model_copy(update={"market": market}))
 
     return create
 
@@ -75,15 +75,19 @@ def test_target_lifecycle_state_drains_the_node(service: Service, create_drain: 
     assert (drain.cause(), drain.checkpoint_timeout_seconds()) == ("terminating", DRAIN_SECONDS)
 
 
-def test_spot_notice_drains_the_node_within_two_minutes(service: Service, create_drain: Callable[..., Drain]) -> None:
+@pytest.mark.parametrize("market", ["spot", "interruptible-capacity-reservation"])
+def test_notice_drains_the_node_within_two_minutes(
+    service: Service, create_drain: Callable[..., Drain], market: str
+) -> None:
     service.pages = NOTICE
-    drain = create_drain()
+    drain = create_drain(market=market)
     assert (drain.cause(), drain.checkpoint_timeout_seconds()) == ("interrupted", INTERRUPTION_SECONDS)
 
 
-def test_only_spot_nodes_read_notices(service: Service, create_drain: Callable[..., Drain]) -> None:
+@pytest.mark.parametrize("market", ["on-demand", "capacity-block"])
+def test_other_nodes_read_no_notices(service: Service, create_drain: Callable[..., Drain], market: str) -> None:
     service.pages = NOTICE
-    assert create_drain(spot=False).cause() is None
+    assert create_drain(market=market).cause() is None
 
 
 def test_rebalance_recommendation_is_only_logged(
