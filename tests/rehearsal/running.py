@@ -58,6 +58,7 @@ class RehearsalProcess:
 
     launch_settings: ClassVar[dict[str, Any]] = {"health_check_timeout_minutes": 0}
     worker_count: ClassVar[int] = 1
+    capacity: ClassVar[dict[str, Any]] = {"on_demand": {}}
 
     def __init__(
         self,
@@ -103,7 +104,8 @@ class RehearsalProcess:
         resume = {"resume": "no-such-run"} if job == "refused" else {}
         job_settings = {**settings, "processes_per_node": 1, **resume}
         launch = {"merge": True, **self.launch_settings}
-        write_stack(self.tree, self.stack, nodes=self.worker_count, job=job_settings, launch=launch)
+        changes = {"nodes": self.worker_count, "job": job_settings, "launch": launch, "capacity": self.capacity}
+        write_stack(self.tree, self.stack, **changes)
 
     def stderr(self) -> str:
         """Return the stderr so far."""

@@ -180,15 +180,23 @@ def test_attempt_saves_a_checkpoint_before_the_run_grows(node: OnNode) -> None:
     assert (node.folder / "bundle/saved").exists()
 
 
-def test_requested_checkpoint_is_saved_once_and_the_attempt_continues(node: OnNode) -> None:
-    saved = node.folder / "bundle/saved"
-    node.order(1, requests=1)  # requested before the attempt started
+def test_requested_checkpoint_is_saved_and_the_attempt_continues(node: OnNode) -> None:
+    node.order(1)
     node.wait_for("workers_up 1")
-    assert not saved.exists()
-    node.order(1, requests=2)
-    eventually(saved.exists, "the checkpoint")
+    node.order(1, requests=1)
+    eventually((node.folder / "bundle/saved").exists, "the checkpoint")
     node.finish(0)
     node.wait_for("workers_done 1")
+
+
+def test_only_requests_during_the_attempt_save_a_checkpoint(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    monkeypatch.setattr(node.agent, "_save_checkpoint", lambda _: handled.append(node.agent._checkpoint_requests))
+    node.order(1, requests=1)
+    node.wait_for("workers_up 1")
+    node.order(1, requests=2)
+    eventually(lambda: 2 in handled, "the second request")
+    assert handled == [2]
 
 
 def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:
