@@ -73,12 +73,11 @@ class SimulatedNodes:
         self._s3.put_object(Bucket=self._data, Key=key, Body=b"{}")
 
     def report_head_ready(self) -> None:
-        """Write the events of the head's services."""
+        """Write the event of the head's controller."""
         head = self._manifest.head
-        for service in ("rendezvous", "controller"):
-            stamp = _stamp(head.instance, "head")
-            event = ServiceEvent.model_validate({**stamp, "service": service, "address": head.address})
-            self._write(self._staging, HEAD_EVENTS, event)
+        fields = {"service": "controller", "address": head.address}
+        event = ServiceEvent.model_validate({**_stamp(head.instance, "head"), **fields})
+        self._write(self._staging, HEAD_EVENTS, event)
 
     def report_playbook_status(self, run: str, nodes: Sequence[str], status: str) -> None:
         """Write an event of each node's playbook."""

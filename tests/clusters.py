@@ -78,12 +78,10 @@ class Cluster:
         return actions[0]["StartTime"].timestamp() if actions else None
 
     def write_head_ready_events(self) -> None:
-        """Write the events of a head whose services are ready."""
-        for service in ("rendezvous", "controller"):
-            event = ServiceEvent.model_validate(
-                {**event_fields("i-head", "head"), "service": service, "address": self.manifest.head.address}
-            )
-            self._write(self.staging, HEAD_EVENTS, "i-head", event)
+        """Write the event of a head whose controller has started."""
+        fields = {"service": "controller", "address": self.manifest.head.address}
+        event = ServiceEvent.model_validate({**event_fields("i-head", "head"), **fields})
+        self._write(self.staging, HEAD_EVENTS, "i-head", event)
 
     def write_head_failure_events(self, message: str, head: str = "i-head") -> None:
         """Write events of a head whose playbook fails for longer than a launch waits for a retry."""
@@ -93,7 +91,15 @@ class Cluster:
             )
             self._write(self.staging, HEAD_EVENTS, head, event)
 
-    def write_agent_event(self, run: str, node: str, state: str, attempt: int, failures: tuple[Any, ...] = ()) -> None:
+    def write_agent_event(
+        self,
+        run: str,
+        node: str,
+        state: str,
+        attempt: int,
+        failures: tuple[Any, ...] = (),
+        address: str = "127.77.9.9",
+    ) -> None:
         """Write an AgentEvent of a worker."""
         event = AgentEvent.model_validate(
             {
@@ -101,7 +107,7 @@ class Cluster:
                 "run": run,
                 "attempt": attempt,
                 "state": state,
-                "address": "127.77.9.9",
+                "address": address,
                 "failures": failures,
             }
         )

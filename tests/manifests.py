@@ -14,7 +14,7 @@ MANIFEST = Manifest(
     bundle=Archive(uri="s3://staging/bundle/x.tar.gz", sha256="0" * 64),
     data_bucket="data",
     staging_bucket="staging",
-    head=Head(instance="i-head", address="127.77.9.2", rendezvous_port=29400),
+    head=Head(instance="i-head", address="127.77.9.2"),
     groups=(
         WorkerGroup(
             name="workers",

@@ -1,4 +1,4 @@
-"""The head node: a small on-demand instance with the rendezvous store and the controller."""
+"""The head node: a small on-demand instance with the controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ from trainyard.config.shared_settings import JobSpec
 from trainyard.models import layout
 from trainyard.models.manifest import Manifest
 
-RENDEZVOUS_PORT = 29400
-
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestArgs:
@@ -85,11 +83,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "bundle": args.archives["bundle"],
         "data_bucket": args.data_bucket,
         "staging_bucket": args.bucket,
-        "head": {
-            "instance": args.head.instance_id,
-            "address": args.head.address,
-            "rendezvous_port": RENDEZVOUS_PORT,
-        },
+        "head": {"instance": args.head.instance_id, "address": args.head.address},
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),
         "fsx": filesystem

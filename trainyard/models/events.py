@@ -45,8 +45,8 @@ class ServiceEvent(_Event):
     """A service of the head has started."""
 
     kind: Literal["service"] = "service"
-    service: Literal["rendezvous", "controller"] = Field(description="Name of the service.")
-    address: str = Field(description="Address on which it listens, or the address of the node.")
+    service: Literal["controller"] = Field(description="Name of the service.")
+    address: str = Field(description="Private address of the node.")
 
 
 class RankFailure(StrictModel):

@@ -27,7 +27,6 @@ class Head(StrictModel):
 
     instance: str = Field(description="EC2 instance id.")
     address: str = Field(description="Private address.")
-    rendezvous_port: int = Field(description="TCP port of the rendezvous store.")
 
 
 class Gpus(StrictModel):

@@ -64,11 +64,19 @@ class FailedAttempt(StrictModel):
     )
 
 
+class Master(StrictModel):
+    """The master of torchrun's static rendezvous: the torchrun of node rank 0 serves its store."""
+
+    address: str = Field(description="Private address of the node with node rank 0.")
+    port: int = Field(gt=0, lt=65536, description="TCP port of the store on that node, different for each order.")
+
+
 class HealthCheckOrder(StrictModel):
     """A health check that nodes must pass before an attempt uses them. Its rendezvous id is `<run>-check-<number>`."""
 
     number: int = Field(gt=0, description="Number of the health check in its run; attempts are numbered separately.")
-    nodes: tuple[str, ...] = Field(min_length=1, description="Instances to check.")
+    nodes: tuple[str, ...] = Field(min_length=1, description="Instances to check, in the order of their node ranks.")
+    master: Master = Field(description="Master of the rendezvous of these nodes.")
     requested_at: float = Field(description="Unix time of the order, seconds.")
 
 
@@ -76,9 +84,8 @@ class Control(StrictModel):
     """`control.json`: the orders of the controller, and the state that it needs after a restart."""
 
     attempt: int = Field(0, ge=0, description="Current attempt; 0 before the first.")
-    nodes: tuple[str, ...] = Field(
-        (), description="Instances of the attempt. torchrun ranks them by their private addresses, as strings."
-    )
+    nodes: tuple[str, ...] = Field((), description="Instances of the attempt, in the order of their node ranks.")
+    master: Master | None = Field(None, description="Master of the attempt's rendezvous; none before the first.")
     stop: bool = Field(False, description="Agents stop their workers and start no more.")
     started: bool = Field(False, description="Whether all workers of some attempt were up.")
     waiting_since: float | None = Field(

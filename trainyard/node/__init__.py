@@ -1,1 +1,1 @@
-"""Programs that run on nodes: bootstrap, playbook, job agent, rendezvous store, controller."""
+"""Programs that run on nodes: bootstrap, playbook, job agent, controller."""

@@ -72,28 +72,28 @@ class PlaybookFailures:
 
 
 def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> None:
-    """Wait until rendezvous store and controller run in the newest boot of the head that the manifest names.
+    """Wait until the controller runs in the newest boot of the head that the manifest names.
 
     Raises StartupError when the head's playbook fails, DeadlineError after the time limit.
     """
     assert cluster.staging is not None
     head = cluster.manifest.head
     cursor = Cursor(cluster.staging, f"{HEAD_EVENTS}{head.instance}/")
-    services: dict[str, set[str]] = {}
+    controller_boots: set[str] = set()
     failures = PlaybookFailures()
 
     def is_ready() -> bool:
         for event in node_events(cursor):
             display_event(display, event)
             if isinstance(event, ServiceEvent):
-                services.setdefault(event.boot, set()).add(event.service)
+                controller_boots.add(event.boot)
             failures.handle(event)
-        newest_boot = max([*services, *failures.boots], default="")
+        newest_boot = max([*controller_boots, *failures.boots], default="")
         if failures.is_final(head.instance, newest_boot):
             raise StartupError(f"the head {head.instance} could not be configured: {failures.message}")
-        return services.get(newest_boot) == {"rendezvous", "controller"}
+        return newest_boot in controller_boots
 
-    deadline.wait_until("the head's rendezvous store and controller", is_ready)
+    deadline.wait_until("the head's controller", is_ready)
     display.line("head", f"{head.address} ready")
 
 

@@ -309,7 +309,7 @@ def test_events_of_an_earlier_head_are_ignored(cluster: clusters.Cluster, on_lau
     cluster.write_head_failure_events("bad", head="i-earlier")
     launch, _ = create_launch(cluster)
     launch.deadline.at = time.time() + 1
-    with pytest.raises(LaunchError, match="waiting for the head's rendezvous store and controller"):
+    with pytest.raises(LaunchError, match="waiting for the head's controller"):
         launch.start()
 
 

@@ -45,7 +45,7 @@ class StackSettings(StrictModel):
         "value changes the AMI of a stack: a newer version of this project does not.",
     )
     head_instance_type: InstanceTypeName = Field(
-        "t3.large", description="EC2 instance type of the head (rendezvous store and controller)."
+        "t3.large", description="EC2 instance type of the head, which runs the controller."
     )
     root_volume_gib: Integer = Field(100, ge=30, le=16384, description="Root volume of each node, GiB of gp3.")
     network: NetworkSettings = Field(default_factory=NetworkSettings, description="The network.")

@@ -155,9 +155,8 @@ class Agent:
         number, network = control.attempt, self._state_file.state.network
         self._checkpoint_requests = control.checkpoint_requests
         self._state_file.update(attempt=number, attempt_reported=False)
-        nodes = len(control.nodes)
         try:
-            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, number, nodes, network)
+            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, control, network)
         except Exception as error:  # reported as the failure of a rank, so that the user sees it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)

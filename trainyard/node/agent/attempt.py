@@ -13,7 +13,7 @@ from trainyard.aws.s3 import Bucket
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Manifest, WorkerGroup
-from trainyard.models.run import RunRecord
+from trainyard.models.run import Control, RunRecord
 from trainyard.node.agent.processes import Torchrun, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.torchrun import job_variables, torchrun_command
@@ -67,7 +67,8 @@ def scratch_folder() -> Path:
 class AttemptTorchrun(Torchrun):
     """torchrun of one attempt on this node.
 
-    `network`: NCCL's name for the network that the last health check used; None without a health check.
+    `control`: the order of the attempt. `network`: NCCL's name for the network that the last health check used; None
+    without a health check.
     """
 
     def __init__(
@@ -76,22 +77,22 @@ class AttemptTorchrun(Torchrun):
         manifest: Manifest,
         group: WorkerGroup,
         run: RunRecord,
-        number: int,
-        nodes: int,
+        control: Control,
         network: str | None = None,
     ) -> None:
-        self.number, self.up_reported = number, False
+        self.number, self.up_reported = control.attempt, False
         self._processes = run.processes_per_node
-        folder = BASE / "runs" / run.run / f"attempt-{number:04d}"
-        super().__init__(node, manifest, run, folder, lambda name: attempt_source(number, name), "rank")
+        folder = BASE / "runs" / run.run / f"attempt-{self.number:04d}"
+        super().__init__(node, manifest, run, folder, lambda name: attempt_source(control.attempt, name), "rank")
         self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
         self._metrics.mkdir(exist_ok=True)
         self.follow_file("metrics", self._metrics / "metrics.jsonl", self._layout.metrics)
-        self._start(node, manifest, group, run, nodes, network)
+        self._start(node, manifest, group, run, control, network)
 
     def _start(
-        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, nodes: int, network: str | None
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, control: Control, network: str | None
     ) -> None:
+        assert control.master is not None, "the controller orders no attempt without it"
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -102,11 +103,11 @@ class AttemptTorchrun(Torchrun):
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
-            head=manifest.head,
+            nodes=control.nodes,
+            instance=node.instance,
+            master=control.master,
             rendezvous=f"{run.run}-{self.number}",
             processes=run.processes_per_node,
-            nodes=nodes,
-            address=node.address,
             job=job,
             logs=self._logs,
         )

@@ -49,17 +49,15 @@ class HealthCheckTorchrun(Torchrun):
         self._processes, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.use_gpus)
         folder = health_check_folder(run, order.number)
         super().__init__(node, manifest, run, folder, lambda name: health_check_source(order.number, name), "process")
-        rendezvous, head = f"{run.run}-check-{order.number}", manifest.head
-        arguments = ["--folder", str(folder), "--instance", node.instance, "--rendezvous", rendezvous]
-        arguments += ["--store", f"{head.address}:{head.rendezvous_port}"]
+        arguments = ["--folder", str(folder), "--instance", node.instance, "--first-node", order.nodes[0]]
         arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
-            head=head,
-            rendezvous=rendezvous,
+            nodes=order.nodes,
+            instance=node.instance,
+            master=order.master,
+            rendezvous=f"{run.run}-check-{order.number}",
             processes=self._processes,
-            nodes=len(order.nodes),
-            address=node.address,
             job=["-m", "trainyard.node.health_check", *arguments, *(["--gpus"] if on_gpu else [])],
             logs=self._logs,
             join_seconds=self._timeout_seconds,

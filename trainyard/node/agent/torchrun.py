@@ -3,50 +3,52 @@
 import fcntl
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard.models.layout import RunLayout
-from trainyard.models.manifest import Head, Manifest, WorkerGroup
-from trainyard.models.run import RunRecord
+from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.models.run import Master, RunRecord
 
 JOIN_SECONDS = 300.0
 # Name of aws-ofi-nccl up to 1.11. Newer versions accept it in NCCL_NET (nvidia_plugin_name_fixup in its
 # src/nccl_ofi_interface_nvidia.cpp).
 OFI_PLUGIN_NAME = "AWS Libfabric"
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
-# Keep-alive of 5 s x 3: shorter values expire on loaded cores and cause endless rounds of rendezvous.
-_RENDEZVOUS = "is_host=0,keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout={join}"
 
 
 def torchrun_command(
     *,
     python: Path,
-    head: Head,
+    nodes: Sequence[str],
+    instance: str,
+    master: Master,
     rendezvous: str,
     processes: int,
-    nodes: int,
-    address: str,
     job: list[str],
     logs: Path,
     join_seconds: float = JOIN_SECONDS,
 ) -> list[str]:
-    """The command line of torchrun on one of `nodes` nodes, `processes` on each.
+    """The command line of torchrun on the node `instance`, with `processes` worker processes.
 
-    torchrun does not restart workers: the controller starts a new attempt. Every attempt and every health check has a
-    different rendezvous id.
+    `nodes`: instance ids in the order of their node ranks. The rendezvous is static: the torchrun of node rank 0 serves
+    the store on the port of `master`, and the others connect to it for up to `join_seconds`, also if it starts later
+    (torch 2.15, static_tcp_rendezvous.py). torchrun does not restart workers: the controller starts a new attempt.
+    Every attempt and every health check has a different rendezvous id.
     """
     return [
         str(python),
         "-m",
         "torch.distributed.run",
-        f"--nnodes={nodes}",
+        f"--nnodes={len(nodes)}",
+        f"--node-rank={nodes.index(instance)}",
         f"--nproc-per-node={processes}",
         "--max-restarts=0",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={head.address}:{head.rendezvous_port}",
+        "--rdzv-backend=static",
+        f"--master-addr={master.address}",
+        f"--master-port={master.port}",
         f"--rdzv-id={rendezvous}",
-        f"--rdzv-conf={_RENDEZVOUS.format(join=round(join_seconds))}",
-        f"--local-addr={address}",
+        f"--rdzv-conf=timeout={round(join_seconds)}",
         f"--log-dir={logs}",
         "--redirects=3",
         "--monitor-interval=0.5",
@@ -83,8 +85,6 @@ def network_variables(manifest: Manifest, group: WorkerGroup, address: str, imag
         "AWS_REGION": manifest.region,
         "AWS_DEFAULT_REGION": manifest.region,
         "GLOO_SOCKET_IFNAME": find_interface(address),
-        # With a shared store, a new agent and a surviving agent deadlock (torch 2.15).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
     if group.gpus and manifest.node.use_gpus:

@@ -7,6 +7,7 @@ the run lasts, it renews the lease. All its state is in S3, so that it may be ki
 """
 
 import logging
+import secrets
 import time
 
 from botocore.exceptions import ClientError
@@ -19,7 +20,7 @@ from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import Results
-from trainyard.models.run import Control, FailedAttempt, HealthCheckOrder, Outcome, RunRecord
+from trainyard.models.run import Control, FailedAttempt, HealthCheckOrder, Master, Outcome, RunRecord
 from trainyard.models.streams import Cursor, node_events
 from trainyard.node.controller.failure_analysis import (
     NodeStates,
@@ -39,6 +40,8 @@ MEMBERS_POLL_SECONDS = 5.0
 RENEWALS_PER_LEASE = 4
 # torchrun stops its workers within 30 s after one has failed.
 FAILURE_REPORTS_SECONDS = 45.0
+# Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
+MASTER_PORTS = range(20000, 30000)
 LOG = logging.getLogger("controller")
 
 
@@ -177,7 +180,8 @@ class RunController:
         # A running job is not interrupted for a health check: only its new nodes are checked.
         is_running = self.control.attempt > 0 and self.control.waiting_since is None
         number = self.control.health_check_count + 1
-        order = HealthCheckOrder(number=number, nodes=new if is_running else nodes, requested_at=now)
+        checked = new if is_running else nodes
+        order = HealthCheckOrder(number=number, nodes=checked, master=self._choose_master(checked), requested_at=now)
         # Ranks of a lost attempt have no peers to save checkpoints with.
         self._order(health_check=order, health_check_count=number, save_checkpoint=False)
         LOG.info("health check %d of %s", number, ", ".join(order.nodes))
@@ -212,9 +216,15 @@ class RunController:
         return "" if latest is None or passed else f"; health check of the nodes: {latest.reason}"
 
     def _start_attempt(self, nodes: tuple[str, ...], save_checkpoint: bool = False) -> None:
-        attempt = self.control.attempt + 1
-        self._order(attempt=attempt, nodes=nodes, waiting_since=None, save_checkpoint=save_checkpoint)
-        LOG.info("attempt %d on %s", attempt, ", ".join(nodes))
+        attempt, master = self.control.attempt + 1, self._choose_master(nodes)
+        self._order(attempt=attempt, nodes=nodes, master=master, waiting_since=None, save_checkpoint=save_checkpoint)
+        LOG.info("attempt %d on %s, master %s:%d", attempt, ", ".join(nodes), master.address, master.port)
+
+    def _choose_master(self, nodes: tuple[str, ...]) -> Master:
+        """Master of a rendezvous of these nodes, on a port that the previous attempt may not still use."""
+        previous = self.control.master.port if self.control.master else None
+        port = secrets.choice([port for port in MASTER_PORTS if port != previous])
+        return Master(address=self.node_states.latest[nodes[0]].address, port=port)
 
     def _handle_missing_nodes(self, now: float) -> Outcome | None:
         """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""

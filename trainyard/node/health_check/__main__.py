@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from trainyard.node.health_check.barrier import Barrier
+# torchrun's rendezvous is over, so its store exists unless the first node has failed. torch 2.15 may take a third
+# longer than this timeout.
+_CONNECT_SECONDS = 20.0
 
 
 class HealthCheckProcess:
-    """This process of a health check. torchrun sets its ranks.
+    """This process of a health check. torchrun sets its ranks, and the address of its store on the first node.
 
-    `store`: host:port of the rendezvous store. `rendezvous`: id of the health check, a prefix in that store.
+    `folder`: folder of the node's files. `node`, `first_node`: instance ids of this node and of the first node.
     """
 
     def __init__(
-        self, report: ProcessReport, node: str, store: str, rendezvous: str, timeout_seconds: float, on_gpu: bool
+        self, report: ProcessReport, folder: Path, node: str, first_node: str, timeout_seconds: float, on_gpu: bool
     ) -> None:
-        self.report, self._node, self._store, self._rendezvous = report, node, store, rendezvous
+        self.report, self._folder, self._node, self._first_node = report, folder, node, first_node
         self._on_gpu, self._started_at, self._timeout_seconds = on_gpu, time.time(), timeout_seconds
         self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._local_rank, self._processes = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -57,20 +59,13 @@ class HealthCheckProcess:
         device = self._inspect()
         self.enter_stage(stages.MATMUL)
         self._multiply()
-        self.enter_stage(stages.STORE)
-        store, barrier = self._connect()
         if self._processes > 1:
-            first = self._rank - self._local_rank
-            self.enter_stage(stages.NEIGHBORS)
-            neighbors = range(first, first + self._processes)
-            barrier.wait(stages.NEIGHBORS, neighbors, self._deadline(stages.NEIGHBOR_TIMEOUT_SHARE))
-            self.enter_stage(stages.NODE_ALL_REDUCE)
-            self.report.nvlink_gbs = self._all_reduce(store, f"node-{first}", self._local_rank, self._processes, device)
+            self.report.nvlink_gbs = self._check_node(device)
         if self._world_size > self._processes:
-            self.enter_stage(stages.PEERS)
-            barrier.wait(stages.PEERS, range(self._world_size), self._deadline(stages.PEER_TIMEOUT_SHARE))
+            self.enter_stage(stages.STORE)
+            store = self._wait_for_all_nodes()
             self.enter_stage(stages.CLUSTER_ALL_REDUCE)
-            self.report.network_gbs = self._all_reduce(store, "all", self._rank, self._world_size, device)
+            self.report.network_gbs = self._all_reduce(store, self._rank, self._world_size, device)
         self.enter_stage(stages.DONE)
 
     def _deadline(self, share: float) -> float:
@@ -111,19 +106,46 @@ class HealthCheckProcess:
         self.report.matmul_tflops = min((measure_tflops(device) for device in devices), default=None)
         self.report.write()
 
-    def _connect(self) -> "tuple[Store, Barrier]":
-        """Connect to the store on the head, which survives the failure of any worker."""
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
+    def _check_node(self, device: "torch.device") -> float:
+        """Bus bandwidth within this node, GB/s. A store in a file: no other node can disturb it."""
+        from torch._C._distributed_c10d import FileStore
 
         from trainyard.node.health_check.barrier import Barrier
 
-        host, _, port = self._store.rpartition(":")
-        remaining = timedelta(seconds=max(self._deadline(stages.PEER_TIMEOUT_SHARE) - time.time(), 1.0))
-        head = TCPStore(host, int(port), is_master=False, timeout=remaining, wait_for_workers=False)
-        store = PrefixStore(self._rendezvous, head)
-        return store, Barrier(store, self._rank, self._processes, self._node)
+        store = FileStore(str(self._folder / "store"), self._processes)
+        first = self._rank - self._local_rank
+        self.enter_stage(stages.NEIGHBORS)
+        barrier = Barrier(store, self._rank, self._processes, self._node)
+        deadline = self._deadline(stages.NEIGHBOR_TIMEOUT_SHARE)
+        barrier.wait(stages.NEIGHBORS, range(first, first + self._processes), deadline)
+        self.enter_stage(stages.NODE_ALL_REDUCE)
+        return self._all_reduce(store, self._local_rank, self._processes, device)
 
-    def _all_reduce(self, store: "Store", name: str, rank: int, processes: int, device: "torch.device") -> float:
+    def _wait_for_all_nodes(self) -> "Store":
+        """Wait for the processes of all nodes; the store of torchrun on the first node.
+
+        Raises MissingPeersError for nodes that do not arrive. torchrun ends, and its store with it, if a process of the
+        first node fails: the first node is missing then.
+        """
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+        from torch.distributed import DistNetworkError
+
+        from trainyard.node.health_check.barrier import Barrier, MissingPeersError
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        deadline = self._deadline(stages.PEER_TIMEOUT_SHARE)
+        timeout = timedelta(seconds=min(max(deadline - time.time(), 1.0), _CONNECT_SECONDS))
+        try:
+            shared = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+            store = PrefixStore("health-check", shared)
+            barrier = Barrier(store, self._rank, self._processes, self._node)
+            self.enter_stage(stages.PEERS)
+            barrier.wait(stages.PEERS, range(self._world_size), deadline)
+        except DistNetworkError as error:
+            raise MissingPeersError(self.report.stage, [self._first_node]) from error
+        return store
+
+    def _all_reduce(self, store: "Store", rank: int, processes: int, device: "torch.device") -> float:
         """Bus bandwidth of an all-reduce in a new process group, GB/s."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
@@ -133,7 +155,7 @@ class HealthCheckProcess:
         assert self.report.backend is not None
         dist.init_process_group(
             self.report.backend,
-            store=PrefixStore(name, store),
+            store=PrefixStore("all-reduce", store),
             rank=rank,
             world_size=processes,
             # Longer than the timeout of the health check: the agent must stop a hang, because this timeout aborts.
@@ -151,14 +173,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trainyard.node.health_check")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--instance", required=True)
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--rendezvous", required=True)
+    parser.add_argument("--first-node", required=True)
     parser.add_argument("--timeout-seconds", type=float, required=True)
     parser.add_argument("--gpus", action="store_true")
     options = parser.parse_args()
     report = ProcessReport(report_file(options.folder, int(os.environ["LOCAL_RANK"])))
     process = HealthCheckProcess(
-        report, options.instance, options.store, options.rendezvous, options.timeout_seconds, options.gpus
+        report, options.folder, options.instance, options.first_node, options.timeout_seconds, options.gpus
     )
     try:
         process.run()

@@ -16,7 +16,7 @@ from tests.polling import eventually
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, NodeEvent
 from trainyard.models.layout import RunLayout
 from trainyard.models.manifest import Archive
-from trainyard.models.run import Control, HealthCheckOrder
+from trainyard.models.run import Control, HealthCheckOrder, Master
 from trainyard.models.streams import Cursor, node_events
 from trainyard.node.agent import activity
 from trainyard.node.agent import agent as agent_module
@@ -26,6 +26,7 @@ from trainyard.node.agent.agent import Agent
 from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.drain import Drain
 
+MASTER = Master(address="127.0.0.1", port=20000)
 # A job that ends with the exit code in the file `done`, and saves a checkpoint on request.
 JOB = """
 import os, pathlib, time
@@ -68,6 +69,7 @@ class OnNode:
         control = Control(
             attempt=attempt,
             nodes=("i-1",),
+            master=MASTER,
             stop=stop,
             save_checkpoint=save_checkpoint,
             checkpoint_requests=requests,
@@ -336,7 +338,7 @@ class HealthCheckNode:
         self.program.write_text(program)
         limits = self.node.record.limits.model_copy(update={"health_check_timeout_minutes": minutes})
         self.node.agent.run = self.node.record.model_copy(update={"limits": limits})
-        health_check = HealthCheckOrder(number=number, nodes=("i-1",), requested_at=0.0)
+        health_check = HealthCheckOrder(number=number, nodes=("i-1",), master=MASTER, requested_at=0.0)
         self.write(Control(health_check=health_check, health_check_count=number))
 
     def write(self, control: Control) -> None:
@@ -401,7 +403,7 @@ def test_cancelled_health_check_is_stopped_and_not_reported(health_check_node: H
 def test_attempt_starts_after_a_health_check(health_check_node: HealthCheckNode) -> None:
     health_check_node.order(1, HEALTH_CHECK)
     health_check_node.wait_for()
-    health_check_node.write(Control(health_check_count=1, attempt=1, nodes=("i-1",)))
+    health_check_node.write(Control(health_check_count=1, attempt=1, nodes=("i-1",), master=MASTER))
     health_check_node.node.wait_for("workers_up 1")
 
 

@@ -186,6 +186,30 @@ def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
     assert (control.attempt, set(control.nodes)) == (2, set(run.nodes))
 
 
+def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
+    for number, node in enumerate(run.nodes):
+        run.cluster.write_agent_event(run.record.run, node, "ready", 0, address=f"127.77.8.{number}")
+    run.controller.step()
+    first = run.control()
+    assert first is not None
+    assert first.master is not None
+    lost = first.nodes[0]
+    assert first.master.address == f"127.77.8.{run.nodes.index(lost)}"
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=lost, ShouldDecrementDesiredCapacity=True
+    )
+    run.step_until_loss()
+    (replacement,) = run.cluster.launch_instances(1)
+    run.cluster.write_agent_event(run.record.run, replacement, "ready", 0, address="127.77.8.9")
+    run.step_with_members()
+    second = run.control()
+    assert second is not None
+    assert second.master is not None
+    addresses = {replacement: "127.77.8.9", first.nodes[1]: f"127.77.8.{run.nodes.index(first.nodes[1])}"}
+    assert (second.attempt, second.master.address) == (2, addresses[second.nodes[0]])
+    assert second.master.port != first.master.port
+
+
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
 def test_member_missing_from_one_answer_is_not_lost(run: Run, account: EmulatedAws, restart: bool) -> None:
     run.step("ready", 0)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.polling import eventually
-from trainyard.models.run import HealthCheckOrder
+from trainyard.models.run import HealthCheckOrder, Master
 from trainyard.node.agent import health_check as health_check_module
 from trainyard.node.agent import processes
 from trainyard.node.agent.health_check import HealthCheckTorchrun
@@ -43,9 +44,10 @@ def health_check(account: EmulatedAws, command_file: Path, tmp_path: Path) -> It
     group = cluster.manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": 4})
     run = record.model_copy(update={"job": record.job.model_copy(update={"container": IMAGE})})
     node = clusters.worker_identity(REGION, tmp_path)
-    health_check = HealthCheckTorchrun(
-        node, cluster.manifest, group, run, HealthCheckOrder(number=1, nodes=("i-1",), requested_at=0.0)
+    order = HealthCheckOrder(
+        number=1, nodes=("i-1",), master=Master(address=node.address, port=20000), requested_at=0.0
     )
+    health_check = HealthCheckTorchrun(node, cluster.manifest, group, run, order)
     yield health_check
     health_check.kill()
     health_check.close()
@@ -63,6 +65,14 @@ def test_health_check_uses_python_and_plugin_of_the_image(
     assert started.startswith(f"run-in-container {IMAGE} python -m torch.distributed.run ")
     assert " -m trainyard.node.health_check " in started
     assert not started.endswith(" ofi")
+
+
+def test_torchrun_passes_all_arguments_on(health_check: HealthCheckTorchrun, command_file: Path) -> None:
+    """Its parser rejects an argument of the script that abbreviates two of its own options, such as --master."""
+    eventually(lambda: len(read_commands(command_file)) == 1, "the container's start")
+    options = read_commands(command_file)[0].partition("torch.distributed.run ")[2].split()
+    passed_on = get_args_parser().parse_args(options).training_script_args
+    assert passed_on == options[options.index("trainyard.node.health_check") + 1 :]
 
 
 def test_killed_health_check_removes_its_container(health_check: HealthCheckTorchrun, command_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes of a health check with gloo: all nodes present, and one node missing."""
+"""Processes of a health check with gloo: all nodes present, one node missing, and no store on the first node."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
+from tests.polling import eventually
 from trainyard.node.health_check.process_report import ProcessReport, read_reports
 from trainyard.node.health_check.stages import DONE, PEERS, STORE
 
@@ -26,7 +27,7 @@ def start(
         "LOCAL_RANK": rank % processes_per_node,
         "LOCAL_WORLD_SIZE": processes_per_node,
     }
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
     arguments = [
         "--folder",
         str(folder / f"node-{node}"),
@@ -35,7 +36,7 @@ def start(
         "--timeout-seconds",
         f"{timeout_seconds:g}",
     ]
-    arguments += ["--store", f"127.0.0.1:{port}", "--rendezvous", "run-check-1"]
+    arguments += ["--first-node", "i-0"]
     return subprocess.Popen(
         [sys.executable, "-m", "trainyard.node.health_check", *arguments],
         cwd=ROOT,
@@ -48,12 +49,12 @@ def run(
     folder: Path, *, ranks: range, world_size: int, processes_per_node: int, timeout_seconds: float
 ) -> dict[int, list[ProcessReport]]:
     """Node -> reports of its processes."""
-    head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
         start(
             folder,
             rank,
-            head.port,
+            store.port,
             world_size=world_size,
             processes_per_node=processes_per_node,
             timeout_seconds=timeout_seconds,
@@ -84,11 +85,26 @@ def test_all_nodes_complete_and_measure(tmp_path: Path) -> None:
         assert report.nvlink_gbs is None  # one process per node
 
 
-def test_unreachable_store_ends_the_process_in_that_stage(tmp_path: Path) -> None:
-    process = start(tmp_path, 0, 1, world_size=2, processes_per_node=1, timeout_seconds=4)
+def test_store_that_closes_makes_the_first_node_missing(tmp_path: Path) -> None:
+    """torchrun on the first node ends with the first failure of a process, and its store with it."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    process = start(tmp_path, 1, store.port, world_size=2, processes_per_node=1, timeout_seconds=120)
+    reports = tmp_path / "node-1"
+    eventually(lambda: [report.stage for report in read_reports(reports)] == [PEERS], "the wait for all nodes")
+    del store
     assert process.wait(60) == 1
-    (report,) = read_reports(tmp_path / "node-0")
-    assert (report.stage, report.missing_peers) == (STORE, [])
+    (report,) = read_reports(reports)
+    assert (report.stage, report.missing_peers) == (PEERS, ["i-0"])
+
+
+def test_first_node_without_store_is_missing(tmp_path: Path) -> None:
+    """The stages within a node do not need it."""
+    processes = [start(tmp_path, rank, 1, world_size=4, processes_per_node=2, timeout_seconds=16) for rank in (2, 3)]
+    for process in processes:
+        assert process.wait(60) == 1
+    reports = read_reports(tmp_path / "node-1")
+    assert [(report.stage, report.missing_peers) for report in reports] == [(STORE, ["i-0"])] * 2
+    assert all(report.nvlink_gbs for report in reports)
 
 
 def test_waiting_process_names_the_missing_node(tmp_path: Path) -> None:
