@@ -178,6 +178,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             "SetInstanceHealth",
         ),
         _unscoped("DescribeGroups", "autoscaling:DescribeAutoScalingGroups"),
+        _unscoped("DescribeTopology", "ec2:DescribeInstanceTopology"),
         _stack_reservations(args),
         *([_unscoped("DescribeReservations", "ec2:DescribeCapacityReservations")] if args.interruptible else []),
         _sessions(),

@@ -30,6 +30,7 @@ from trainyard.node.controller.failure_analysis import (
 )
 from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
+from trainyard.node.controller.rank_order import RankOrder
 from trainyard.node.controller.reclaims import ReclaimWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
@@ -53,6 +54,7 @@ class RunController:
         self.data = Bucket(manifest.data_bucket, node.region)
         self.node_states, self.idle_detector = NodeStates(), IdleDetector()
         self.health_checks = HealthChecks(node, manifest, run.run, self.data)
+        self._rank_order = RankOrder(node.region)
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
         self._surplus_since: dict[str, float] = {}
@@ -173,6 +175,7 @@ class RunController:
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or order a health check if some of them have not passed one."""
+        nodes = self._rank_order.order(nodes, self.control.nodes)
         new = tuple(node for node in nodes if node not in self.control.healthy_nodes)
         if not new or not self.run.limits.health_check_timeout_minutes:
             self._start_attempt(nodes, save_checkpoint)

@@ -71,6 +71,12 @@ class Run:
         content = self.cluster.data.find(self.layout.control)
         return None if content is None else Control.model_validate_json(content)
 
+    @property
+    def orders(self) -> Control:
+        control = self.control()
+        assert control is not None
+        return control
+
     def write_results(self) -> None:
         results = Results(
             run=self.record.run,
@@ -190,8 +196,7 @@ def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
     for number, node in enumerate(run.nodes):
         run.cluster.write_agent_event(run.record.run, node, "ready", 0, address=f"127.77.8.{number}")
     run.controller.step()
-    first = run.control()
-    assert first is not None
+    first = run.orders
     assert first.master is not None
     lost = first.nodes[0]
     assert first.master.address == f"127.77.8.{run.nodes.index(lost)}"
@@ -202,8 +207,7 @@ def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
     (replacement,) = run.cluster.launch_instances(1)
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0, address="127.77.8.9")
     run.step_with_members()
-    second = run.control()
-    assert second is not None
+    second = run.orders
     assert second.master is not None
     addresses = {replacement: "127.77.8.9", first.nodes[1]: f"127.77.8.{run.nodes.index(first.nodes[1])}"}
     assert (second.attempt, second.master.address) == (2, addresses[second.nodes[0]])

@@ -11,7 +11,6 @@ from tests.clusters import create_cluster
 from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import FAILURE, Run
 from trainyard.models.health_check import HealthCheckResult, NodeFault
-from trainyard.models.run import Control
 from trainyard.node.controller import health_checks
 from trainyard.node.controller.health_checks import REPORT_GRACE_SECONDS
 
@@ -26,12 +25,6 @@ class CheckedRun(Run):
         limits = self.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0})
         self.record = self.record.model_copy(update={"limits": limits})
         self.start_controller()
-
-    @property
-    def orders(self) -> Control:
-        control = self.control()
-        assert control is not None
-        return control
 
     def write_results_of_all_nodes(self, number: int, **faults: tuple[NodeFault, ...]) -> None:
         """Write the events of all nodes; `first` or `second`: the faults of that node."""

@@ -1,0 +1,59 @@
+"""The order of nodes by rank: neighbours are close in the network of AWS."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainyard.aws.topology import describe_network_nodes
+
+LOG = logging.getLogger("controller")
+
+
+def order_by_topology(
+    nodes: Sequence[str], network_nodes: Mapping[str, Sequence[str]], previous: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Order nodes so that those below the same network node have consecutive ranks, in each layer of the network.
+
+    `network_nodes`: node -> its network nodes from top to bottom. `previous`: nodes of the previous order, whose order
+    remains where the groups allow it. Groups of new nodes follow, largest first. Nodes without network nodes are last.
+    """
+    positions = {node: position for position, node in enumerate(previous)}
+    stable = sorted(nodes, key=lambda node: positions.get(node, len(previous)))
+    known = [node for node in stable if network_nodes.get(node)]
+    others = [node for node in stable if not network_nodes.get(node)]
+    return (*_order_layer(known, network_nodes, positions, 0), *others)
+
+
+def _order_layer(
+    nodes: list[str], network_nodes: Mapping[str, Sequence[str]], positions: Mapping[str, int], layer: int
+) -> list[str]:
+    """Order the nodes of one group by their network nodes in `layer` and below."""
+    groups: dict[str | None, list[str]] = {}
+    for node in nodes:
+        path = network_nodes[node]
+        groups.setdefault(path[layer] if layer < len(path) else None, []).append(node)
+    if groups.keys() <= {None}:
+        return nodes
+    ordered = sorted(groups.values(), key=lambda group: (positions.get(group[0], len(positions)), -len(group)))
+    return [node for group in ordered for node in _order_layer(group, network_nodes, positions, layer + 1)]
+
+
+class RankOrder:
+    """Order of the nodes of one run. AWS describes each instance once."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._network_nodes: dict[str, tuple[str, ...]] = {}
+
+    def order(self, nodes: Sequence[str], previous: Sequence[str]) -> tuple[str, ...]:
+        """Return `nodes` in the order of their ranks. If AWS does not answer, it is that of nodes without topology."""
+        unknown = [node for node in nodes if node not in self._network_nodes]
+        if unknown and len(nodes) > 1:
+            try:
+                described = describe_network_nodes(self._region, unknown)
+            except (BotoCoreError, ClientError) as error:
+                LOG.warning("the ranks do not follow the network topology of the nodes: %s", error)
+            else:
+                self._network_nodes.update({node: described.get(node, ()) for node in unknown})
+        return order_by_topology(nodes, self._network_nodes, previous)
