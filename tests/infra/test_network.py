@@ -163,7 +163,7 @@ def test_without_nat_every_service_has_an_endpoint_and_no_route_leads_out(
         assert not run.resources_of_type(f"aws:ec2/{kind}")
     assert [each.name for each in run.resources_of_type(SUBNET)] == ["private", "private-b", "private-c"]
     names = {each.inputs["serviceName"].rpartition(".")[2] for each in run.resources_of_type(ENDPOINT)}
-    assert names == {"s3", "ssm", "ssmmessages", "autoscaling"}
+    assert names == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2"}
 
 
 def test_without_nat_ecr_has_endpoints(changed: Callable[..., Deployment]) -> None:
@@ -175,7 +175,7 @@ def test_without_nat_ecr_has_endpoints(changed: Callable[..., Deployment]) -> No
             for each in run.resources_of_type(ENDPOINT)
         }
 
-    assert services(nat=False) == {"s3", "ssm", "ssmmessages", "autoscaling", "ecr.api", "ecr.dkr"}
+    assert services(nat=False) == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2", "ecr.api", "ecr.dkr"}
     assert services(nat=True) == {"s3", "ssm", "ssmmessages"}
 
 

@@ -12,7 +12,8 @@ from trainyard.config.field_types import SubnetId, VpcId
 # Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints": Session Manager needs
 # these two. They exist with a NAT gateway too, so that operators reach nodes when it fails.
 SESSION_SERVICES = ("ssm", "ssmmessages")
-NODE_SERVICES = (*SESSION_SERVICES, "autoscaling")  # controller and agents call Auto Scaling
+# Controller and agents call Auto Scaling; the controller also calls EC2: reservations, network topology.
+NODE_SERVICES = (*SESSION_SERVICES, "autoscaling", "ec2")
 
 
 class ExistingNetwork(StrictModel):
