@@ -112,8 +112,7 @@ class StackSettings(StrictModel):
     @property
     def node_services(self) -> tuple[str, ...]:
         """AWS services that nodes call, except S3."""
-        calls_ec2 = self.capacity.interruptible or any(map(self.reserves_capacity, self.groups))
-        return (*NODE_SERVICES, *(("ec2",) if calls_ec2 else ()), *(ECR_SERVICES if self.ecr_image else ()))
+        return (*NODE_SERVICES, *(ECR_SERVICES if self.ecr_image else ()))
 
     @property
     def endpoint_services(self) -> tuple[str, ...]:
