@@ -186,6 +186,7 @@ ADOPTABLE_FIELDS: Mapping[str, Any] = {
             "subnets",
             "reservation",
             "reserve",
+            "placement_group_arn",
             "node_usd_per_hour",
         }
     },
