@@ -40,9 +40,14 @@ def _counts(limit: Capacity, use: _Use, group: str) -> bool:
 
 
 def _uses(backend: Any) -> Iterator[_Use]:
-    """Yield the capacity in use. Capacity Blocks have separate capacity."""
+    """Yield the capacity in use. Capacity Blocks have separate capacity.
+
+    An active reservation uses the capacity of its instances. After its end they continue to run (EC2 user guide, "Work
+    with Capacity Reservations"), so that they use capacity of the zone themselves.
+    """
+    reserved = {name for name, each in reservations(backend).items() if each.state == "active" or each.is_block}
     for instance in backend.all_instances():
-        if instance.state in _RUNNING_STATES and instance.capacity_reservation_id is None:
+        if instance.state in _RUNNING_STATES and instance.capacity_reservation_id not in reserved:
             group = instance.placement.group_name
             yield _Use(instance.instance_type, instance.availability_zone, group, 1)
     for reservation in reservations(backend).values():

@@ -161,6 +161,18 @@ def test_reservation_expires_at_the_end_date(client: Client, network: Network, a
     assert states["Name"] == "running"  # its instances continue as On-Demand Instances
 
 
+def test_instances_of_an_expired_reservation_use_the_capacity_of_the_zone(
+    client: Client, network: Network, aws: EmulatedAws
+) -> None:
+    end = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(hours=1)
+    name = reserve(client, 1, InstanceMatchCriteria="targeted", EndDate=end, EndDateType="limited")
+    terminate_all(aws, client)
+    launch(client, network, **targeting(name))
+    aws.advance_clock(HOUR + 1)
+    aws.inject(Capacity(limit=1))
+    assert refused(lambda: launch(client, network)) == "InsufficientInstanceCapacity"
+
+
 def test_open_reservation_accepts_only_matching_launches(client: Client, network: Network) -> None:
     name = reserve(client, 1)
     assert sorted(reservations_of(client, launch(client, network, 2)), key=str) == [None, name]
