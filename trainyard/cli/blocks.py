@@ -32,8 +32,8 @@ def blocks(
     duration = hours or operation.block_hours(settings)
     offerings = operation.list_offerings(region, settings, duration, time.time() + after_days * 86400)
     if buy is None:
-        lines = [offering.model_dump() for offering in offerings]
-        print(json.dumps(lines) if as_json else "\n".join(operation.format_offerings(offerings, stack)))
+        lines = operation.format_offerings(offerings, stack, duration, after_days)
+        print(json.dumps([offering.model_dump() for offering in offerings]) if as_json else "\n".join(lines))
         return
 
     def confirm(question: str) -> None:

@@ -70,8 +70,8 @@ def buy_offering(
     return PurchasedBlock(reservation=purchase_offering(region, name), offering=offering)
 
 
-def format_offerings(offerings: list[BlockOffering], stack: str) -> list[str]:
-    """Return one line per offering, and how to buy it."""
+def format_offerings(offerings: list[BlockOffering], stack: str, hours: int, after_days: float) -> list[str]:
+    """Return one line per offering, and how to buy it: with the options of the list, which select the offerings."""
     if not offerings:
         return ["AWS offers no Capacity Block for all nodes: try another duration (--hours), start or region"]
     rows = [
@@ -79,7 +79,8 @@ def format_offerings(offerings: list[BlockOffering], stack: str) -> list[str]:
         f"{offering.instances} instances  {offering.usd:,.2f} USD"
         for offering in offerings
     ]
-    return [*rows, f"To buy a Capacity Block: trainyard blocks --stack {stack} --buy OFFERING"]
+    options = f"--hours {hours}" + (f" --after-days {after_days:g}" if after_days else "")
+    return [*rows, f"To buy a Capacity Block: trainyard blocks --stack {stack} {options} --buy OFFERING"]
 
 
 def _result(offering: Offering) -> BlockOffering:

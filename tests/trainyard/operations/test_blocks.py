@@ -39,9 +39,15 @@ def test_offerings_are_for_all_nodes_with_start_and_price() -> None:
     offerings = list_offerings(REGION, settings_of(), 24, earliest)
     assert offerings
     assert all(offering.instances == 4 and offering.usd > 0 and offering.start >= earliest for offering in offerings)
-    lines = format_offerings(offerings, "h200-cluster")
-    assert offerings[0].offering in lines[0]
-    assert "--buy OFFERING" in lines[-1]
+    assert offerings[0].offering in format_offerings(offerings, "h200-cluster", 24, 3)[0]
+
+
+def test_purchase_command_has_the_options_of_the_list() -> None:
+    """Other options list other offerings: the offering would be unknown."""
+    offerings = list_offerings(REGION, settings_of(), 48, time.time())
+    assert format_offerings(offerings, "h200-cluster", 48, 0)[-1].endswith("--hours 48 --buy OFFERING")
+    later = format_offerings(offerings, "h200-cluster", 48, 2.5)[-1]
+    assert later.endswith("--stack h200-cluster --hours 48 --after-days 2.5 --buy OFFERING")
 
 
 def test_offering_is_bought_after_its_price_is_confirmed() -> None:
