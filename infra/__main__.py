@@ -98,7 +98,6 @@ def main(root: Path) -> None:
             secrets=list(job.secrets.values()),
             wheels=settings.node.s3_wheels,
             image=settings.ecr_image,
-            interruptible=settings.capacity.interruptible,
         ),
     )
     zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)

@@ -21,8 +21,7 @@ class IdentityArgs:
     """Arguments of Identity.
 
     `key_arn` is the KMS key of the data bucket, `secrets` the names of the SSM parameters of the job, `wheels` the S3
-    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR. `interruptible`:
-    whether the controller watches an interruptible Capacity Reservation.
+    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR.
     """
 
     scope: Scope
@@ -32,7 +31,6 @@ class IdentityArgs:
     secrets: Sequence[str]
     wheels: str | None
     image: EcrImage | None
-    interruptible: bool
 
 
 class Identity(pulumi.ComponentResource):
@@ -123,7 +121,7 @@ def _stack_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
 
 
 def _stack_reservations(args: IdentityArgs) -> Statement:
-    """Allow the extension and the end of the capacity reservations that the launch makes for the stack."""
+    """Allow the extension, reduction and end of the capacity reservations that the launch makes for the stack."""
     scope = args.scope
     reservations = f"arn:{scope.partition}:ec2:{scope.region}:{scope.account}:capacity-reservation/*"
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
@@ -179,8 +177,8 @@ def _head(args: IdentityArgs) -> list[Statement]:
         ),
         _unscoped("DescribeGroups", "autoscaling:DescribeAutoScalingGroups"),
         _unscoped("DescribeTopology", "ec2:DescribeInstanceTopology"),
+        _unscoped("DescribeReservations", "ec2:DescribeCapacityReservations"),
         _stack_reservations(args),
-        *([_unscoped("DescribeReservations", "ec2:DescribeCapacityReservations")] if args.interruptible else []),
         _sessions(),
         _list(args),
         _data_key(args),

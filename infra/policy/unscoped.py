@@ -8,7 +8,7 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         f"{_REFERENCE}list_amazonec2autoscaling.html",
     ),
     "ec2:DescribeCapacityReservations": (
-        "the controller reads whether the owner of an interruptible reservation reclaims instances",
+        "the controller reads the sizes of the run's reservations, and whether their owner reclaims instances",
         f"{_REFERENCE}list_amazonec2.html",
     ),
     "ec2:DescribeInstanceTopology": (

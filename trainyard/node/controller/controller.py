@@ -13,7 +13,6 @@ import time
 from botocore.exceptions import ClientError
 from pydantic import ValidationError
 
-from trainyard.aws.reservations import cancel_reservation, extend_reservations
 from trainyard.aws.s3 import Bucket
 from trainyard.log import set_run
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
@@ -32,6 +31,7 @@ from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
 from trainyard.node.controller.rank_order import RankOrder
 from trainyard.node.controller.reclaims import ReclaimWatch
+from trainyard.node.controller.reservations import RunReservations
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
 
@@ -55,6 +55,7 @@ class RunController:
         self.node_states, self.idle_detector = NodeStates(), IdleDetector()
         self.health_checks = HealthChecks(node, manifest, run.run, self.data)
         self._rank_order = RankOrder(node.region)
+        self.reservations = RunReservations(node.region)
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
         self._surplus_since: dict[str, float] = {}
@@ -92,13 +93,14 @@ class RunController:
         return self._advance(now)
 
     def _renew_lease(self, now: float) -> None:
-        """Move the end of the lease and of the run's capacity reservations."""
+        """Move the end of the lease and of the run's capacity reservations, which may be larger than the run."""
         self.groups.renew_lease(self.run.lease_end(now))
         self._renewed_at = now
-        try:
-            extend_reservations(self.groups.region, self.run.reservations, self.run.lease_end(now))
-        except ClientError as error:  # the nodes continue as On-Demand Instances
-            LOG.error("the capacity reservations were not extended: %s", error)
+        self.reservations.extend(self.run.reservations, self.run.lease_end(now))
+        if self.control.attempt and self.control.waiting_since is None and self.run.nodes == len(self.control.nodes):
+            self.reservations.reduce(self.run.reservations, now, self.run.limits.startup_timeout_minutes * 60)
+        else:
+            self.reservations.keep()
 
     def _read_events(self) -> None:
         for event in node_events(self._events):
@@ -300,11 +302,7 @@ class RunController:
         job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
         self._order(stop=True, save_checkpoint=not job_over)
         self.groups.scale_to_zero()
-        for name in self.run.reservations:
-            try:
-                cancel_reservation(self.groups.region, name)
-            except ClientError as error:  # the operator may have cancelled it
-                LOG.warning("the capacity reservation %s was not cancelled: %s", name, error)
+        self.reservations.cancel(self.run.reservations)
 
 
 class Controller:

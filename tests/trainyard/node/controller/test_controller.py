@@ -9,11 +9,11 @@ import pytest
 
 from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
-from tests.clusters import Cluster, create_cluster, event_fields
+from tests.clusters import Cluster, create_cluster, event_fields, ubuntu_image_id
 from tests.conftest import REGION
 from trainyard.aws import tags
 from trainyard.aws.clients import client
-from trainyard.aws.reservations import cancel_reservation, create_reservation
+from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
 from trainyard.config.training import TrainerConfig
 from trainyard.models.events import ActivityEvent, RankFailure
 from trainyard.models.layout import RunLayout
@@ -284,6 +284,28 @@ def test_reservation_is_cancelled_with_the_run(run: Run) -> None:
     name = reserve(run)
     run.controller.end_run(run.controller.create_outcome("stopped", "test"))
     assert describe_reservation(name)["State"] == "cancelled"
+
+
+@pytest.mark.parametrize(("waiting_since", "instances"), [(None, 1), (1.0, 3)])
+def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
+    run: Run, waiting_since: float | None, instances: int
+) -> None:
+    """A growth that failed or was killed leaves a reservation that is larger than the run."""
+    name, timeout = reserve(run), run.record.limits.startup_timeout_minutes * 60
+    resize_reservation(REGION, name, 3)
+    target = {"CapacityReservationTarget": {"CapacityReservationId": name}}
+    parameters = {"ImageId": ubuntu_image_id(REGION), "InstanceType": "c7i.xlarge", "MinCount": 1, "MaxCount": 1}
+    client("ec2", REGION).run_instances(
+        **parameters, CapacityReservationSpecification=target, Placement={"AvailabilityZone": "us-east-1a"}
+    )
+    run.controller.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
+    now = time.time()
+    run.controller._renew_lease(now)
+    assert describe_reservation(name)["TotalInstanceCount"] == 3  # a growth may be about to use it
+    run.controller._renew_lease(now + timeout + 1)
+    remaining = describe_reservation(name)["TotalInstanceCount"]
+    cancel_reservation(REGION, name)
+    assert remaining == instances
 
 
 def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
