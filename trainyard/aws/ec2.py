@@ -56,16 +56,21 @@ def find_instances(region: str, tags: Mapping[str, str]) -> list[dict[str, Any]]
     return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
 
 
-def instance_states(region: str, instances: Iterable[str]) -> dict[str, str]:
-    """Return instance -> state. Instances that EC2 does not describe, not yet or no longer, are omitted."""
+def describe_instances(region: str, instances: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the descriptions of instances. Those that EC2 does not describe, not yet or no longer, are omitted."""
     pages = client("ec2", region).get_paginator("describe_instances")
-    return {
-        instance["InstanceId"]: instance["State"]["Name"]
+    return [
+        instance
         for ids in _batches(instances)
         for page in pages.paginate(Filters=[{"Name": "instance-id", "Values": ids}])
         for reservation in page["Reservations"]
         for instance in reservation["Instances"]
-    }
+    ]
+
+
+def instance_states(region: str, instances: Iterable[str]) -> dict[str, str]:
+    """Return instance -> state. Instances that EC2 does not describe, not yet or no longer, are omitted."""
+    return {instance["InstanceId"]: instance["State"]["Name"] for instance in describe_instances(region, instances)}
 
 
 def _batches(instances: Iterable[str]) -> list[list[str]]:

@@ -6,7 +6,7 @@ nodes join it at its next attempt, or are terminated, and the existing nodes sta
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from trainyard.aws.credentials import describe_expiration
@@ -232,13 +232,13 @@ class Launch:
         with self._phase("workers"):
             self.display.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
             self._terminate_leftover_nodes(control, members)
-            self._reserve_capacity(missing)
+            self._reserve_capacity(missing, control.nodes)
             self.workers.put_lease(current.lease_end(time.time()))
             startup = NodeStartup(self.cluster, self.display, self.deadline, current.run)
             startup.expect(self._add_nodes(missing))
         with self._phase("startup"):
             startup.wait_for_agents()
-            changes = {"nodes": self.record.nodes, "reservations": self._reservation_ids()}
+            changes = {"nodes": self.record.nodes, "reservations": self._reservation_ids() or current.reservations}
             self._write_record(current.model_copy(update=changes))
             startup.wait_for_job(self.record.nodes, after=control.attempt)
         self._report_job_started()
@@ -288,14 +288,16 @@ class Launch:
         self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
         self._report_capacity_limit(self.record)
 
-    def _reserve_capacity(self, missing: Mapping[str, int]) -> None:
-        """Reserve the capacity of the groups for which the manifest requires it. `missing`: group -> nodes to add."""
+    def _reserve_capacity(self, missing: Mapping[str, int], running: Iterable[str] = ()) -> None:
+        """Reserve the capacity of the groups for which the manifest requires it.
+
+        `missing`: group -> nodes to add; `running`: the nodes of the run that grows.
+        """
         hold_seconds = self.manifest.limits.lease_minutes * 60  # then the controller extends it with the lease
         for group in self.manifest.groups:
-            if group.reserve:
-                self.reserved[group.name] = self.reservations.reserve(
-                    group, group.nodes, missing[group.name], hold_seconds
-                )
+            if group.reserve and missing[group.name]:
+                reservation = self.reservations.reserve(group, missing[group.name], hold_seconds, running)
+                self.reserved[group.name] = reservation
             elif group.reservation is not None:
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])

@@ -5,11 +5,11 @@ lease and cancels it with the run; replacements of failed nodes start in it.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import placement, reservations, tags
+from trainyard.aws import ec2, placement, reservations, tags
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
@@ -28,20 +28,31 @@ class GroupReservations:
         self._region = manifest.region
         self._created: list[str] = []
 
-    def reserve(self, group: WorkerGroup, instances: int, missing: int, hold_seconds: float) -> CapacityReservation:
-        """Return a reservation for `instances` nodes with capacity for the `missing` ones.
+    def reserve(
+        self, group: WorkerGroup, missing: int, hold_seconds: float, running: Iterable[str] = ()
+    ) -> CapacityReservation:
+        """Return a reservation with capacity for `missing` nodes and for the `running` nodes that are in it.
 
-        Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation.
-        `hold_seconds`: seconds from then until AWS ends it. Raises CapacityError.
+        Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation for the missing
+        nodes. It is in the zone of the running nodes of the cluster, if any. `hold_seconds`: seconds from then until
+        AWS ends it. Raises CapacityError.
         """
-        existing = self._existing(group, instances, hold_seconds)
+        instances = ec2.describe_instances(self._region, running)
+        zones = {instance["Placement"]["AvailabilityZone"] for instance in instances}
+        zones = zones or {subnet.zone for subnet in group.subnets}
+        existing = self._existing(group, zones)
         if existing is not None:
+            used = sum(instance.get("CapacityReservationId") == existing.id for instance in instances)
+            self._resize(existing, used + missing)
+            reservations.extend_reservations(self._region, [existing.id], time.time() + hold_seconds)
+            text = f"uses {existing.id} in {existing.zone}, {used + missing} instances"
+            self._display.line("capacity", text)
             return self.wait_for_capacity(existing.id, missing)
         request = CapacityRequest(
             region=self._region,
             instance_type=group.instance_type,
-            instances=instances,
-            zones=list(dict.fromkeys(subnet.zone for subnet in group.subnets)),
+            instances=missing,
+            zones=[zone for zone in dict.fromkeys(subnet.zone for subnet in group.subnets) if zone in zones],
             placement_group_arn=group.placement_group_arn,
             tags={**self._tags(group), "Name": f"{self._manifest.project}-{self._manifest.stack}-{group.name}"},
             hold_seconds=hold_seconds,
@@ -52,19 +63,14 @@ class GroupReservations:
         self._created.append(created.id)
         return created
 
-    def _existing(self, group: WorkerGroup, instances: int, hold_seconds: float) -> CapacityReservation | None:
-        """Return the group's reservation, with this size and end; cancel reservations that do not fit the group."""
-        zones = {subnet.zone for subnet in group.subnets}
+    def _existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
+        """Return the group's reservation in one of these zones; cancel reservations that do not fit the group."""
         held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
             placed = reservation.placement_group_arn == group.placement_group_arn
-            if reservation.instance_type != group.instance_type or not placed or reservation.zone not in zones:
-                self._reject(reservation, is_held=reservation in held)
-                continue
-            self._resize(reservation, instances)
-            reservations.extend_reservations(self._region, [reservation.id], time.time() + hold_seconds)
-            self._display.line("capacity", f"uses {reservation.id} in {reservation.zone}, {instances} instances")
-            return reservation
+            if reservation.instance_type == group.instance_type and placed and reservation.zone in zones:
+                return reservation
+            self._reject(reservation, is_held=reservation in held)
         return None
 
     def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:

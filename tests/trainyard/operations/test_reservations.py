@@ -1,7 +1,7 @@
 """The launch reserves the capacity of all nodes, zone by zone, before it starts one."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -39,9 +39,9 @@ class ReservedCluster:
     def group_reservations(self) -> GroupReservations:
         return GroupReservations(self.cluster.manifest, self.display)
 
-    def reserve(self, instances: int = 2, missing: int = 2) -> CapacityReservation:
+    def reserve(self, missing: int = 2, running: Sequence[str] = ()) -> CapacityReservation:
         (group,) = self.cluster.manifest.groups
-        return self.group_reservations().reserve(group, instances, missing, 1200)
+        return self.group_reservations().reserve(group, missing, 1200, running)
 
     def add_nodes(self, reservation: CapacityReservation, count: int = 2) -> list[str]:
         workers = WorkerGroups(self.cluster.manifest)
@@ -128,17 +128,31 @@ def test_existing_reservation_is_used_by_the_next_launch(reserved: ReservedClust
 
 def test_existing_reservation_grows_with_the_run(reserved: ReservedCluster) -> None:
     reservation = reserved.reserve()
-    reserved.add_nodes(reservation)
-    grown = reserved.reserve(instances=3, missing=1)
-    assert grown.id == reservation.id
+    grown = reserved.reserve(1, reserved.add_nodes(reservation))
+    assert (grown.id, grown.instances) == (reservation.id, 3)
     assert len(reserved.add_nodes(grown, 1)) == 1
 
 
 def test_growth_without_capacity_names_the_reservation(account: EmulatedAws, reserved: ReservedCluster) -> None:
     reservation = reserved.reserve()
+    nodes = reserved.add_nodes(reservation)
     account.inject(without_capacity(ZONE_A))
     with pytest.raises(CapacityError, match=rf"{reservation.id} in {ZONE_A} has 2 instances"):
-        reserved.reserve(instances=3, missing=1)
+        reserved.reserve(1, nodes)
+
+
+def test_growth_reserves_only_the_missing_nodes_in_the_zone_of_the_others(reserved: ReservedCluster) -> None:
+    """The reservation of the running nodes has ended."""
+    nodes = reserved.cluster.launch_instances(2)
+    created = reserved.reserve(1, nodes)
+    assert (created.zone, created.instances) == (ZONE_A, 1)
+
+
+def test_growth_does_not_search_other_zones(account: EmulatedAws, reserved: ReservedCluster) -> None:
+    nodes = reserved.cluster.launch_instances(2)
+    account.inject(without_capacity(ZONE_A))
+    with pytest.raises(CapacityError, match=f": {ZONE_A}: InsufficientInstanceCapacity$"):
+        reserved.reserve(1, nodes)
 
 
 def test_launch_waits_for_the_capacity_of_terminated_nodes(account: EmulatedAws, reserved: ReservedCluster) -> None:
@@ -184,4 +198,4 @@ def test_end_of_the_reservation_does_not_pass_during_the_search(
 
     reserved.display.line = line  # type: ignore[method-assign]
     (group,) = reserved.cluster.manifest.groups
-    assert reserved.group_reservations().reserve(group, 2, 2, hold_seconds=1.5).zone == ZONE_A
+    assert reserved.group_reservations().reserve(group, 2, hold_seconds=1.5).zone == ZONE_A

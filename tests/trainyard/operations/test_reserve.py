@@ -112,7 +112,7 @@ def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:
     changes = {"instance_type": held.instance_type, "reserve": True, "placement_group_arn": held.placement_group}
     cluster.set_groups((group.model_copy(update={**changes, "nodes": 4}),))
     manifest = cluster.manifest.model_copy(update={"stack": stack})
-    return GroupReservations(manifest, RecordingDisplay()).reserve(manifest.groups[0], 4, 4, 1200)
+    return GroupReservations(manifest, RecordingDisplay()).reserve(manifest.groups[0], 4, 1200)
 
 
 def test_launch_uses_the_held_capacity(operator: Operator) -> None:
