@@ -164,8 +164,10 @@ class Launch:
                     try:
                         undo(reason)
                     finally:
-                        not_terminated = self.workers.rollback(self.display)
-                        self.reservations.cancel_created()
+                        try:
+                            not_terminated = self.workers.rollback(self.display)
+                        finally:
+                            self.reservations.rollback()
                 if not_terminated:
                     price = self.workers.usd_per_hour(not_terminated)
                     reason += (

@@ -27,6 +27,7 @@ class GroupReservations:
         self._manifest, self._display = manifest, display
         self._region = manifest.region
         self._created: list[str] = []
+        self._sizes_before: dict[str, int] = {}
 
     def reserve(
         self, group: WorkerGroup, missing: int, hold_seconds: float, running: Iterable[str] = ()
@@ -87,6 +88,8 @@ class GroupReservations:
     def _resize(self, reservation: CapacityReservation, instances: int) -> None:
         if reservation.instances == instances:
             return
+        if reservation.instances < instances:
+            self._sizes_before[reservation.id] = reservation.instances  # also when the answer is lost
         try:
             reservations.resize_reservation(self._region, reservation.id, instances)
         except ClientError as error:
@@ -117,9 +120,15 @@ class GroupReservations:
     def _tags(self, group: WorkerGroup) -> dict[str, str]:
         return self._stack_tags(group.name)
 
-    def cancel_created(self) -> None:
-        """Cancel the reservations that this launch made."""
+    def rollback(self) -> None:
+        """Cancel the reservations that this launch created, and restore the size of those that it enlarged."""
         self.cancel(self._created)
+        for name, instances in self._sizes_before.items():
+            try:
+                reservations.resize_reservation(self._region, name, instances)
+                self._display.line("capacity", f"{name} has {instances} instances again")
+            except (BotoCoreError, ClientError) as error:
+                self._display.line("capacity", f"{name} was not reduced to {instances} instances: {error}")
 
     def cancel(self, names: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""

@@ -155,6 +155,14 @@ def test_growth_does_not_search_other_zones(account: EmulatedAws, reserved: Rese
         reserved.reserve(1, nodes)
 
 
+def test_rollback_restores_the_size_of_an_enlarged_reservation(reserved: ReservedCluster) -> None:
+    nodes = reserved.add_nodes(reserved.reserve())
+    group_reservations, (group,) = reserved.group_reservations(), reserved.cluster.manifest.groups
+    group_reservations.reserve(group, 1, 1200, nodes)
+    group_reservations.rollback()
+    assert [each.instances for each in reserved.active()] == [2]
+
+
 def test_launch_waits_for_the_capacity_of_terminated_nodes(account: EmulatedAws, reserved: ReservedCluster) -> None:
     account.set_timing(Timing(reserved_capacity_return_seconds=1))
     reservation = reserved.reserve()

@@ -1,0 +1,85 @@
+"""Growth of a run whose nodes are in a capacity reservation."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import tags
+from trainyard.aws.reservations import CapacityReservation, find_reservations
+from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.run import Control, RunRecord
+from trainyard.operations import reservations
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.launch import Launch
+from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.worker_groups import WorkerGroups
+
+pytestmark = pytest.mark.usefixtures("fast_polls")
+
+
+class ReservedRun:
+    """A run of two nodes in a reservation, and a manifest with four nodes."""
+
+    def __init__(self) -> None:
+        self.cluster, self.display = (
+            clusters.create_cluster(REGION, train=None, command=("train.py",)),
+            RecordingDisplay(),
+        )
+        group = self.cluster.manifest.groups[0].model_copy(update={"reserve": True})
+        self.cluster.set_groups((group,))
+        reservation = GroupReservations(self.cluster.manifest, self.display).reserve(group, 2, 1200)
+        workers = WorkerGroups(self.cluster.manifest)
+        nodes = workers.add_nodes({"workers": 2}, self.cluster.stack, self.display, {"workers": reservation})
+        self.record = self.cluster.create_run_record().model_copy(update={"reservations": (reservation.id,)})
+        layout = RunLayout(self.record.run)
+        for bucket, key in ((self.cluster.data, layout.record), (self.cluster.staging, CURRENT_RUN)):
+            bucket.write(key, self.record.model_dump_json().encode())
+        control = Control(attempt=3, nodes=tuple(nodes), started=True)
+        self.cluster.data.write(layout.control, control.model_dump_json().encode())
+        self.cluster.set_groups((group.model_copy(update={"nodes": 4}),))
+
+    def create_launch(self) -> Launch:
+        return Launch(Cluster(self.cluster.stack, REGION), self.display)
+
+    def current_run(self) -> RunRecord:
+        return RunRecord.model_validate_json(self.cluster.staging.read(CURRENT_RUN))
+
+    def active(self) -> list[CapacityReservation]:
+        return find_reservations(REGION, {tags.STACK: self.cluster.stack})
+
+
+@pytest.fixture
+def run(account: EmulatedAws) -> Iterator[ReservedRun]:
+    created = ReservedRun()
+    yield created
+    account.clear_faults()
+    reservations.cancel_all(REGION, created.cluster.stack, created.display)
+
+
+def fail(*arguments: object) -> list[str]:
+    raise LaunchError("stopped by the test")
+
+
+def test_failed_growth_restores_the_size_of_the_reservation(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = run.create_launch()
+    monkeypatch.setattr(launch, "_add_nodes", fail)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start(update=True)
+    assert [each.instances for each in run.active()] == [2]
+    assert run.current_run() == run.record
+
+
+def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
+    run: ReservedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = run.create_launch()
+    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch.workers, "rollback", fail)
+    with pytest.raises(LaunchError):
+        launch.start(update=True)
+    assert [each.instances for each in run.active()] == [2]
