@@ -206,10 +206,7 @@ class Launch:
             wait_for_head(self.cluster, self.display, self.deadline)
         counts = {group.name: group.nodes for group in self.manifest.groups}
         with self._phase("capacity"):
-            started = time.time()
             self._reserve_capacity(counts)
-            # The wait for capacity does not count: neither as startup nor as time of the run.
-            self.deadline.at += time.time() - started
             record = create_run_record(self.manifest, time.time())
             self.record = record.model_copy(update={"reservations": self._reservation_ids()})
         with self._phase("workers"):
@@ -235,13 +232,15 @@ class Launch:
             self.display.line("run", f"{current.run} grows from {current.nodes} to {self.record.nodes} nodes")
             self._terminate_leftover_nodes(control, members)
             self._reserve_capacity(missing, control.nodes)
+            # The controller extends a reservation that the record names.
+            current = current.model_copy(update={"reservations": self._reservation_ids() or current.reservations})
+            self._write_record(current)
             self.workers.put_lease(current.lease_end(time.time()))
             startup = NodeStartup(self.cluster, self.display, self.deadline, current.run)
             startup.expect(self._add_nodes(missing))
         with self._phase("startup"):
             startup.wait_for_agents()
-            changes = {"nodes": self.record.nodes, "reservations": self._reservation_ids() or current.reservations}
-            self._write_record(current.model_copy(update=changes))
+            self._write_record(current.model_copy(update={"nodes": self.record.nodes}))
             startup.wait_for_job(self.record.nodes, after=control.attempt)
         self._report_job_started()
         return self._result(current.run, self.workers.members())
@@ -293,8 +292,10 @@ class Launch:
     def _reserve_capacity(self, missing: Mapping[str, int], running: Iterable[str] = ()) -> None:
         """Reserve the capacity of the groups for which the manifest requires it.
 
-        `missing`: group -> nodes to add; `running`: the nodes of the run that grows.
+        `missing`: group -> nodes to add; `running`: the nodes of the run that grows. The wait for capacity does not
+        count, neither as startup nor as time of the run.
         """
+        started = time.time()
         hold_seconds = self.manifest.limits.lease_minutes * 60  # then the controller extends it with the lease
         for group in self.manifest.groups:
             if group.reserve and missing[group.name]:
@@ -303,6 +304,7 @@ class Launch:
             elif group.reservation is not None:
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])
+        self.deadline.at += time.time() - started
 
     def _wait_for_start(self, group: WorkerGroup) -> None:
         """Wait until the group's Capacity Block starts."""

@@ -1,6 +1,8 @@
 """Growth of a run whose nodes are in a capacity reservation."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,34 @@ def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
     with pytest.raises(LaunchError):
         launch.start(update=True)
     assert [each.instances for each in run.active()] == [2]
+
+
+def test_record_names_the_reservation_before_nodes_are_added(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller extends the reservations that the record names."""
+    reservations.cancel_all(REGION, run.cluster.stack, run.display)
+    launch, named = run.create_launch(), list[str]()
+
+    def add_nodes(counts: Mapping[str, int]) -> list[str]:
+        named.extend(run.current_run().reservations)
+        assert named == [each.id for each in run.active()]
+        return fail()
+
+    monkeypatch.setattr(launch, "_add_nodes", add_nodes)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start(update=True)
+    assert named != list(run.record.reservations)
+
+
+def test_wait_for_capacity_does_not_count_as_startup(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = run.create_launch()
+    reserve, before = launch.reservations.reserve, launch.deadline.at
+
+    def reserve_later(*arguments: Any) -> CapacityReservation:
+        time.sleep(0.5)
+        return reserve(*arguments)
+
+    monkeypatch.setattr(launch.reservations, "reserve", reserve_later)
+    monkeypatch.setattr(launch, "_add_nodes", fail)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start(update=True)
+    assert launch.deadline.at >= before + 0.5
