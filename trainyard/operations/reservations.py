@@ -145,19 +145,25 @@ def cancel_reservations(region: str, names: Iterable[str], display: Display) -> 
             display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
 
 
-def cancel_all(region: str, stack: str, display: Display) -> list[str]:
-    """Cancel every capacity reservation of the stack; return their ids."""
-    names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
+def cancel_all(region: str, stack: str, display: Display) -> None:
+    """Cancel every capacity reservation of the stack. An error is displayed: a reservation ends by itself."""
+    try:
+        names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
+    except (BotoCoreError, ClientError) as error:
+        display.line("capacity", f"the reservations of the stack were not cancelled and end by themselves: {error}")
+        return
     cancel_reservations(region, names, display)
-    return names
 
 
-def delete_held_groups(region: str, stack: str) -> list[str]:
-    """Delete the placement groups that `trainyard reserve` made for the stack; return their names.
+def delete_held_groups(region: str, stack: str, display: Display, keep: Collection[str | None] = ()) -> None:
+    """Delete the placement groups that `trainyard reserve` made for the stack, except the ARNs in `keep`.
 
-    There must be no instance in them. Raises ClientError.
+    They cost nothing: an error, such as of a group with an instance, is displayed.
     """
-    groups = placement.find_placement_groups(region, {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY})
-    for group in groups:
-        placement.delete_placement_group(region, group.name)
-    return [group.name for group in groups]
+    try:
+        groups = placement.find_placement_groups(region, {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY})
+        for group in groups:
+            if group.arn not in keep:
+                placement.delete_placement_group(region, group.name)
+    except (BotoCoreError, ClientError) as error:
+        display.line("capacity", f"the placement groups of trainyard reserve were not deleted: {error}")

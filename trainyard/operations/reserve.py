@@ -23,7 +23,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import cancel_all, delete_held_groups
+from trainyard.operations.reservations import cancel_reservations, delete_held_groups
 from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
 
 
@@ -87,14 +87,15 @@ def hold_capacity(
     try:
         return _result(reserve_capacity(request, display), price)
     except BaseException:
-        delete_held_groups(cluster.region, cluster.stack)
+        delete_held_groups(cluster.region, cluster.stack, display)
         raise
 
 
 def release_capacity(cluster: Cluster, display: Display) -> list[str]:
     """Cancel the stack's reservations and delete the placement group of a held one; return the reservations' ids."""
-    names = cancel_all(cluster.region, cluster.stack, display)
-    delete_held_groups(cluster.region, cluster.stack)
+    names = [each.id for each in find_reservations(cluster.region, {tags.STACK: cluster.stack})]
+    cancel_reservations(cluster.region, names, display)
+    delete_held_groups(cluster.region, cluster.stack, display)
     return names
 
 

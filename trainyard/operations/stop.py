@@ -24,26 +24,25 @@ FLUSH_SECONDS = 60.0
 def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
     """Stop the current run and terminate all workers; return the nodes that ran.
 
-    Cancels the capacity reservations of the stack, except with `keep_reservations`, for a next run. Does nothing when
-    the stack is not deployed, so that `pulumi destroy` can be repeated. Raises TimeoutError when nodes still exist
-    after STOP_TIMEOUT_SECONDS.
+    Cancels the capacity reservations of the stack, deployed or not, except with `keep_reservations`, for a next run. It
+    can be repeated. Raises TimeoutError when nodes still exist after STOP_TIMEOUT_SECONDS.
     """
-    if not cluster.is_deployed:
-        return []
+    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster)) if cluster.is_deployed else None
+    are_terminated = nodes is None or nodes.terminate()
     if not keep_reservations:
         cancel_all(cluster.region, cluster.stack, display)
-    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster))
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-    while not nodes.terminate():
+    while nodes is not None and not are_terminated:
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"nodes still exist after {STOP_TIMEOUT_SECONDS // 60} minutes ({nodes.summary}): run trainyard stop "
                 f"--stack {cluster.stack} again, or terminate them in the AWS console"
             )
         time.sleep(POLL_SECONDS)
+        are_terminated = nodes.terminate()
     if not keep_reservations:
-        delete_held_groups(cluster.region, cluster.stack)
-    return sorted(nodes.states)
+        delete_held_groups(cluster.region, cluster.stack, display)
+    return sorted(nodes.states) if nodes else []
 
 
 def _end_run(cluster: Cluster) -> bool:

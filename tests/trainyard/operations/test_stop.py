@@ -11,6 +11,8 @@ from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
+from trainyard.aws import tags
+from trainyard.aws.reservations import create_reservation, find_reservations
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.operations import stop
@@ -164,3 +166,41 @@ def test_many_nodes_are_counted(cluster: clusters.Cluster, monkeypatch: pytest.M
     nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_state=False)
     nodes.states = {"i-1": "draining", "i-2": "shutting-down", "i-3": "draining"}
     assert nodes.summary == "2 draining, 1 shutting-down"
+
+
+@pytest.mark.parametrize("operation", ["DescribeCapacityReservations", "DescribePlacementGroups"])
+def test_nodes_are_terminated_when_reservations_cannot_be_ended(
+    account: EmulatedAws, cluster: clusters.Cluster, record: RunRecord, operation: str
+) -> None:
+    account.inject(Deny(operation=f"ec2:{operation}"))
+    nodes = cluster.launch_instances(2)
+    terminated, lines = stop_run(cluster)
+    assert terminated == sorted(nodes)
+    assert [line for line in lines if line.startswith("capacity") and operation in line]
+
+
+def test_reservations_are_cancelled_when_the_termination_has_started(
+    cluster: clusters.Cluster, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, a failure would leave the nodes; later, reservations would be billed during the drain."""
+    monkeypatch.setattr(stop, "STOP_TIMEOUT_SECONDS", 0)
+    name = held_capacity(cluster)
+    start_attempt(cluster, record)
+    cluster.launch_instances(1)
+    with pytest.raises(TimeoutError):
+        stop_run(cluster)
+    assert name not in [each.id for each in find_reservations(REGION, {})]
+
+
+def held_capacity(cluster: clusters.Cluster) -> str:
+    """Hold capacity, as `trainyard reserve` does; return the id of the reservation."""
+    return create_reservation(
+        REGION,
+        instance_type="c7i.xlarge",
+        zone="us-east-1a",
+        instances=1,
+        end=time.time() + 86400,
+        placement_group_arn=None,
+        tags={tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY},
+        token=cluster.stack,
+    ).id
