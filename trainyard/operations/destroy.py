@@ -14,6 +14,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import Display
+from trainyard.operations.reservations import delete_held_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.operations.stop import stop_run
 
@@ -64,6 +65,7 @@ def destroy(cluster: Cluster, display: Display) -> DestroyResult:
     """
     pulumi = require_pulumi()
     terminated = stop_run(cluster, display)
+    delete_held_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
         display.line("builder", f"terminated: {', '.join(builders)}")
     command = [pulumi, "destroy", "--stack", cluster.stack, "--yes"]

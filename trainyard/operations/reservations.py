@@ -13,6 +13,7 @@ from trainyard.aws import ec2, placement, reservations, tags
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
+from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 
@@ -155,15 +156,20 @@ def cancel_all(region: str, stack: str, display: Display) -> None:
     cancel_reservations(region, names, display)
 
 
-def delete_held_groups(region: str, stack: str, display: Display, keep: Collection[str | None] = ()) -> None:
-    """Delete the placement groups that `trainyard reserve` made for the stack, except the ARNs in `keep`.
+def delete_held_groups(cluster: Cluster, display: Display, *, keep_used: bool = True) -> None:
+    """Delete the placement groups that `trainyard reserve` made for the stack.
 
-    They cost nothing: an error, such as of a group with an instance, is displayed.
+    `keep_used`: except those in the manifest, which the launch templates name: without them no node can be launched.
+    Placement groups cost nothing: an error, such as of a group with an instance, is displayed.
     """
+    groups_in_use = cluster.manifest.groups if keep_used and cluster.is_deployed else ()
+    used = {group.placement_group_arn for group in groups_in_use}
     try:
-        groups = placement.find_placement_groups(region, {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY})
+        groups = placement.find_placement_groups(
+            cluster.region, {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+        )
         for group in groups:
-            if group.arn not in keep:
-                placement.delete_placement_group(region, group.name)
+            if group.arn not in used:
+                placement.delete_placement_group(cluster.region, group.name)
     except (BotoCoreError, ClientError) as error:
         display.line("capacity", f"the placement groups of trainyard reserve were not deleted: {error}")

@@ -87,7 +87,7 @@ def hold_capacity(
     try:
         return _result(reserve_capacity(request, display), price)
     except BaseException:
-        delete_held_groups(cluster.region, cluster.stack, display)
+        delete_held_groups(cluster, display)
         raise
 
 
@@ -95,7 +95,7 @@ def release_capacity(cluster: Cluster, display: Display) -> list[str]:
     """Cancel the stack's reservations and delete the placement group of a held one; return the reservations' ids."""
     names = [each.id for each in find_reservations(cluster.region, {tags.STACK: cluster.stack})]
     cancel_reservations(cluster.region, names, display)
-    delete_held_groups(cluster.region, cluster.stack, display)
+    delete_held_groups(cluster, display)
     return names
 
 

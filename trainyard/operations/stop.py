@@ -41,7 +41,7 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()
     if not keep_reservations:
-        delete_held_groups(cluster.region, cluster.stack, display)
+        delete_held_groups(cluster, display)
     return sorted(nodes.states) if nodes else []
 
 

@@ -11,7 +11,7 @@ from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
-from trainyard.aws import tags
+from trainyard.aws import placement, tags
 from trainyard.aws.reservations import create_reservation, find_reservations
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control, Outcome, RunRecord
@@ -190,6 +190,17 @@ def test_reservations_are_cancelled_when_the_termination_has_started(
     with pytest.raises(TimeoutError):
         stop_run(cluster)
     assert name not in [each.id for each in find_reservations(REGION, {})]
+
+
+def test_placement_group_of_the_launch_template_is_kept(cluster: clusters.Cluster) -> None:
+    """The next launch would fail with InvalidPlacementGroup.Unknown."""
+    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    used, _ = (placement.create_cluster_group(REGION, f"{cluster.stack}-{name}", role) for name in "ab")
+    (group,) = cluster.manifest.groups
+    cluster.set_groups((group.model_copy(update={"placement_group_arn": used.arn}),))
+    stop_run(cluster)
+    assert placement.find_placement_groups(REGION, role) == [used]
+    placement.delete_placement_group(REGION, used.name)
 
 
 def held_capacity(cluster: clusters.Cluster) -> str:
