@@ -15,7 +15,8 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
-from trainyard.aws import tags
+from trainyard.aws import placement, tags
+from trainyard.aws.reservations import create_reservation, find_reservations
 from trainyard.operations import destroy
 from trainyard.operations.cluster import Cluster
 
@@ -113,6 +114,36 @@ def test_destroy_can_be_repeated(cluster: clusters.Cluster, pulumi: Pulumi) -> N
         f"retained: s3 {cluster.data.name}",
         f"stack {cluster.stack} is destroyed",
     ]
+
+
+def test_destroy_ends_the_held_capacity_of_a_stack_without_a_manifest(account: EmulatedAws, pulumi: Pulumi) -> None:
+    pulumi.install()
+    stack = "held-undeployed"
+    role = {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY}
+    group = placement.create_cluster_group(REGION, stack, role)
+    create_reservation(
+        REGION,
+        instance_type="p4d.24xlarge",
+        zone="us-east-1a",
+        instances=1,
+        end=time.time() + 86400,
+        placement_group_arn=group.arn,
+        tags=role,
+        token=stack,
+    )
+    completed = pulumi.run("--stack", stack, "--yes")
+    assert completed.returncode == 0, completed.stderr
+    assert (find_reservations(REGION, role), placement.find_placement_groups(REGION, role)) == ([], [])
+
+
+def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    group = placement.create_cluster_group(REGION, cluster.stack, role)
+    (workers,) = cluster.manifest.groups
+    cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))
+    pulumi.install(DELETE, argument=cluster.stack)
+    assert pulumi.run("--stack", cluster.stack, "--yes").returncode == 0
+    assert placement.find_placement_groups(REGION, role) == []
 
 
 def test_failed_pulumi_and_remaining_resources_are_reported(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
