@@ -15,7 +15,7 @@ from trainyard.operations.progress import create_display
 def reserve(
     stack: StackOption,
     hours: Annotated[float, typer.Option("--hours", min=0.5, max=24, help="Hours until AWS ends the reservation.")] = 2,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the stack's reservation.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the reservation, unless a run uses it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Reserve without confirmation.")] = False,
     file: Annotated[
         Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")

@@ -92,8 +92,16 @@ def hold_capacity(
 
 
 def release_capacity(cluster: Cluster, display: Display) -> list[str]:
-    """Cancel the stack's reservations and delete the placement group of a held one; return the reservations' ids."""
-    names = [each.id for each in find_reservations(cluster.region, {tags.STACK: cluster.stack})]
+    """Cancel the reservation of `trainyard reserve` and delete its placement group; return the reservation's id.
+
+    Raises InputError when the active run uses it.
+    """
+    held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    names = [each.id for each in find_reservations(cluster.region, held_tags)]
+    run = cluster.current_run()
+    if run is not None and (used := set(names) & set(run.reservations)) and cluster.outcome(run.run) is None:
+        reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop --stack {cluster.stack}"
+        raise InputError([Problem("--cancel", ", ".join(sorted(used)), reason, fix, "reservation_in_use")])
     cancel_reservations(cluster.region, names, display)
     delete_held_groups(cluster, display)
     return names

@@ -1,6 +1,7 @@
 """`trainyard reserve` holds the capacity of a stack before it is deployed."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from tests.conftest import REGION
 from tests.problems import rejects
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import placement, tags
-from trainyard.aws.reservations import CapacityReservation, find_reservations
+from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
+from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.reservations import GroupReservations, cancel_all
 from trainyard.operations.reserve import HeldCapacity, hold_capacity, release_capacity
 
 ROOT = Path(__file__).parents[3]
@@ -103,6 +106,47 @@ def test_release_cancels_the_reservation_and_its_group(operator: Operator) -> No
     assert release_capacity(operator.cluster, operator.display) == [reservation]
     assert operator.held() == []
     assert operator.placement_groups() == []
+
+
+def create_run(stack: clusters.Cluster) -> tuple[str, str]:
+    """Create an active run that uses held capacity and a reservation of its launch; return their ids."""
+    held, own = (
+        create_reservation(
+            REGION,
+            instance_type=WORKER_TYPE,
+            zone="us-east-1a",
+            instances=2,
+            end=time.time() + 7200,
+            placement_group_arn=None,
+            tags={tags.STACK: stack.stack, tags.ROLE: role},
+            token=f"{stack.stack}-{role}",
+        ).id
+        for role in (tags.HELD_CAPACITY, "workers")
+    )
+    record = stack.create_run_record().model_copy(update={"reservations": (held, own)})
+    stack.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+    return held, own
+
+
+def test_reservation_of_an_active_run_is_not_cancelled(operator: Operator) -> None:
+    stack = clusters.create_cluster(REGION)
+    names = create_run(stack)
+    with rejects("reservation_in_use", names[0]):
+        release_capacity(Cluster(stack.stack, REGION), operator.display)
+    assert {each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})} == set(names)
+    cancel_all(REGION, stack.stack, operator.display)
+
+
+def test_release_cancels_only_held_capacity(operator: Operator) -> None:
+    stack = clusters.create_cluster(REGION)
+    held, own = create_run(stack)
+    run = Cluster(stack.stack, REGION).current_run()
+    assert run is not None
+    outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=time.time())
+    stack.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
+    assert release_capacity(Cluster(stack.stack, REGION), operator.display) == [held]
+    assert [each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})] == [own]
+    cancel_all(REGION, stack.stack, operator.display)
 
 
 def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:
