@@ -5,25 +5,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from trainyard.aws.reservations import CapacityReservation, create_reservation
+from trainyard.aws.reservations import (
+    CapacityReservation,
+    cancel_reservation,
+    create_reservation,
+    find_reservations,
+)
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
+from trainyard.operations.signals import ignore_signals
 
-# Codes of CreateCapacityReservation that another zone, or a later request, may not return: shortages, and errors that
-# boto3 would retry (API reference, "Error codes for the Amazon EC2 API").
-_RETRY_CODES = frozenset(
-    [
-        "InsufficientInstanceCapacity",
-        "InternalError",
-        "InternalFailure",
-        "RequestLimitExceeded",
-        "ServiceUnavailable",
-        "Unavailable",
-        "Unsupported",
-    ]
-)
+# Codes of CreateCapacityReservation that another zone, or a later request, may not return (API reference, "Error codes
+# for the Amazon EC2 API"). After those of _UNKNOWN_RESULTS, or without an answer, the reservation may exist.
+_SHORTAGES = frozenset(["InsufficientInstanceCapacity", "RequestLimitExceeded", "Unsupported"])
+_UNKNOWN_RESULTS = frozenset(["InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"])
+MAX_TRIES, TRY_DELAY_SECONDS = 5, 2.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 
 
@@ -54,8 +52,20 @@ class CapacityRequest:
 def reserve_capacity(request: CapacityRequest, display: Display) -> CapacityReservation:
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
-    Raises CapacityError, which names the zones and their error codes.
+    No other active reservation may have the request's tags: a reservation whose creation was not answered has them, and
+    is cancelled. Raises CapacityError, which names the zones and their error codes.
     """
+    try:
+        result = _search(request, display)
+    except BaseException:
+        with ignore_signals():
+            _cancel_others(request, None, display)
+        raise
+    _cancel_others(request, result.id, display)
+    return result
+
+
+def _search(request: CapacityRequest, display: Display) -> CapacityReservation:
     deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
     while True:
         failures: dict[str, str] = {}
@@ -82,20 +92,43 @@ def reserve_capacity(request: CapacityRequest, display: Display) -> CapacityRese
 
 
 def _create(request: CapacityRequest, zone: str) -> CapacityReservation | str:
-    """Return the reservation, or the error code if another zone or a later request may succeed."""
+    """Return the reservation, or the error code if another zone or a later request may succeed.
+
+    A request without an answer is repeated with its token: EC2 then returns the reservation that it created (EC2
+    developer guide, "Ensuring idempotency in Amazon EC2 API requests").
+    """
+    token, end = str(uuid.uuid4()), time.time() + request.hold_seconds
+    code = ""
+    for number in range(MAX_TRIES):
+        time.sleep(number * TRY_DELAY_SECONDS)
+        try:
+            return create_reservation(
+                request.region,
+                instance_type=request.instance_type,
+                zone=zone,
+                instances=request.instances,
+                end=end,
+                placement_group_arn=request.placement_group_arn,
+                tags=request.tags,
+                token=token,
+            )
+        except HTTPClientError as error:
+            code = type(error).__name__
+        except ClientError as error:
+            code = str(error.response["Error"]["Code"])
+            if code in _SHORTAGES:
+                return code
+            if code not in _UNKNOWN_RESULTS:
+                raise CapacityError(f"AWS does not reserve {request.summary}: {error}") from error
+    return code
+
+
+def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:
+    """Cancel the reservations of the request except `kept`. An error is displayed."""
     try:
-        return create_reservation(
-            request.region,
-            instance_type=request.instance_type,
-            zone=zone,
-            instances=request.instances,
-            end=time.time() + request.hold_seconds,
-            placement_group_arn=request.placement_group_arn,
-            tags=request.tags,
-            token=str(uuid.uuid4()),
-        )
-    except ClientError as error:
-        code = str(error.response["Error"]["Code"])
-        if code not in _RETRY_CODES:
-            raise CapacityError(f"AWS does not reserve {request.summary}: {error}") from error
-        return code
+        for reservation in find_reservations(request.region, request.tags):
+            if reservation.id != kept:
+                cancel_reservation(request.region, reservation.id)
+                display.line("capacity", f"cancelled {reservation.id}, whose creation was not answered")
+    except (BotoCoreError, ClientError) as error:
+        display.line("capacity", f"reservations may exist that were not answered; they end by themselves: {error}")

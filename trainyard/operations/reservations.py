@@ -66,14 +66,17 @@ class GroupReservations:
         return created
 
     def _existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
-        """Return the group's reservation in one of these zones; cancel reservations that do not fit the group."""
+        """Return the group's reservation in one of these zones; cancel surplus ones and those that do not fit."""
         held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
+        fitting = []
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
             placed = reservation.placement_group_arn == group.placement_group_arn
             if reservation.instance_type == group.instance_type and placed and reservation.zone in zones:
-                return reservation
-            self._reject(reservation, is_held=reservation in held)
-        return None
+                fitting.append(reservation)
+            else:
+                self._reject(reservation, is_held=reservation in held)
+        self.cancel([each.id for each in fitting[1:]])
+        return fitting[0] if fitting else None
 
     def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:
         """Cancel a reservation that does not fit. Raises CapacityError for one of `trainyard reserve`."""

@@ -186,6 +186,22 @@ def test_reservation_of_another_type_is_cancelled(reserved: ReservedCluster) -> 
     assert other.id not in [each.id for each in reserved.active()]
 
 
+def test_surplus_reservation_is_cancelled(reserved: ReservedCluster) -> None:
+    first = reserved.reserve()
+    create_reservation(
+        REGION,
+        instance_type=WORKER_TYPE,
+        zone=ZONE_B,
+        instances=2,
+        end=time.time() + 1200,
+        placement_group_arn=None,
+        tags={tags.STACK: reserved.cluster.stack, tags.ROLE: "workers"},
+        token="surplus",
+    )
+    assert reserved.reserve().id == first.id
+    assert [each.id for each in reserved.active()] == [first.id]
+
+
 def test_group_without_reservation_tries_each_zone(account: EmulatedAws, reserved: ReservedCluster) -> None:
     account.inject(without_capacity(ZONE_A))
     workers = WorkerGroups(reserved.cluster.manifest)

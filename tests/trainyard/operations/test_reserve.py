@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.aws.faults import Capacity
+from rehearsal.aws.faults import Capacity, Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -94,6 +94,14 @@ def test_shortage_deletes_the_placement_group(account: EmulatedAws, operator: Op
     with pytest.raises(CapacityError, match="us-east-1a: InsufficientInstanceCapacity, us-east-1b: "):
         operator.reserve()
     assert operator.placement_groups() == []
+
+
+def test_failure_to_delete_the_placement_group_does_not_hide_the_shortage(
+    account: EmulatedAws, operator: Operator
+) -> None:
+    account.inject(Capacity(limit=0, instance_type=WORKER_TYPE), Deny(operation="ec2:DeletePlacementGroup"))
+    with pytest.raises(CapacityError, match="InsufficientInstanceCapacity"):
+        operator.reserve()
 
 
 def test_stack_without_a_reserving_launch_is_refused(operator: Operator) -> None:
