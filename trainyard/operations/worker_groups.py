@@ -100,6 +100,8 @@ class WorkerGroups:
                 target = reservation.id if reservation else None
                 launched, zone = self._launch_in_zones(group, count, token, display, zone, target)
             else:
+                # The launch template names the Capacity Block; an earlier launch may have set another reservation.
+                self._set_launch_target(group, group.subnets[0], None)
                 capacity = self._earlier_capacity[group.autoscaling_group]
                 launched = raise_desired_capacity(
                     self._region, group, capacity, count, self._new_members_of(group), display

@@ -146,6 +146,18 @@ def test_rollback_terminates_pending_instances(
     assert groups.desired_capacities() == (0, 0)
 
 
+def test_block_does_not_use_the_reservation_and_subnet_of_an_earlier_launch(groups: TwoGroups) -> None:
+    """The stack reserved on-demand capacity in another zone before it had a Capacity Block."""
+    name, (subnet, other) = groups.block.autoscaling_group, groups.block.subnets
+    autoscaling.set_launch_target(REGION, name, other.id, "cr-0123456789abcdef0")
+    workers = groups.workers
+    assert len(workers.add_nodes({"block": 1}, "run-1", groups.display)) == 1
+    description = groups.cluster.describe_group(name)
+    assert description["VPCZoneIdentifier"] == subnet.id
+    assert "CapacityReservationTarget" not in description["CapacityReservationSpecification"]
+    workers.rollback(groups.display)
+
+
 def test_refused_desired_capacity_is_reported(groups: TwoGroups, account: EmulatedAws) -> None:
     account.inject(Deny(operation="autoscaling:SetDesiredCapacity"))
     try:
