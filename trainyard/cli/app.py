@@ -18,6 +18,7 @@ from trainyard.cli.logs import logs
 from trainyard.cli.rehearse import rehearse
 from trainyard.cli.reserve import reserve
 from trainyard.cli.results import results
+from trainyard.cli.selftest import selftest
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
 from trainyard.errors import InputError
@@ -81,6 +82,7 @@ app.command()(results)
 app.command()(stop)
 app.command()(destroy)
 app.command()(bake)
+app.command()(selftest)
 # All options of `rehearse` are those of the rehearsal itself, including --help.
 _PASS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(add_help_option=False, context_settings=_PASS_OPTIONS)(rehearse)

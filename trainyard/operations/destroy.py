@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from pydantic import Field
 
@@ -58,10 +59,11 @@ def require_pulumi() -> str:
     return path
 
 
-def destroy(cluster: Cluster, display: Display) -> DestroyResult:
+def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> DestroyResult:
     """Stop the run, delete the stack's resources, and audit the account. It can be repeated at any point.
 
-    Pulumi's output goes to stderr. Raises InputError without the Pulumi CLI, and TimeoutError when nodes still exist.
+    `folder`: folder of the stack's Pulumi.yaml. Pulumi's output goes to stderr. Raises InputError without the Pulumi
+    CLI, and TimeoutError when nodes still exist.
     """
     pulumi = require_pulumi()
     terminated = stop_run(cluster, display)
@@ -70,7 +72,7 @@ def destroy(cluster: Cluster, display: Display) -> DestroyResult:
         display.line("builder", f"terminated: {', '.join(builders)}")
     command = [pulumi, "destroy", "--stack", cluster.stack, "--yes"]
     display.line("pulumi", " ".join(command[1:]))
-    completed = subprocess.run(command, cwd=PROJECT_ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    completed = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     retained, remaining = audit(cluster, display, 0.0 if completed.returncode else AUDIT_TIMEOUT_SECONDS)
     return DestroyResult(
         stack=cluster.stack,

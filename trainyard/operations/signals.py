@@ -10,7 +10,8 @@ Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 def ignore_signals() -> AbstractContextManager[None]:
     """Ignore SIGINT and SIGTERM, so that a second signal does not interrupt a rollback."""
-    return _handle_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)
+    # A function, because programs that are started meanwhile would inherit SIG_IGN.
+    return _handle_signals(lambda number, frame: None, signal.SIGINT, signal.SIGTERM)
 
 
 def sigterm_as_interrupt() -> AbstractContextManager[None]:
