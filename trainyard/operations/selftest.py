@@ -28,7 +28,16 @@ from trainyard.operations.selftest_facts import (
     read_reservations,
     read_versions,
 )
-from trainyard.operations.selftest_plan import DESTROY_MINUTES, Part, PlannedStep, Runs, format_plan, maximum_usd, plan
+from trainyard.operations.selftest_plan import (
+    CREATE_MINUTES,
+    DESTROY_MINUTES,
+    Part,
+    PlannedStep,
+    Runs,
+    format_plan,
+    maximum_usd,
+    plan,
+)
 from trainyard.operations.selftest_project import SelftestProject, StepError, progress_lines
 from trainyard.operations.selftest_report import (
     LaunchFacts,
@@ -86,6 +95,13 @@ class Selftest:
         self._usd = 0.0
         self._cluster_start: float | None = None
         self._workers_start: float | None = None
+
+    def preview(self) -> None:
+        """Preview all parts before any of them costs anything. Raises StepError, for example without a quota."""
+        for part in self._parts:
+            self.display.line(f"run {part.run}", f"pulumi preview (at most {CREATE_MINUTES:g} minutes): {part.title}")
+            self.project.write_settings({CONFIG_KEY: part.raw_settings})
+            self.project.run(self.project.pulumi("preview"), CREATE_MINUTES, self.display)
 
     def run(self, on_step: Callable[[], object]) -> None:
         """Execute the parts until one fails, then audit the account. `on_step` is called after each step."""
@@ -284,7 +300,7 @@ def selftest(options: SelftestOptions, display: Display, confirm: Callable[[str]
     """Execute the selected runs, destroy the stack, and return the redacted report, which is also written.
 
     `confirm` receives account, region and maximum cost, and raises to refuse them. Raises InputError without the
-    Pulumi CLI or for a report file in a missing folder.
+    Pulumi CLI or for a report file in a missing folder, StepError when a preview fails.
     """
     require_pulumi()
     if not options.report.absolute().parent.is_dir() or options.report.suffix == ".md":
@@ -302,6 +318,7 @@ def selftest(options: SelftestOptions, display: Display, confirm: Callable[[str]
     try:
         project.create()
         test = Selftest(project, parts, display, read_versions(project.query("version")))
+        test.preview()
     except BaseException:  # the stack has no resources yet
         project.delete()
         raise

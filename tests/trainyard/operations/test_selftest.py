@@ -367,3 +367,13 @@ def test_folder_is_deleted_when_the_stack_cannot_be_created(
     with pytest.raises(StepError, match="pulumi stack failed"):
         run()
     assert list(options.folder.iterdir()) == []
+
+
+def test_failed_preview_of_a_later_run_creates_nothing(
+    run: Run, pulumi: Pulumi, options: selftest.SelftestOptions
+) -> None:
+    pulumi.change(preview_3={"exit": 255, "output": "error: the quota is 0"})
+    with pytest.raises(StepError, match="the quota is 0"):
+        run(Runs.ALL)
+    assert pulumi.commands == []
+    assert list(options.folder.iterdir()) == []
