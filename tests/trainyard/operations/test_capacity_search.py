@@ -89,7 +89,7 @@ def test_reservation_that_was_never_answered_is_cancelled(
     assert [(each.id, each.zone) for each in active(request_of_two)] == [(reservation.id, ZONE_B)]
 
 
-def test_interrupt_leaves_no_reservation(request_of_two: CapacityRequest, after_creation: AfterCreation) -> None:
+def test_interrupt_cancels_the_reservation(request_of_two: CapacityRequest, after_creation: AfterCreation) -> None:
     def interrupt(parameters: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 

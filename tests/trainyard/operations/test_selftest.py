@@ -25,6 +25,7 @@ from trainyard.operations.selftest_plan import Runs, plan
 from trainyard.operations.selftest_project import SelftestProject, StepError
 from trainyard.operations.selftest_report import SelftestReport
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 EXECUTABLE = """\
 #!/bin/sh
