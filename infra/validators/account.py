@@ -9,17 +9,13 @@ import pulumi
 from infra.components.key import AUTO_SCALING_ROLE
 from infra.lookups.account import AccountFacts, region_of
 from infra.validators import subnet
+from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, usable_end
 from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
 
 AccountValidator = Callable[[StackSettings, AccountFacts], Iterator[Problem]]
-
-# EC2 terminates the instances of a Capacity Block 30 minutes before its end (EC2 user guide, "Capacity Blocks for ML").
-BLOCK_TERMINATION_SECONDS = 1800.0
-# Time for the last checkpoint before that.
-LAST_CHECKPOINT_SECONDS = 600.0
 
 
 def capacity_start_time(facts: AccountFacts) -> float | None:
@@ -33,8 +29,9 @@ def capacity_end_time(facts: AccountFacts) -> float | None:
     reservation = facts.reservation
     if reservation is None or reservation.end_time is None:
         return None
-    early = BLOCK_TERMINATION_SECONDS if reservation.is_capacity_block else 0.0
-    return reservation.end_time - early - LAST_CHECKPOINT_SECONDS
+    if reservation.is_capacity_block:  # Cloud Control returns no UltraServer type: the instance type decides
+        return usable_end(reservation.end_time, reservation.instance_type)
+    return reservation.end_time - LAST_CHECKPOINT_SECONDS
 
 
 def zones_offer_instance_types(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:

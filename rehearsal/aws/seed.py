@@ -81,6 +81,7 @@ def _create_reservation(backend: Any, seed: SeedReservation) -> None:
         zone=seed.zone,
         count=seed.count,
         block=seed.block,
+        ultraserver_type=seed.ultraserver_type,
         criteria=seed.criteria,
         start=seed.start,
         end=seed.end,

@@ -20,6 +20,9 @@ class SeedReservation(StrictModel):
     interruptible: bool = Field(
         default=False, description="Whether it is interruptible: then the seed also has its source, without capacity."
     )
+    ultraserver_type: str | None = Field(
+        default=None, description="UltraServer type of a Capacity Block, such as u-p6e-gb200x36; none: instances."
+    )
     criteria: Literal["open", "targeted"] = Field(
         default="targeted", description="Instance match criteria. A Capacity Block is always targeted."
     )

@@ -26,6 +26,7 @@ from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2 import (
     account_images,
     assessment,
+    block_extensions,
     block_offerings,
     block_terminations,
     dependencies,
@@ -164,6 +165,7 @@ def _extend_moto(launcher: Launcher) -> None:
     interruptible_actions.install()
     block_offerings.install()
     block_terminations.install()
+    block_extensions.install()
     quotas.install()
     spot.install()
     interfaces.install()

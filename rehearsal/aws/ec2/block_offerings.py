@@ -20,7 +20,7 @@ from rehearsal.aws.moto_extension import ec2_error, extend
 
 _DAY_SECONDS, _HOUR_SECONDS = 86400, 3600
 _BLOCK_BOUNDARY_SECONDS = 11.5 * _HOUR_SECONDS  # Capacity Blocks start and end at 11:30 UTC
-_BLOCK_HOURS = (*range(24, 14 * 24 + 1, 24), *range(21 * 24, 182 * 24 + 1, 7 * 24))
+BLOCK_HOURS = (*range(24, 14 * 24 + 1, 24), *range(21 * 24, 182 * 24 + 1, 7 * 24))
 _MAXIMUM_INSTANCES = 64
 
 
@@ -35,7 +35,7 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
         raise ec2_error(
             "InvalidParameterValue", f"The instance type {instance_type} is not available in Capacity Blocks."
         )
-    if hours not in _BLOCK_HOURS:
+    if hours not in BLOCK_HOURS:
         raise ec2_error("InvalidParameterValue", f"Invalid value '{hours}' for CapacityDurationHours.")
     if not 1 <= count <= _MAXIMUM_INSTANCES:
         raise ec2_error("InvalidParameterValue", f"Invalid value '{count}' for InstanceCount.")
@@ -48,14 +48,14 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
         if latest is not None and start + hours * _HOUR_SECONDS > latest:
             continue
         offering = {
-            "CapacityBlockOfferingId": _offering_id(zone, instance_type, count, hours, start),
+            "CapacityBlockOfferingId": offering_id(zone, instance_type, count, hours, start),
             "InstanceType": instance_type,
             "AvailabilityZone": zone,
             "InstanceCount": count,
             "StartDate": datetime.fromtimestamp(start, UTC).replace(tzinfo=None),
             "EndDate": datetime.fromtimestamp(start + hours * _HOUR_SECONDS, UTC).replace(tzinfo=None),
             "CapacityBlockDurationHours": hours,
-            "UpfrontFee": f"{count * hours * load_reference().on_demand_usd.get(instance_type, 0.0):.2f}",
+            "UpfrontFee": block_price(instance_type, count, hours),
             "CurrencyCode": "USD",
             "Tenancy": "default",
         }
@@ -65,9 +65,14 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
     return ActionResult({"CapacityBlockOfferings": offerings})
 
 
-def _offering_id(*values: object) -> str:
+def offering_id(*values: object) -> str:
     """Return the id of an offering: the same offering keeps its id."""
     return f"cbo-{hashlib.sha256(repr(values).encode()).hexdigest()[:17]}"
+
+
+def block_price(instance_type: str, count: int, hours: int) -> str:
+    """Return the price in USD: that of On-Demand Instances, an assumption."""
+    return f"{count * hours * load_reference().on_demand_usd.get(instance_type, 0.0):.2f}"
 
 
 def purchase_capacity_block(self: Any) -> ActionResult:

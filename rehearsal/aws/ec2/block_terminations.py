@@ -15,6 +15,14 @@ from rehearsal.aws.ec2.terminations import reclaim_instance
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
 TERMINATION_LEAD_SECONDS = 1800.0
+# The user has to terminate instances of an UltraServer 60 minutes before the end (EC2 user guide, "Capacity Blocks for
+# ML"). That EC2 terminates them at that time is an assumption.
+ULTRASERVER_TERMINATION_LEAD_SECONDS = 3600.0
+
+
+def _lead_seconds(reservation: CapacityReservation) -> float:
+    """Return the seconds from the termination of a Capacity Block's instances until its end."""
+    return ULTRASERVER_TERMINATION_LEAD_SECONDS if reservation.ultraserver_type else TERMINATION_LEAD_SECONDS
 
 
 def _due_terminations() -> Iterator[Due]:
@@ -22,16 +30,17 @@ def _due_terminations() -> Iterator[Due]:
     for _, _, backend in ec2_backends.iter_backends():
         for reservation in reservations(backend).values():
             if reservation.is_block and reservation.end is not None and not reservation.instances_terminated:
-                when = reservation.end - TERMINATION_LEAD_SECONDS
+                when = reservation.end - _lead_seconds(reservation)
                 yield when, lambda reservation=reservation: _terminate_instances(reservation)  # type: ignore[misc]
 
 
 def _terminate_instances(reservation: CapacityReservation) -> None:
     """Terminate the instances of a Capacity Block on behalf of EC2, and notify their Auto Scaling groups."""
     reservation.instances_terminated = True
+    minutes = _lead_seconds(reservation) / 60
     for instance in list(reservation.ec2_backend.all_instances()):
         if instance.capacity_reservation_id == reservation.id and instance.state != "terminated":
-            reclaim_instance(instance, "Server.CapacityBlockEnding: the Capacity Block ends in 30 minutes")
+            reclaim_instance(instance, f"Server.CapacityBlockEnding: the Capacity Block ends in {minutes:g} minutes")
 
 
 def install() -> None:

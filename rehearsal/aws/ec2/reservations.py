@@ -49,6 +49,7 @@ class CapacityReservation(TaggedEC2Resource):
         ebs_optimized: bool = False,
         placement_group: str | None = None,
         source_id: str | None = None,
+        ultraserver_type: str | None = None,
     ) -> None:
         self.ec2_backend = backend
         self.id = self.capacity_reservation_id = reservation_id
@@ -56,6 +57,8 @@ class CapacityReservation(TaggedEC2Resource):
         self.instance_type, self.availability_zone, self.total_instance_count = instance_type, zone, count
         self.instance_platform, self.ebs_optimized = platform, ebs_optimized
         self.reservation_type = "capacity-block" if block else "default"
+        self.capacity_block_id = f"cb-{reservation_id.removeprefix('cr-')}" if block else None
+        self.ultraserver_type = ultraserver_type
         self.instance_match_criteria = "targeted" if block else criteria
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
         self.placement_group = placement_group

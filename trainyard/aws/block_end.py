@@ -1,0 +1,52 @@
+"""The end of a Capacity Block for ML: until when its instances can be used, from the block's own data."""
+
+from botocore.exceptions import ClientError
+
+from trainyard.aws.clients import client
+
+# EC2 terminates the instances that still run 30 minutes before the end (EC2 user guide, "Capacity Blocks for ML"). The
+# instances of an UltraServer have to be terminated 60 minutes before it (same page, for P6e-GB200).
+_TERMINATION_SECONDS, _ULTRASERVER_TERMINATION_SECONDS = 1800.0, 3600.0
+# Types that exist only in UltraServers (EC2 user guide, "Capacity Blocks for ML", supported instance types).
+_ULTRASERVER_TYPES = ("p6e-gb", "trn2u.")
+# Time for the last checkpoint before the termination.
+LAST_CHECKPOINT_SECONDS = 600.0
+
+
+def termination_seconds(instance_type: str, ultraserver_type: str | None = None) -> float:
+    """Return the seconds from the termination of a Capacity Block's instances until its end.
+
+    `ultraserver_type`: UltraserverType of the block (API reference, CapacityBlock), where the caller can read it.
+    """
+    is_ultraserver = bool(ultraserver_type) or instance_type.startswith(_ULTRASERVER_TYPES)
+    return _ULTRASERVER_TERMINATION_SECONDS if is_ultraserver else _TERMINATION_SECONDS
+
+
+def usable_end(end: float, instance_type: str, ultraserver_type: str | None = None) -> float:
+    """Return the Unix time until which a run may use a Capacity Block that ends at `end` (Unix time)."""
+    return end - termination_seconds(instance_type, ultraserver_type) - LAST_CHECKPOINT_SECONDS
+
+
+def read_usable_end(region: str, reservation: str) -> float | None:
+    """Return the Unix time until which a run may use the Capacity Block now; None when it has no end.
+
+    An extension moves it: the id of the reservation stays (EC2 user guide, "Extend Capacity Blocks"). Raises
+    ClientError.
+    """
+    ec2 = client("ec2", region)
+    (described,) = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation])["CapacityReservations"]
+    if "EndDate" not in described:
+        return None
+    ultraserver_type = _ultraserver_type(region, described.get("CapacityBlockId"))
+    return usable_end(described["EndDate"].timestamp(), described["InstanceType"], ultraserver_type)
+
+
+def _ultraserver_type(region: str, block: str | None) -> str | None:
+    """Return the UltraServer type of a block; None without one, and when it cannot be read: the type decides then."""
+    if block is None:
+        return None
+    try:
+        blocks = client("ec2", region).describe_capacity_blocks(CapacityBlockIds=[block])["CapacityBlocks"]
+    except ClientError:
+        return None
+    return blocks[0].get("UltraserverType") if blocks else None
