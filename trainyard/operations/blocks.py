@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pydantic import Field
 
+from trainyard.aws.block_end import usable_end
 from trainyard.aws.capacity_blocks import Offering, find_offerings, purchase_offering
 from trainyard.base import StrictModel
 from trainyard.config.settings import StackSettings
@@ -20,7 +21,7 @@ class BlockOffering(StrictModel):
     zone: str = Field(description="Availability Zone.")
     instances: int = Field(gt=0, description="Instances.")
     start: float = Field(description="Unix time of the start, seconds.")
-    end: float = Field(description="Unix time of the end, seconds; AWS terminates the instances 30 minutes before.")
+    end: float = Field(description="Unix time of the end, seconds; AWS terminates the instances before it.")
     usd: float = Field(ge=0, description="Price of the Capacity Block, USD, paid at once.")
 
 
@@ -34,10 +35,11 @@ class PurchasedBlock(StrictModel):
 def block_hours(settings: StackSettings) -> int:
     """Return the shortest duration, in hours, of a Capacity Block that lasts for the job's time limit.
 
-    Capacity Blocks have whole days up to 14 days, then whole weeks (EC2 user guide, "Capacity Blocks for ML"), and AWS
-    terminates the instances 30 minutes before the end.
+    Capacity Blocks have whole days up to 14 days, then whole weeks (EC2 user guide, "Capacity Blocks for ML"). A run
+    ends before the block, see trainyard.aws.block_end.
     """
-    hours = (settings.job.time_limit_minutes + settings.launch.startup_timeout_minutes + 30) / 60
+    unused_minutes = -usable_end(0.0, settings.instance_type) / 60
+    hours = (settings.job.time_limit_minutes + settings.launch.startup_timeout_minutes + unused_minutes) / 60
     days = max(1, -(-int(hours * 60) // (_DAY_HOURS * 60)))
     return (days if days <= 14 else -(-days // 7) * 7) * _DAY_HOURS
 
