@@ -1,5 +1,6 @@
 """Creates the resources that a stack expects in its account: a reservation, a network, a KMS key, a bucket."""
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -54,7 +55,7 @@ def account_seed(settings: StackSettings, region: str, zone: str, block_delay_se
                 count=sum(group.nodes for group in settings.groups if group.reservation),
                 block=is_block,
                 interruptible=settings.capacity.interruptible,
-                start=time.time() + block_delay_seconds if is_block and block_delay_seconds else None,
+                start=_block_start(block_delay_seconds) if is_block and block_delay_seconds else None,
                 end=time.time() + _BLOCK_SECONDS if is_block else None,
             ),
         )
@@ -68,6 +69,11 @@ def account_seed(settings: StackSettings, region: str, zone: str, block_delay_se
         keys=(SeedKey(id=storage.kms_key.rpartition("/")[2]),) if storage.kms_key else (),
         buckets=(SeedBucket(name=storage.bucket),) if storage.bucket else (),
     )
+
+
+def _block_start(delay_seconds: float) -> float:
+    """Return the Unix time of a start: a whole second, as lookups and scheduled actions have no fractions."""
+    return float(math.ceil(time.time() + delay_seconds))
 
 
 def quota_codes(settings: StackSettings, bake: bool) -> set[str]:

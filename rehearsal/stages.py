@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
 
 OUTCOME_TIMEOUT_SECONDS = 1800.0
+SCHEDULED_START_TIMEOUT_SECONDS = 180.0
 COMMAND_TIMEOUT_SECONDS = 300
 BAKE_TIMEOUT_SECONDS = 600
 RESERVED_STACK_FILE = "reserved.yaml"  # the stack file as it is rehearsed
@@ -67,6 +69,20 @@ class Stages:
         launch = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
         self.context.clock.split(launch.phases)
         self.context.result.run, self.context.result.nodes = launch.run, len(launch.nodes)
+        if launch.state == "scheduled":
+            self.wait_for_scheduled_start()
+
+    def wait_for_scheduled_start(self) -> None:
+        """Show the status of the scheduled run, and wait until AWS has started its nodes."""
+        self.context.clock.start("scheduled")
+        status = json.loads(self.run_cli("status", "--json"))
+        nodes, start = status["record"]["nodes"], status["scheduled_start_time"]
+        text = f"AWS starts {nodes} nodes in {max(0.0, start - time.time()):.0f} s, with no operator's process"
+        self.context.display.print_line("scheduled", text)
+        timeout_seconds = max(0.0, start - time.time()) + SCHEDULED_START_TIMEOUT_SECONDS
+        wait_until("the scheduled start", lambda: len(self.running_workers()) == nodes, timeout_seconds)
+        self.context.display.print_line("scheduled", f"{nodes} nodes are running")
+        self.context.result.nodes = nodes
 
     def set_deployment(self, deployment: Deployment) -> None:
         """Store the deployment before it creates a resource, so that destroy also runs after an interrupted `up`."""

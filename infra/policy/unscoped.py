@@ -7,8 +7,20 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         "the controller lists the nodes of its groups",
         f"{_REFERENCE}list_amazonec2autoscaling.html",
     ),
+    "autoscaling:DescribeScheduledActions": (
+        "the controller deletes the scheduled start of a run that ends before it",
+        f"{_REFERENCE}list_amazonec2autoscaling.html",
+    ),
+    "autoscaling:DescribeScalingActivities": (
+        "the controller reports why nodes are missing after a scheduled start",
+        f"{_REFERENCE}list_amazonec2autoscaling.html",
+    ),
     "ec2:DescribeCapacityReservations": (
-        "the controller reads the sizes of the run's reservations, and whether their owner reclaims instances",
+        "the controller reads size and end of the run's reservations, and whether their owner reclaims instances",
+        f"{_REFERENCE}list_amazonec2.html",
+    ),
+    "ec2:DescribeCapacityBlocks": (
+        "the controller reads whether the Capacity Block is one of UltraServers, which end earlier",
         f"{_REFERENCE}list_amazonec2.html",
     ),
     "ec2:DescribeInstanceTopology": (

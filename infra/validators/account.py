@@ -109,13 +109,13 @@ def interruption_is_configured(settings: StackSettings, facts: AccountFacts) -> 
 
 
 def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The reservation is active, or a Capacity Block that is paid: the launch waits for its start."""
+    """The reservation is active, or a Capacity Block that is paid: the launch waits, or is scheduled, for its start."""
     reservation = facts.reservation
     if reservation is None or reservation.state == "active":
         return
     start = reservation.start_time
     if start is not None and reservation.state == "scheduled" and reservation.is_capacity_block:
-        pulumi.log.info(f"{reservation.id} starts at {_format(start)}: the launch waits for it")
+        pulumi.log.info(f"{reservation.id} starts at {_format(start)}: the launch waits, or is scheduled for it")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"

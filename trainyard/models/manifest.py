@@ -249,6 +249,20 @@ class Manifest(StrictModel):
             (group.capacity_end_time for group in self.groups if group.capacity_end_time is not None), default=None
         )
 
+    @property
+    def capacity_start_time(self) -> float | None:
+        """Unix time from which the nodes of all groups can be launched; None: now."""
+        return max(
+            (group.capacity_start_time for group in self.groups if group.capacity_start_time is not None), default=None
+        )
+
+    @property
+    def capacity_blocks(self) -> tuple[str, ...]:
+        """Reservations of the Capacity Blocks of the groups."""
+        return tuple(
+            group.reservation for group in self.groups if group.market == "capacity-block" and group.reservation
+        )
+
     def local_data_path(self, job: Job) -> str:
         """Path of the folder on the nodes into which FSx imports the dataset of a job with `data: fsx`."""
         assert self.fsx is not None, "the settings are valid"

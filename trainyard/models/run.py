@@ -33,20 +33,34 @@ class RunRecord(StrictModel):
     reservations: tuple[str, ...] = Field(
         (), description="Capacity reservations that the controller extends with the lease and cancels with the run."
     )
+    capacity_blocks: tuple[str, ...] = Field(
+        (), description="Reservations of the Capacity Blocks of its nodes. The controller reads their end."
+    )
+    scheduled_start: float | None = Field(
+        None, description="Unix time at which AWS starts the nodes, seconds; none: the launch started them."
+    )
+
+    @property
+    def start(self) -> float:
+        """Unix time from which the deadlines count: the scheduled start, or the launch."""
+        return self.created if self.scheduled_start is None else self.scheduled_start
 
     def lease_end(self, now: float) -> float:
-        """Unix time at which a lease that is created or renewed at `now` ends: at most the deadline of the run."""
-        return min(now + self.limits.lease_minutes * 60, self.deadline)
+        """Unix time at which a lease that is created or renewed at `now` ends: at most the deadline of the run.
+
+        It never ends before the scheduled start: nodes that AWS starts then would have no lease.
+        """
+        return min(max(now, self.start) + self.limits.lease_minutes * 60, self.deadline)
 
     @property
     def limited_by_capacity(self) -> bool:
         """Whether the run's capacity ends before its time limit."""
-        return self.deadline < self.created + self.limits.time_limit_minutes * 60
+        return self.deadline < self.start + self.limits.time_limit_minutes * 60
 
 
-def compute_run_deadline(created: float, limits: Limits, capacity_end_time: float | None) -> float:
-    """Unix time by which a run that was launched at `created` ends: its time limit, or the end of its capacity."""
-    time_limit = created + limits.time_limit_minutes * 60
+def compute_run_deadline(start: float, limits: Limits, capacity_end_time: float | None) -> float:
+    """Unix time by which a run that starts at `start` ends: its time limit, or the end of its capacity."""
+    time_limit = start + limits.time_limit_minutes * 60
     return time_limit if capacity_end_time is None else min(time_limit, capacity_end_time)
 
 
@@ -109,6 +123,11 @@ class Control(StrictModel):
     unhealthy_nodes: tuple[str, ...] = Field(
         (), description="Instances marked unhealthy in their group: no attempt uses them."
     )
+    deadline: float | None = Field(
+        None,
+        description="Unix time that replaces the deadline of the run's record: the controller has read another end of "
+        "its Capacity Block, which was extended; none: the record's.",
+    )
 
 
 class Outcome(StrictModel):
@@ -126,7 +145,15 @@ class LaunchResult(StrictModel):
     """Result of a launch: its last line on stdout, which Pulumi keeps as an output."""
 
     run: str = Field(description="Run id.")
-    nodes: tuple[str, ...] = Field(description="Instance ids.")
+    state: Literal["started", "scheduled"] = Field(
+        "started",
+        description="started: the job runs. scheduled: AWS starts the nodes at scheduled_start, and the "
+        "controller starts the job.",
+    )
+    scheduled_start: float | None = Field(
+        None, description="Unix time at which AWS starts the nodes, seconds; none: they have started."
+    )
+    nodes: tuple[str, ...] = Field(description="Instance ids; none while the run is scheduled.")
     data_uri: str = Field(description="S3 URI of the dataset.")
     run_uri: str = Field(description="S3 URI prefix of all objects of the run.")
     phases: dict[str, float] = Field(description="Phase of the launch -> seconds.")

@@ -17,6 +17,7 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.prestart_checks import check_before_start
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.run_record import (
@@ -26,6 +27,7 @@ from trainyard.operations.run_record import (
     require_capacity_time,
     with_deadlines,
 )
+from trainyard.operations.scheduled_launch import can_move, far_start, is_waiting, schedule, schedule_record
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
 from trainyard.operations.stop import stop_run
@@ -68,6 +70,8 @@ class Launch:
             return self._launch_new_run()
         control, active = self.cluster.control(current.run), self._is_active(current)
         same_manifest = current.manifest_digest == self.record.manifest_digest
+        if active and same_manifest and (result := self._adopt_scheduled_run(current, control)):
+            return result
         if control is not None and control.started and same_manifest:
             missing = self._missing_nodes(control)
             if active and any(missing.values()) and min(missing.values()) >= 0:
@@ -80,7 +84,7 @@ class Launch:
                 self.display.line("run", f"{current.run} matches the manifest: nothing to launch")
                 return self._result(current.run, self.workers.members())
         require_capacity_time(self.manifest, time.time())  # before the current run is stopped
-        if active and not update:
+        if active and not update and not is_waiting(current):  # no work of a waiting run is lost
             raise LaunchError(
                 f"run {current.run} is active on the cluster; wait for its end, or stop it: trainyard stop --stack "
                 f"{self.cluster.stack}"
@@ -93,6 +97,36 @@ class Launch:
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
         return self._launch_new_run()
+
+    def _adopt_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
+        """Move the scheduled start of a waiting run to the manifest's, or let a run that AWS starts now continue.
+
+        None: the run is not scheduled, or another run has to replace it.
+        """
+        if can_move(self.manifest, current):
+            require_capacity_time(self.manifest, time.time())
+            return self._with_rollback(lambda: self._schedule(current), self._record_failure)
+        is_starting = current.scheduled_start is not None and not (control and control.started)
+        if (
+            not is_starting
+            or current.nodes != self.record.nodes
+            or current.capacity_blocks != self.record.capacity_blocks
+        ):
+            return None
+        self.record = self._update_deadlines(current)
+        self.display.line("run", f"{current.run} is starting: nothing to launch")
+        return self._result(current.run, self.workers.members())
+
+    def _schedule(self, current: RunRecord | None = None) -> LaunchResult:
+        """Let AWS start the nodes at the start of the Capacity Block. `current`: the waiting run, which is moved."""
+        start = self.manifest.capacity_start_time
+        assert start is not None
+        with self._phase("schedule"):
+            check_before_start(self.cluster, self.display)
+            self.record = schedule_record(self.manifest, start, current)
+            schedule(self.workers, self.record, self._write_record, self.display)
+        self._report_capacity_limit(self.record)
+        return self._result(self.record.run, [])
 
     def _launch_new_run(self) -> LaunchResult:
         try:
@@ -122,7 +156,7 @@ class Launch:
 
     def _is_active(self, run: RunRecord) -> bool:
         # A launch that waits for capacity has a run and no nodes.
-        is_starting = time.time() < run.created + run.limits.startup_timeout_minutes * 60
+        is_starting = time.time() < run.start + run.limits.startup_timeout_minutes * 60
         return self.cluster.outcome(run.run) is None and (is_starting or bool(self.workers.members()))
 
     def _update_deadlines(self, run: RunRecord) -> RunRecord:
@@ -204,6 +238,8 @@ class Launch:
             ensure_dataset(self.cluster, self.display)
         with self._phase("head"):
             wait_for_head(self.cluster, self.display, self.deadline)
+        if far_start(self.manifest) is not None:
+            return self._schedule()
         counts = {group.name: group.nodes for group in self.manifest.groups}
         with self._phase("capacity"):
             self._reserve_capacity(counts)
@@ -265,6 +301,8 @@ class Launch:
 
     def _record_failure(self, reason: str) -> None:
         """Write the outcome of a run whose start failed."""
+        if self.record.scheduled_start is not None:
+            self.workers.cancel_scheduled_start()
         layout = RunLayout(self.record.run)
         if self.cluster.data.find(layout.record) is not None and self.cluster.outcome(self.record.run) is None:
             outcome = Outcome(state="failed", reason=f"launch: {reason}", attempts=0, ended_at=time.time())
@@ -310,6 +348,7 @@ class Launch:
         """Wait until the group's Capacity Block starts."""
         start = group.capacity_start_time or 0.0
         if start > time.time():
+            check_before_start(self.cluster, self.display)
             self.display.line("capacity", f"{group.reservation} starts at {format_time(start)}: the launch waits")
         while (remaining := start - time.time()) > 0:
             self.display.detail("capacity", f"{group.reservation} starts in {remaining / 60:.1f} minutes")
@@ -334,8 +373,11 @@ class Launch:
         self.display.line("job", f"started: {processes} processes on {self.record.nodes} nodes")
 
     def _result(self, run: str, nodes: list[str]) -> LaunchResult:
+        scheduled_start = self.record.scheduled_start if run == self.record.run else None
         return LaunchResult(
             run=run,
+            state="started" if scheduled_start is None else "scheduled",
+            scheduled_start=scheduled_start,
             nodes=tuple(nodes),
             data_uri=self.manifest.job.data_uri,
             run_uri=f"s3://{self.manifest.data_bucket}/{RunLayout(run).prefix}",

@@ -13,44 +13,52 @@ def create_run_id(job: str, now: float) -> str:
     return f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{job}-{secrets.token_hex(2)}"
 
 
-def create_run_record(manifest: Manifest, now: float) -> RunRecord:
-    """Return the record of a new run of this manifest, launched at `now` (Unix time, seconds)."""
+def create_run_record(manifest: Manifest, now: float, scheduled_start: float | None = None) -> RunRecord:
+    """Return the record of a new run of this manifest, launched at `now`.
+
+    `scheduled_start`: when AWS starts its nodes; None: the launch starts them. Unix times in seconds.
+    """
     processes = {group.processes_per_node for group in manifest.groups}
     assert len(processes) == 1, "torchrun starts the same number of processes on each node"
     return RunRecord(
         run=create_run_id(manifest.job.name, now),
         created=now,
-        deadline=compute_run_deadline(now, manifest.limits, manifest.capacity_end_time),
+        deadline=compute_run_deadline(scheduled_start or now, manifest.limits, manifest.capacity_end_time),
         manifest_digest=manifest.digest(),
         images=manifest.images,
         nodes=manifest.nodes,
         processes_per_node=processes.pop(),
         job=manifest.job,
         limits=manifest.limits,
+        capacity_blocks=manifest.capacity_blocks,
+        scheduled_start=scheduled_start,
     )
 
 
 def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
     """Return the record of an active run with the deadlines and images of the manifest."""
-    deadline = compute_run_deadline(run.created, manifest.limits, manifest.capacity_end_time)
-    return run.model_copy(update={"limits": manifest.limits, "deadline": deadline, "images": manifest.images})
+    deadline = compute_run_deadline(run.start, manifest.limits, manifest.capacity_end_time)
+    changes = {"limits": manifest.limits, "deadline": deadline, "images": manifest.images}
+    return run.model_copy(update={**changes, "capacity_blocks": manifest.capacity_blocks})
 
 
 def format_run_duration(run: RunRecord) -> str:
-    """Return the time from the run's launch to its deadline, in minutes."""
-    return f"{round((run.deadline - run.created) / 60, 1):g} minutes"
+    """Return the time from the run's launch, or its scheduled start, to its deadline, in minutes."""
+    return f"{round((run.deadline - run.start) / 60, 1):g} minutes"
 
 
 def require_capacity_time(manifest: Manifest, now: float) -> None:
-    """Raise InputError for each group whose capacity ends before a launch that starts at `now` can complete."""
+    """Raise InputError for each group whose capacity ends before a launch that starts at `now`, or with its capacity,
+    can complete."""
     minutes = manifest.limits.startup_timeout_minutes
     problems = []
     for group in manifest.groups:
-        end_time = group.capacity_end_time
-        if end_time is None or end_time >= now + minutes * 60:
+        end_time, start = group.capacity_end_time, max(now, group.capacity_start_time or 0.0)
+        if end_time is None or end_time >= start + minutes * 60:
             continue
-        remaining_minutes = (end_time - now) / 60
-        when = f"that is in {remaining_minutes:.0f} minutes" if remaining_minutes > 0 else "that is in the past"
+        remaining_minutes = (end_time - start) / 60
+        since = "after its start" if start > now else "from now"
+        when = f"that is {remaining_minutes:.0f} minutes {since}" if remaining_minutes > 0 else "that is in the past"
         problems.append(
             Problem(
                 f"end of the capacity of group {group.name}",

@@ -14,6 +14,7 @@ from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.run_record import format_time
 from trainyard.operations.runs import read_run_record
+from trainyard.operations.scheduled_launch import is_waiting
 from trainyard.operations.worker_groups import WorkerGroups
 
 
@@ -38,7 +39,13 @@ class RunStatus(StrictModel):
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
     health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")
     metric: MetricLine | None = Field(description="The last metric line.")
-    elapsed_seconds: float = Field(ge=0, description="Seconds from the launch to the run's end, or until now.")
+    elapsed_seconds: float = Field(
+        ge=0, description="Seconds from the launch, or the scheduled start, to the run's end, or until now."
+    )
+    scheduled_start_time: float | None = Field(
+        description="Unix time at which AWS starts the nodes of a scheduled run; none: it is not scheduled, or AWS has "
+        "started its nodes."
+    )
     lease_end_time: float | None = Field(
         description="Unix time at which AWS terminates the workers unless the lease is renewed; none: no lease."
     )
@@ -59,7 +66,8 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
         outcome=outcome,
         health_check=cluster.health_check_result(record.run),
         metric=metrics[-1] if metrics else None,
-        elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.created, 0.0),
+        elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.start, 0.0),
+        scheduled_start_time=workers.scheduled_start() if workers and outcome is None else None,
         lease_end_time=workers.lease() if workers else None,
         groups=_group_statuses(cluster.manifest, workers) if workers else (),
     )
@@ -83,15 +91,22 @@ def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupSta
 def format_status(status: RunStatus) -> list[str]:
     """Return a status as lines for people."""
     record, outcome, control = status.record, status.outcome, status.control
-    lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else "running")]
+    if control and control.deadline is not None:  # the end of the Capacity Block that the controller read last
+        record = record.model_copy(update={"deadline": control.deadline})
+    state = "scheduled" if is_waiting(record) else "running"
+    lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else state)]
     minutes = f"{status.elapsed_seconds / 60:.0f} minutes"
     if outcome:
         lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
+    elif is_waiting(record):
+        lines.append(_format_scheduled_start(record, status.scheduled_start_time))
+        lines.append(f"deadline {format_time(record.deadline)}")
     else:
         limit = "capacity end" if record.limited_by_capacity else "time limit"
-        lines.append(f"launched {format_time(record.created)}, {minutes} ago; {limit} {format_time(record.deadline)}")
-        if status.lease_end_time is not None:
-            lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
+        verb = "launched" if record.scheduled_start is None else "started"
+        lines.append(f"{verb} {format_time(record.start)}, {minutes} ago; {limit} {format_time(record.deadline)}")
+    if not outcome and status.lease_end_time is not None:
+        lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
     lines += [_format_group(group) for group in status.groups]
     if control and control.health_check and not outcome:
         nodes = ", ".join(control.health_check.nodes)
@@ -103,6 +118,14 @@ def format_status(status: RunStatus) -> list[str]:
     if status.metric:
         lines.append(f"step {status.metric.step}, loss {status.metric.loss:.4f}, {status.metric.throughput}")
     return lines
+
+
+def _format_scheduled_start(record: RunRecord, scheduled: float | None) -> str:
+    assert record.scheduled_start is not None
+    start = format_time(record.scheduled_start)
+    if scheduled is None:
+        return f"scheduled for {start}, but no scheduled action starts its nodes: launch again"
+    return f"launched {format_time(record.created)}; AWS starts {record.nodes} nodes at {start}"
 
 
 def _format_group(group: GroupStatus) -> str:

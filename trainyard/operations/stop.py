@@ -27,6 +27,8 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
     Cancels the capacity reservations of the stack, deployed or not, except with `keep_reservations`, for a next run. It
     can be repeated. Raises TimeoutError when nodes still exist after STOP_TIMEOUT_SECONDS.
     """
+    if cluster.is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
+        display.line("run", "its scheduled start is cancelled")
     nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster)) if cluster.is_deployed else None
     are_terminated = nodes is None or nodes.terminate()
     if not keep_reservations:

@@ -9,6 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trainyard.aws import autoscaling, ec2
 from trainyard.aws.lease import put_lease, read_lease
 from trainyard.aws.reservations import CapacityReservation
+from trainyard.aws.scheduled_start import cancel_scheduled_start, put_scheduled_start, read_scheduled_start
 from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.operations.capacity import LaunchedNodes, launch_instances, raise_desired_capacity
 from trainyard.operations.errors import CapacityError
@@ -268,6 +269,18 @@ class WorkerGroups:
     def lease(self) -> float | None:
         """Return the end of the lease, Unix time in seconds; None when no group has a lease."""
         return read_lease(self._region, self._groups)
+
+    def put_scheduled_start(self, start: float) -> None:
+        """Schedule the launch of all nodes at `start` (Unix time, seconds); AWS itself runs it."""
+        put_scheduled_start(self._region, {name: group.nodes for name, group in self._groups.items()}, start)
+
+    def scheduled_start(self) -> float | None:
+        """Return the scheduled launch of nodes, Unix time in seconds; None when no group has one."""
+        return read_scheduled_start(self._region, self._groups)
+
+    def cancel_scheduled_start(self) -> bool:
+        """Delete the scheduled launch of nodes; return whether there was one."""
+        return cancel_scheduled_start(self._region, self._groups)
 
     def scale_to_zero(self) -> list[str]:
         """Set the desired capacity of every group to 0; return the members that still exist."""

@@ -21,6 +21,7 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, FailedAttempt, HealthCheckOrder, Master, Outcome, RunRecord
 from trainyard.models.streams import Cursor, node_events
+from trainyard.node.controller.deadline import RunDeadline
 from trainyard.node.controller.failure_analysis import (
     NodeStates,
     create_failed_attempt,
@@ -39,6 +40,9 @@ POLL_SECONDS = 1.0
 MEMBERS_POLL_SECONDS = 5.0
 # The lease is renewed four times in its duration, so that it survives a failed call.
 RENEWALS_PER_LEASE = 4
+# A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
+# minutes. The nodes that started meanwhile are paid for anyway.
+SCHEDULED_NODES_SECONDS = 15 * 60.0
 # torchrun stops its workers within 30 s after one has failed.
 FAILURE_REPORTS_SECONDS = 45.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
@@ -61,6 +65,7 @@ class RunController:
         self._surplus_since: dict[str, float] = {}
         self._removed: set[str] = set()
         self._members_at = self._renewed_at = self._failed_at = 0.0
+        self._deadline = RunDeadline(node.region)
         content = self.data.find(self.layout.control)
         self.control = Control() if content is None else Control.model_validate_json(content)
         self.groups = WorkerGroups(manifest.groups, node.region, self._nodes_in_use())
@@ -81,16 +86,38 @@ class RunController:
                 self._order(checkpoint_requests=self.control.checkpoint_requests + 1)
         if not self.control.started and (self._all_have_state("workers_up") or self._all_have_state("workers_done")):
             self._order(started=True)
-        if now > self.run.deadline:
+        if now > self._update_deadline(now).deadline:
             if self.run.limited_by_capacity:
                 return self.create_outcome("failed", "the capacity of the run has ended")
             return self.create_outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
-        if not self.control.started and now > self.run.created + limits.startup_timeout_minutes * 60:
+        if not self.control.started and now > self.run.start + limits.startup_timeout_minutes * 60:
             text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
             return self.create_outcome("failed", text + self._failed_health_check_reason())
+        if reason := self._find_missing_capacity(now):
+            return self.create_outcome("failed", reason)
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
             self._renew_lease(now)
         return self._advance(now)
+
+    def _update_deadline(self, now: float) -> RunRecord:
+        """Return the run with its deadline now. A changed deadline is published, and the lease renewed at once."""
+        deadline = self._deadline.find(self.run, self.control, now)
+        if deadline != (self.run.deadline if self.control.deadline is None else self.control.deadline):
+            LOG.info("the run's deadline is now %s", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(deadline)))
+            self._order(deadline=deadline)
+            self._renewed_at = 0.0
+        self.run = self.run.model_copy(update={"deadline": deadline})
+        return self.run
+
+    def _find_missing_capacity(self, now: float) -> str | None:
+        """Why the run must end: AWS has not started all nodes in time after the scheduled start."""
+        start, nodes = self.run.scheduled_start, self.run.nodes
+        is_starting = self.control.attempt == 0 and self.control.health_check_count == 0
+        if start is None or not is_starting or now <= start + SCHEDULED_NODES_SECONDS or len(self._members) >= nodes:
+            return None
+        minutes = SCHEDULED_NODES_SECONDS / 60
+        text = f"AWS started {len(self._members)} of {nodes} nodes within {minutes:g} minutes of the scheduled start"
+        return ": ".join([text, *self.groups.failed_launches(start)])
 
     def _renew_lease(self, now: float) -> None:
         """Move the end of the lease and of the run's capacity reservations, which may be larger than the run."""
@@ -301,7 +328,11 @@ class RunController:
         # A last checkpoint saves the progress since the previous one, unless the job itself is over.
         job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
         self._order(stop=True, save_checkpoint=not job_over)
-        self.groups.scale_to_zero()
+        try:
+            if self.run.scheduled_start is not None:
+                self.groups.cancel_scheduled_start()
+        finally:
+            self.groups.scale_to_zero()
         self.reservations.cancel(self.run.reservations)
 
 

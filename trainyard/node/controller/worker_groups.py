@@ -1,11 +1,16 @@
 """The cluster's worker groups in Auto Scaling, as the controller uses them: members, lease, scaling to zero."""
 
+import logging
 from collections.abc import Iterable
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling
 from trainyard.aws.lease import put_lease
+from trainyard.aws.scheduled_start import cancel_scheduled_start
 from trainyard.models.manifest import WorkerGroup
 
+LOG = logging.getLogger("controller")
 _TERMINATING_STATES = ("Terminating", "Terminated", "Detaching", "Detached")
 
 
@@ -46,6 +51,21 @@ class WorkerGroups:
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""
         put_lease(self.region, self._names, until)
+
+    def failed_launches(self, since: float) -> list[str]:
+        """Return the reasons of the launches that failed after `since` (Unix time); none when they cannot be read."""
+        try:
+            activities = [each for name in self._names for each in autoscaling.describe_activities(self.region, name)]
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("the scaling activities cannot be read: %s", error)
+            return []
+        failed = [each for each in activities if each["StatusCode"] in {"Failed", "Cancelled"}]
+        recent = [each for each in failed if each["StartTime"].timestamp() >= since]
+        return sorted({str(each.get("StatusMessage") or each["StatusCode"]) for each in recent})
+
+    def cancel_scheduled_start(self) -> None:
+        """Delete the scheduled launch of nodes, if any."""
+        cancel_scheduled_start(self.region, self._names)
 
     def scale_to_zero(self) -> None:
         """Scale every group to zero. The lease stays: it terminates workers that a crash between the calls leaves."""

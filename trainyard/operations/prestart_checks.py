@@ -1,0 +1,83 @@
+"""What is checked and reported before a Capacity Block starts: from then on, time is paid for.
+
+The preview checks quotas, zones and the block; the launch checks the dataset and the head before it comes here.
+"""
+
+from trainyard.aws import tags
+from trainyard.aws.capacity_blocks import read_state
+from trainyard.aws.ec2 import describe_image, tags_of
+from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.images import compute_content
+from trainyard.operations.progress import Display
+
+# Instance type of a builder before the block starts: the group's own type would use the block.
+BUILDER_TYPE = "c7i.xlarge"
+
+
+def check_before_start(cluster: Cluster, display: Display) -> None:
+    """Check the images and Capacity Blocks of the groups, and report what nodes install after the start.
+
+    Raises LaunchError for an image that cannot be launched, and for a block that will not start.
+    """
+    for group in cluster.manifest.groups:
+        if group.image is not None:
+            _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
+    for block in cluster.manifest.capacity_blocks:
+        state = read_state(cluster.region, block)
+        if state not in {"scheduled", "active", "payment-pending", "pending"}:
+            raise LaunchError(
+                f"Capacity Block {block} is {state}, so it will not start: buy another (trainyard blocks)"
+            )
+
+
+def _require_image(region: str, image: str) -> dict[str, str]:
+    """Return the tags of an image. Raises LaunchError when instances cannot be launched from it."""
+    description = describe_image(region, image)
+    state = "missing" if description is None else str(description["State"])
+    if description is None or state != "available":
+        raise LaunchError(
+            f"the workers' image {image} is {state}: name another image in the stack's file (image), then run pulumi up"
+        )
+    return tags_of(description)
+
+
+def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[str, str], display: Display) -> None:
+    manifest = cluster.manifest
+    if manifest.node.provisioning == "skip":
+        return
+    software, is_baked = nodes_software(manifest, group), image_tags.get(tags.ROLE) == tags.IMAGE
+    if is_baked:
+        content = image_tags.get(tags.CONTENT)
+        source = image_tags.get(tags.SOURCE, "")
+        if content == compute_content(manifest, group, source, has_drivers=True).sha256:
+            return
+        without_drivers = compute_content(manifest, group, source, has_drivers=False).sha256
+        software = [name for name in software if name in DRIVERS] if content == without_drivers else software
+        if software:
+            text = f"the image {group.image} is baked, and nodes install the rest in paid time"
+            display.line("image", f"{text}: {', '.join(software)}")
+        return
+    display.line(
+        "image",
+        f"{group.image} is not baked: nodes install {', '.join(software)} in paid time. To install most of it before: "
+        f"trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, then pulumi up -s {cluster.stack}",
+    )
+
+
+DRIVERS = ("the NVIDIA driver", "CUDA", "the EFA software")
+
+
+def nodes_software(manifest: Manifest, group: WorkerGroup) -> list[str]:
+    """Return what a node of the group installs, unless its image has it."""
+    uses_gpus = bool(group.gpus) and manifest.node.use_gpus
+    needed = {
+        "nvidia_driver": (uses_gpus, DRIVERS[0]),
+        "cuda": (uses_gpus, DRIVERS[1]),
+        "efa": (bool(group.efa_interfaces), DRIVERS[2]),
+        "lustre": (manifest.fsx is not None, "the Lustre client"),
+        "container": (manifest.job.container is not None, "Docker and the job's image"),
+    }
+    software = [name for role, (used, name) in needed.items() if used and role not in manifest.node.skip_roles]
+    return [*software, *(["the Python environment"] if manifest.node.venv is None else [])]
