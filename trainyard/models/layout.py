@@ -3,7 +3,8 @@
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
 `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
 An object `archived/<prefix>` in it means that all objects under `<prefix>` have the tag by which S3 archives them.
-Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), and events of the head and builders.
+Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), `pending-launch` (the id of the launch
+that has not created its run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
@@ -14,6 +15,7 @@ DATASETS = "datasets/"
 EXPORTS = "exports/"
 MANIFEST = "manifest.json"
 CURRENT_RUN = "run.json"
+PENDING_LAUNCH = "pending-launch"
 HEAD_EVENTS = "head/events/"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived/"

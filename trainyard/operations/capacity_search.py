@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -49,14 +49,17 @@ class CapacityRequest:
         return f"{self.instances} x {self.instance_type}"
 
 
-def reserve_capacity(request: CapacityRequest, display: Display) -> CapacityReservation:
+def reserve_capacity(
+    request: CapacityRequest, display: Display, before_attempt: Callable[[], None] = lambda: None
+) -> CapacityReservation:
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
-    No other active reservation may have the request's tags: a reservation whose creation was not answered has them, and
-    is cancelled. Raises CapacityError, which names the zones and their error codes.
+    `before_attempt` raises an error to end the search. No other active reservation may have the request's tags: a
+    reservation whose creation was not answered has them, and is cancelled. Raises CapacityError, which names the zones
+    and their error codes.
     """
     try:
-        result = _search(request, display)
+        result = _search(request, display, before_attempt)
     except BaseException:
         with ignore_signals():
             _cancel_others(request, None, display)
@@ -65,9 +68,10 @@ def reserve_capacity(request: CapacityRequest, display: Display) -> CapacityRese
     return result
 
 
-def _search(request: CapacityRequest, display: Display) -> CapacityReservation:
+def _search(request: CapacityRequest, display: Display, before_attempt: Callable[[], None]) -> CapacityReservation:
     deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
     while True:
+        before_attempt()
         failures: dict[str, str] = {}
         for zone in request.zones:
             display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")

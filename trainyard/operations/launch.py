@@ -17,6 +17,7 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import GroupReservations
@@ -49,7 +50,9 @@ class Launch:
         self.cluster, self.display = cluster, display
         self.manifest: Manifest = cluster.manifest
         self.workers = WorkerGroups(self.manifest)
-        self.reservations = GroupReservations(self.manifest, display)
+        self.pending = PendingLaunch(cluster)
+        self.growing_run: RunRecord | None = None
+        self.reservations = GroupReservations(self.manifest, display, self._require_not_ended)
         self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
         self.is_adding_nodes = False
@@ -135,6 +138,7 @@ class Launch:
             raise CapacityError(f"{error}. {self._describe_remaining_cost()}") from None
 
     def _grow_run(self, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
+        self.growing_run = current
         return self._with_rollback(
             lambda: self._add_nodes_to_run(current, control, missing), lambda reason: self._restore_record(current)
         )
@@ -155,7 +159,7 @@ class Launch:
         return missing
 
     def _is_active(self, run: RunRecord) -> bool:
-        # A launch that waits for capacity has a run and no nodes.
+        # A run has no nodes until its launch adds them.
         is_starting = time.time() < run.start + run.limits.startup_timeout_minutes * 60
         return self.cluster.outcome(run.run) is None and (is_starting or bool(self.workers.members()))
 
@@ -234,6 +238,7 @@ class Launch:
 
     def _start_run(self) -> LaunchResult:
         """Start a new run."""
+        self.pending.register()
         with self._phase("dataset"):
             ensure_dataset(self.cluster, self.display)
         with self._phase("head"):
@@ -323,6 +328,7 @@ class Launch:
     def _create_run(self) -> None:
         """Write the run's record and put the lease on the worker groups."""
         self._write_record(self.record)
+        self.pending.require()  # after the record, which trainyard stop reads after it has ended pending launches
         self.workers.put_lease(self.record.lease_end(time.time()))
         self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
         self._report_capacity_limit(self.record)
@@ -343,6 +349,15 @@ class Launch:
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])
         self.deadline.at += time.time() - started
+        self._require_not_ended()
+
+    def _require_not_ended(self) -> None:
+        """Raise LaunchError when the launch was ended during its wait for capacity."""
+        run = self.growing_run
+        if run is None:
+            self.pending.require()
+        elif outcome := self.cluster.outcome(run.run):
+            raise LaunchError(f"run {run.run} has {outcome.state} before nodes were added: {outcome.reason}")
 
     def _wait_for_start(self, group: WorkerGroup) -> None:
         """Wait until the group's Capacity Block starts."""

@@ -5,7 +5,7 @@ lease and cancels it with the run; replacements of failed nodes start in it.
 """
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -22,10 +22,13 @@ RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
 
 
 class GroupReservations:
-    """The reservations of the worker groups of one stack, selected by their tags."""
+    """The reservations of the worker groups of one stack, selected by their tags.
 
-    def __init__(self, manifest: Manifest, display: Display) -> None:
-        self._manifest, self._display = manifest, display
+    `before_attempt` raises an error to end the search for capacity.
+    """
+
+    def __init__(self, manifest: Manifest, display: Display, before_attempt: Callable[[], None] = lambda: None) -> None:
+        self._manifest, self._display, self._before_attempt = manifest, display, before_attempt
         self._region = manifest.region
         self._created: list[str] = []
         self._sizes_before: dict[str, int] = {}
@@ -61,7 +64,7 @@ class GroupReservations:
             usd_per_hour=group.node_usd_per_hour,
             wait_minutes=self._manifest.limits.capacity_wait_minutes,
         )
-        created = reserve_capacity(request, self._display)
+        created = reserve_capacity(request, self._display, self._before_attempt)
         self._created.append(created.id)
         return created
 

@@ -9,6 +9,7 @@ from trainyard.aws import ec2
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.pending_launch import end_pending_launch
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import cancel_all, delete_held_groups
 from trainyard.operations.worker_groups import LAUNCH_IN_PROGRESS, WorkerGroups
@@ -24,9 +25,12 @@ FLUSH_SECONDS = 60.0
 def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
     """Stop the current run and terminate all workers; return the nodes that ran.
 
-    Cancels the capacity reservations of the stack, deployed or not, except with `keep_reservations`, for a next run. It
-    can be repeated. Raises TimeoutError when nodes still exist after STOP_TIMEOUT_SECONDS.
+    Ends a launch that has not created its run, and cancels the capacity reservations of the stack, deployed or not,
+    except with `keep_reservations`, for a next run. It can be repeated. Raises TimeoutError when nodes still exist
+    after STOP_TIMEOUT_SECONDS.
     """
+    if not keep_reservations:
+        end_pending_launch(cluster)  # first: a launch writes its record before it checks whether it was ended
     if cluster.is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
         display.line("run", "its scheduled start is cancelled")
     nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster)) if cluster.is_deployed else None

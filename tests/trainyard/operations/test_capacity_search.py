@@ -89,7 +89,9 @@ def test_reservation_that_was_never_answered_is_cancelled(
     assert [(each.id, each.zone) for each in active(request_of_two)] == [(reservation.id, ZONE_B)]
 
 
-def test_interrupt_cancels_the_reservation(request_of_two: CapacityRequest, after_creation: AfterCreation) -> None:
+def test_reservation_of_an_interrupted_request_is_cancelled(
+    request_of_two: CapacityRequest, after_creation: AfterCreation
+) -> None:
     def interrupt(parameters: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 

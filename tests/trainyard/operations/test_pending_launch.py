@@ -1,0 +1,113 @@
+"""`trainyard stop` and a later launch end a launch that waits for capacity."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rehearsal.aws.faults import Capacity
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import tags
+from trainyard.aws.reservations import find_reservations
+from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
+from trainyard.models.run import Control
+from trainyard.operations import capacity_search
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.launch import Launch
+from trainyard.operations.pending_launch import PendingLaunch
+from trainyard.operations.stop import stop_run
+
+pytestmark = pytest.mark.usefixtures("fast_polls")
+
+
+@pytest.fixture
+def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusters.Cluster]:
+    """A cluster whose launch waits for capacity."""
+    monkeypatch.setattr(capacity_search, "FIRST_RETRY_SECONDS", 0.1)
+    created = clusters.create_cluster(REGION, train=None, command=("train.py",))
+    (group,) = created.manifest.groups
+    limits = created.manifest.limits.model_copy(update={"capacity_wait_minutes": 0.1, "startup_timeout_minutes": 0.1})
+    created.manifest = created.manifest.model_copy(update={"limits": limits})
+    created.set_groups((group.model_copy(update={"reserve": True}),))
+    created.write_head_ready_events()
+    account.inject(Capacity(limit=0, instance_type=group.instance_type))
+    yield created
+    account.clear_faults()
+
+
+class WaitingDisplay(RecordingDisplay):
+    """A display that calls a function after the first attempt to reserve capacity."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def line(self, subject: str, text: str) -> None:
+        super().line(subject, text)
+        if "attempt 1: none" in text:
+            self._act()
+
+
+def connect(cluster: clusters.Cluster) -> Cluster:
+    return Cluster(cluster.stack, REGION)
+
+
+def launch(cluster: clusters.Cluster, act: Callable[[], object]) -> None:
+    """Launch; the launch fails after `act`, without nodes and reservations."""
+    with pytest.raises(LaunchError, match="trainyard stop or a later launch has ended this launch"):
+        Launch(connect(cluster), WaitingDisplay(act)).start()
+    assert cluster.members() == []
+    assert find_reservations(REGION, {tags.STACK: cluster.stack}) == []
+
+
+def test_stop_ends_a_launch_that_waits_for_capacity(cluster: clusters.Cluster) -> None:
+    launch(cluster, lambda: stop_run(connect(cluster), RecordingDisplay()))
+
+
+def test_later_launch_replaces_one_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+    def register() -> None:
+        PendingLaunch(connect(cluster)).register()
+        account.clear_faults()
+
+    launch(cluster, register)
+
+
+@pytest.mark.parametrize("phase", ["_reserve_capacity", "_write_record"])
+def test_stop_before_the_nodes_are_added(
+    account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """Between the last attempt and the record, and between the record and the nodes."""
+    account.clear_faults()
+    operation = getattr(Launch, phase)
+
+    def run_and_stop(*arguments: Any) -> None:
+        operation(*arguments)
+        stop_run(connect(cluster), RecordingDisplay())
+
+    monkeypatch.setattr(Launch, phase, run_and_stop)
+    launch(cluster, lambda: None)
+
+
+def test_stop_ends_a_growth_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+    account.clear_faults()
+    record, nodes = cluster.create_run_record(), cluster.launch_instances(2)
+    layout, control = RunLayout(record.run), Control(attempt=1, nodes=tuple(nodes), started=True)
+    for bucket, key in ((cluster.data, layout.record), (cluster.staging, CURRENT_RUN)):
+        bucket.write(key, record.model_dump_json().encode())
+    cluster.data.write(layout.control, control.model_dump_json().encode())
+    (group,) = cluster.manifest.groups
+    grown = cluster.manifest.model_copy(update={"groups": (group.model_copy(update={"nodes": 3}),)})
+    cluster.staging.write(MANIFEST, grown.model_dump_json().encode())
+    account.inject(clusters.capacity_limit(account, 0))
+
+    def stop() -> None:
+        stop_run(connect(cluster), RecordingDisplay())
+        account.clear_faults()
+
+    with pytest.raises(LaunchError, match=f"run {record.run} has stopped before nodes were added"):
+        Launch(connect(cluster), WaitingDisplay(stop)).start(update=True)
+    assert cluster.members() == []

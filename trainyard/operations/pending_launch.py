@@ -1,0 +1,39 @@
+"""A launch that has not created its run yet, such as one that waits for capacity.
+
+An object in the staging bucket names it: `trainyard stop` and a later launch change the object, which ends the launch.
+"""
+
+import secrets
+
+from trainyard.models.layout import PENDING_LAUNCH
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+
+
+class PendingLaunch:
+    """One launch of a stack, up to the creation of its run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._id = cluster, secrets.token_hex(8).encode()
+
+    def register(self) -> None:
+        """Let this launch be the pending one of the stack: it replaces an earlier one."""
+        assert self._cluster.staging is not None
+        self._cluster.staging.write(PENDING_LAUNCH, self._id)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether `trainyard stop` or a later launch has ended this launch."""
+        assert self._cluster.staging is not None
+        return self._cluster.staging.find(PENDING_LAUNCH) != self._id
+
+    def require(self) -> None:
+        """Raise LaunchError when `trainyard stop` or a later launch has ended this launch."""
+        if self.is_ended:
+            raise LaunchError("trainyard stop or a later launch has ended this launch, before it created its run")
+
+
+def end_pending_launch(cluster: Cluster) -> None:
+    """End the stack's pending launch, if any: it starts no nodes."""
+    if cluster.staging is not None and cluster.staging.find(PENDING_LAUNCH):
+        cluster.staging.write(PENDING_LAUNCH, b"")
