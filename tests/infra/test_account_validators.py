@@ -34,6 +34,7 @@ OTHER_VPC = "vpc-0fedcba9876543210"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
 S3 = frozenset({"com.amazonaws.us-east-1.s3"})
 SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages")}
+CONTROL = {f"com.amazonaws.us-east-1.{name}" for name in ("autoscaling", "ec2")}
 INDEX = {"package_index": "https://index.example.com/simple"}
 STANDARD, P, SPOT_G = "L-1216C47A", "L-417A185B", "L-3819A6DF"
 INTERFACES = "L-DF5E4CA3"
@@ -291,10 +292,10 @@ EXAMPLES: dict[str, list[Example]] = {
             network(routes={}, endpoints=S3 | SESSION),
             {"network": EXISTING, "node": {"provisioning": "skip"}},
             "network.existing.subnet_id",
-            ("no endpoint for autoscaling.",),
+            ("no endpoint for autoscaling, ec2.",),
         ),
         Example(
-            network(routes={}, endpoints=S3 | SESSION | {"com.amazonaws.us-east-1.autoscaling"}),
+            network(routes={}, endpoints=S3 | SESSION | CONTROL),
             {"network": EXISTING, "node": INDEX, "job": with_container(ECR_IMAGE)},
             "network.existing.subnet_id",
             ("no endpoint for ecr.api, ecr.dkr.",),
@@ -308,7 +309,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "software_reachable_in_subnet": [
         Example(
-            network(routes={}, endpoints=S3 | SESSION | {"com.amazonaws.us-east-1.autoscaling"}),
+            network(routes={}, endpoints=S3 | SESSION | CONTROL),
             {"network": EXISTING},
             "network.existing.subnet_id",
             ("no default route", "package index"),
@@ -367,7 +368,7 @@ EXAMPLES: dict[str, list[Example]] = {
             ("is not in ECR of us-east-1",),
         ),
         Example(
-            network(routes={}, endpoints=S3 | SESSION | {"com.amazonaws.us-east-1.autoscaling"}),
+            network(routes={}, endpoints=S3 | SESSION | CONTROL),
             {"network": EXISTING, "node": INDEX, "job": with_container("nvcr.io/nvidia/pytorch:26.10-py3")},
             "job.container",
             ("'nvcr.io/nvidia/pytorch:26.10-py3'", "is not in ECR of us-east-1"),

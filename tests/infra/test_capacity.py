@@ -78,17 +78,6 @@ def test_interruptible_reservation_has_its_market_type(changed: Callable[..., De
     )
 
 
-@pytest.mark.parametrize("interruptible", [False, True])
-def test_head_reads_reservations_of_an_interruptible_one_only(
-    changed: Callable[..., Deployment], interruptible: bool
-) -> None:
-    properties = reservation_properties(**WORKER_RESERVATION, Interruptible=interruptible)
-    capacity = {"reservation": {"id": RESERVATION, "interruptible": interruptible}}
-    run = changed(account={"reservations": {RESERVATION: properties}}, capacity=capacity)
-    policy = run.resource("aws:iam/rolePolicy:RolePolicy", "head").inputs["policy"]
-    assert ("ec2:DescribeCapacityReservations" in policy) == interruptible
-
-
 def test_capacity_block_uses_desired_capacity_and_ends_early(
     changed: Callable[..., Deployment],
 ) -> None:

@@ -68,7 +68,7 @@ def test_health_check_uses_python_and_plugin_of_the_image(
 
 
 def test_torchrun_passes_all_arguments_on(health_check: HealthCheckTorchrun, command_file: Path) -> None:
-    """Its parser rejects an argument of the script that abbreviates two of its options, such as --master."""
+    """Its parser rejects an argument of the script that abbreviates two options of torchrun, such as --master."""
     eventually(lambda: len(read_commands(command_file)) == 1, "the container's start")
     options = read_commands(command_file)[0].partition("torch.distributed.run ")[2].split()
     passed_on = get_args_parser().parse_args(options).training_script_args
