@@ -17,6 +17,12 @@ pytestmark = pytest.mark.usefixtures("fast_polls")
 ZONE_A, ZONE_B = "us-east-1a", "us-east-1b"
 
 
+@pytest.fixture(scope="module")
+def account(own_account: EmulatedAws) -> EmulatedAws:
+    """An account of this file, because instances of other tests use capacity."""
+    return own_account
+
+
 @pytest.fixture
 def cluster(account: EmulatedAws) -> Iterator[clusters.Cluster]:
     """A cluster with subnets in two zones, of which the first has capacity for one node."""

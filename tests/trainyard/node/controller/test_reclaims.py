@@ -52,6 +52,12 @@ class Reservation:
         cancel_reservation(REGION, self.source)
 
 
+@pytest.fixture(scope="module")
+def account(own_account: EmulatedAws) -> EmulatedAws:
+    """An account of this file, because the tests advance its clock."""
+    return own_account
+
+
 @pytest.fixture
 def cluster(account: EmulatedAws) -> Cluster:
     return create_cluster(REGION)
