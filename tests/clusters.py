@@ -12,7 +12,9 @@ from infra.packaging.user_data import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from tests.manifests import MANIFEST
+from trainyard.aws import tags
 from trainyard.aws.clients import client
+from trainyard.aws.reservations import create_reservation
 from trainyard.aws.s3 import Bucket
 from trainyard.models.events import AgentEvent, HealthCheckEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.health_check import NodeMeasurements
@@ -161,6 +163,20 @@ class Cluster:
             limits=self.manifest.limits,
         )
 
+    def hold_capacity(self, instances: int) -> str:
+        """Reserve capacity in the zone of the first subnet, as `trainyard reserve` does; return its id."""
+        group = self.manifest.groups[0]
+        return create_reservation(
+            self.manifest.region,
+            instance_type=group.instance_type,
+            zone=group.subnets[0].zone,
+            instances=instances,
+            end=time.time() + 86400,
+            placement_group_arn=None,
+            tags={tags.STACK: self.stack, tags.ROLE: tags.HELD_CAPACITY},
+            token=self.stack,
+        ).id
+
     def launch_instances(self, nodes: int) -> list[str]:
         """Launch instances in the first group, as a launch does. Returns their ids."""
         response = self.autoscaling.launch_instances(
@@ -259,11 +275,8 @@ def create_cluster(region: str, **job: Any) -> Cluster:
     s3, ec2 = client("s3", region), client("ec2", region)
     for role in ("data", "staging"):
         s3.create_bucket(Bucket=f"{stack}-{role}")
-        tags = [
-            {"Key": "trainyard:stack", "Value": stack},
-            {"Key": "trainyard:role", "Value": f"{role}-bucket"},
-        ]
-        s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tags})
+        tag_set = [{"Key": tags.STACK, "Value": stack}, {"Key": tags.ROLE, "Value": f"{role}-bucket"}]
+        s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tag_set})
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnets = tuple(
         Subnet(id=ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"], zone=zone)

@@ -139,6 +139,9 @@ class Outcome(StrictModel):
     ended_at: float = Field(description="Unix time, seconds.")
     failed_node: str | None = Field(None, description="Instance of the rank whose failure ended the run.")
     failure: RankFailure | None = Field(None, description="Failure of that rank.")
+    keeps_reservations: bool = Field(
+        False, description="Whether a new run uses the capacity reservations: the controller does not cancel them."
+    )
 
 
 class LaunchResult(StrictModel):

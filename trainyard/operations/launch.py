@@ -17,6 +17,12 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.launch_messages import (
+    TERMINATE_BY_HAND,
+    describe_expiration_before_nodes,
+    describe_expiration_with_nodes,
+    describe_remaining_cost,
+)
 from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start
 from trainyard.operations.progress import Display
@@ -33,12 +39,6 @@ from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
 from trainyard.operations.stop import stop_run
 from trainyard.operations.worker_groups import WorkerGroups
-
-TERMINATE_BY_HAND = (
-    "the lease or the controller terminates them later; to do it now: aws autoscaling "
-    "terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity --instance-id ID"
-)
-
 
 START_POLL_SECONDS = 10.0
 
@@ -92,14 +92,31 @@ class Launch:
                 f"run {current.run} is active on the cluster; wait for its end, or stop it: trainyard stop --stack "
                 f"{self.cluster.stack}"
             )
-        if active:
-            self.display.line("run", f"stopping {current.run}, because the manifest has changed")
-            self._write_record(current.model_copy(update={"reservations": ()}))  # the new run uses them
+        return self._launch_new_run(current, is_active=active)
+
+    def _launch_new_run(self, earlier: RunRecord | None = None, *, is_active: bool = False) -> LaunchResult:
+        """Start a new run after the `earlier` run, which is stopped if it is active."""
+
+        def start() -> LaunchResult:
+            self.pending.register()
+            if earlier is not None:
+                self._end_earlier_run(earlier, is_active)
+            return self._start_run()
+
+        try:
+            return self._with_rollback(start, self._record_failure)
+        except CapacityError as error:
+            cost = describe_remaining_cost(self.manifest, self.reservations.describe_held())
+            raise CapacityError(f"{error}. {cost}") from None
+
+    def _end_earlier_run(self, run: RunRecord, is_active: bool) -> None:
+        """Stop an active run whose reservations the new run uses, and wait for the termination of its nodes."""
+        if is_active:
+            self.display.line("run", f"stopping {run.run}, because the manifest has changed")
             stop_run(self.cluster, self.display, keep_reservations=True)
             self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
-        return self._launch_new_run()
 
     def _adopt_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
         """Move the scheduled start of a waiting run to the manifest's, or let a run that AWS starts now continue.
@@ -130,12 +147,6 @@ class Launch:
             schedule(self.workers, self.record, self._write_record, self.display)
         self._report_capacity_limit(self.record)
         return self._result(self.record.run, [])
-
-    def _launch_new_run(self) -> LaunchResult:
-        try:
-            return self._with_rollback(self._start_run, self._record_failure)
-        except CapacityError as error:
-            raise CapacityError(f"{error}. {self._describe_remaining_cost()}") from None
 
     def _grow_run(self, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
         self.growing_run = current
@@ -205,7 +216,7 @@ class Launch:
                         try:
                             not_terminated = self.workers.rollback(self.display)
                         finally:
-                            self.reservations.rollback()
+                            self._rollback_reservations()
                 if not_terminated:
                     price = self.workers.usd_per_hour(not_terminated)
                     reason += (
@@ -214,31 +225,21 @@ class Launch:
                     raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
                 raise
 
-    def _describe_remaining_cost(self) -> str:
-        """Return what bills after a launch without capacity, and how to try again or end it."""
-        stack, price = self.cluster.stack, self.manifest.base_usd_per_hour
-        return (
-            f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). To "
-            f"try again: pulumi up -s {stack}; to end it: pulumi destroy -s {stack}"
-        )
+    def _rollback_reservations(self) -> None:
+        """End what the launch reserved, and the reservations of earlier launches unless a run or launch uses them."""
+        self.reservations.rollback()
+        run = self.cluster.current_run()
+        continues = run is not None and run.run != self.record.run and self.cluster.outcome(run.run) is None
+        if not continues and not self.pending.is_ended:
+            self.reservations.cancel_all_of_groups()
 
     def _expiration_message(self, reason: str) -> str:
-        message = f"the AWS credentials expired during the launch ({reason}). Renew them. "
-        if not self.is_adding_nodes:
-            held = ", ".join(reservation.id for reservation in self.reserved.values())
-            reserved = f"; {held} is billed until AWS ends it, within an hour after the lease" if held else ""
-            return f"{message}No node was added{reserved}: launch again"
-        nodes = ", ".join(self.added_nodes) or "all that AWS launched"
-        return (
-            f"{message}The nodes that it added continue to run ({nodes}) and are billed: the controller starts the job "
-            "on them, or terminates them after launch.startup_timeout_minutes; without the controller, the lease of "
-            f"{self.manifest.limits.lease_minutes:g} minutes terminates them. To terminate them now: trainyard stop "
-            f"--stack {self.cluster.stack}"
-        )
+        if self.is_adding_nodes:
+            return describe_expiration_with_nodes(reason, self.added_nodes, self.manifest)
+        return describe_expiration_before_nodes(reason, self._reservation_ids())
 
     def _start_run(self) -> LaunchResult:
         """Start a new run."""
-        self.pending.register()
         with self._phase("dataset"):
             ensure_dataset(self.cluster, self.display)
         with self._phase("head"):

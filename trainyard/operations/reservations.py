@@ -137,6 +137,30 @@ class GroupReservations:
             except (BotoCoreError, ClientError) as error:
                 self._display.line("capacity", f"{name} was not reduced to {instances} instances: {error}")
 
+    def cancel_all_of_groups(self) -> None:
+        """Cancel the groups' reservations, also those of earlier launches; display the held capacity, which remains."""
+        try:
+            for group in self._manifest.groups:
+                self.cancel([each.id for each in reservations.find_reservations(self._region, self._tags(group))])
+        except (BotoCoreError, ClientError) as error:
+            self._display.line("capacity", f"the reservations were not cancelled and end by themselves: {error}")
+        if held := self.describe_held():
+            self._display.line("capacity", held.strip())
+
+    def describe_held(self) -> str:
+        """Return a sentence on the capacity of `trainyard reserve`, with a trailing space; empty if there is none."""
+        try:
+            held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
+        except (BotoCoreError, ClientError) as error:
+            return f"Held capacity could not be listed: {error}. "
+        if not held:
+            return ""
+        prices = {group.instance_type: group.node_usd_per_hour for group in self._manifest.groups}
+        price = sum(each.instances * prices.get(each.instance_type, 0.0) for each in held)
+        names = ", ".join(f"{each.id} ({each.instances} x {each.instance_type} in {each.zone})" for each in held)
+        end = f"trainyard reserve --stack {self._manifest.stack} --cancel"
+        return f"{names} of trainyard reserve costs {price:,.2f} USD per hour until it ends; to end it: {end}. "
+
     def cancel(self, names: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
         cancel_reservations(self._region, names, self._display)

@@ -33,7 +33,9 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
         end_pending_launch(cluster)  # first: a launch writes its record before it checks whether it was ended
     if cluster.is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
         display.line("run", "its scheduled start is cancelled")
-    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster)) if cluster.is_deployed else None
+    nodes = (
+        StoppingNodes(cluster, display, has_state=_end_run(cluster, keep_reservations)) if cluster.is_deployed else None
+    )
     are_terminated = nodes is None or nodes.terminate()
     if not keep_reservations:
         cancel_all(cluster.region, cluster.stack, display)
@@ -51,7 +53,7 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
     return sorted(nodes.states) if nodes else []
 
 
-def _end_run(cluster: Cluster) -> bool:
+def _end_run(cluster: Cluster, keep_reservations: bool) -> bool:
     """Record the end of an active run; return whether its nodes may have something to save.
 
     They have not before the first attempt, and FLUSH_SECONDS after a run that succeeded or whose last attempt failed.
@@ -63,7 +65,13 @@ def _end_run(cluster: Cluster) -> bool:
     control, outcome = cluster.control(run.run), cluster.outcome(run.run)
     attempts = control.attempt if control else 0
     if outcome is None:
-        outcome = Outcome(state="stopped", reason="trainyard stop", attempts=attempts, ended_at=time.time())
+        outcome = Outcome(
+            state="stopped",
+            reason="trainyard stop",
+            attempts=attempts,
+            ended_at=time.time(),
+            keeps_reservations=keep_reservations,
+        )
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
     is_over = outcome.state == "succeeded" or (control is not None and control.waiting_since is not None)
     return attempts > 0 and not (is_over and time.time() > outcome.ended_at + FLUSH_SECONDS)

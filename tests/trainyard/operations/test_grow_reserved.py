@@ -1,4 +1,4 @@
-"""Growth of a run whose nodes are in a capacity reservation."""
+"""Growth and replacement of a run whose nodes are in a capacity reservation."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import tags
 from trainyard.aws.reservations import CapacityReservation, find_reservations
-from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.run import Control, RunRecord
 from trainyard.operations import reservations
 from trainyard.operations.cluster import Cluster
@@ -116,3 +116,31 @@ def test_wait_for_capacity_does_not_count_as_startup(run: ReservedRun, monkeypat
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert launch.deadline.at >= before + 0.5
+
+
+def test_failed_replacement_of_the_run_cancels_its_reservation(run: ReservedRun) -> None:
+    manifest = run.cluster.manifest
+    other = manifest.model_copy(update={"job": manifest.job.model_copy(update={"name": "other"})})
+    run.cluster.staging.write(MANIFEST, other.model_dump_json().encode())
+    run.cluster.write_head_failure_events("no disk")
+    with pytest.raises(LaunchError, match="no disk"):
+        run.create_launch().start(update=True)
+    assert run.active() == []
+    outcome = Cluster(run.cluster.stack, REGION).outcome(run.record.run)
+    assert outcome is not None
+    assert outcome.keeps_reservations  # one write: after a kill the controller either extends or keeps them
+
+
+def test_reservation_of_a_run_that_was_not_stopped_is_kept(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = run.cluster.manifest
+    other = manifest.model_copy(update={"job": manifest.job.model_copy(update={"name": "other"})})
+    run.cluster.staging.write(MANIFEST, other.model_dump_json().encode())
+    launch = run.create_launch()
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainyard.operations.launch.stop_run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch.start(update=True)
+    assert [each.id for each in run.active()] == list(run.record.reservations)

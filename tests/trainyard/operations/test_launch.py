@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.faults import ExpiredCredentials
+from rehearsal.aws.faults import Capacity, ExpiredCredentials
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
+from trainyard.aws.reservations import cancel_reservation
 from trainyard.models.events import HealthCheckResultEvent
 from trainyard.models.health_check import NodeFault
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
@@ -105,6 +106,20 @@ def test_launch_without_capacity_reports_the_remaining_cost(account: EmulatedAws
     with pytest.raises(CapacityError, match=rf"costs 0.25 USD per hour .* pulumi up -s {cluster.stack}"):
         launch.start()
     account.remove_faults([shortage])
+
+
+def test_launch_without_capacity_reports_held_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+    cluster.write_head_ready_events()
+    (group,) = cluster.manifest.groups
+    cluster.set_groups((group.model_copy(update={"reserve": True, "nodes": 4, "node_usd_per_hour": 50.0}),))
+    held = cluster.hold_capacity(2)
+    account.inject(Capacity(limit=0, instance_type=group.instance_type))
+    launch, _ = create_launch(cluster)
+    cost = rf"{held} \(2 x .* in us-east-1a\) of trainyard reserve costs 100.00 USD per hour .*--cancel"
+    with pytest.raises(CapacityError, match=cost):
+        launch.start()
+    account.clear_faults()
+    cancel_reservation(REGION, held)
 
 
 def test_health_check_measurements_are_displayed_before_the_result(cluster: clusters.Cluster, on_launched: Any) -> None:

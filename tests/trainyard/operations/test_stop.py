@@ -12,7 +12,7 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
 from trainyard.aws import placement, tags
-from trainyard.aws.reservations import create_reservation, find_reservations
+from trainyard.aws.reservations import find_reservations
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.operations import stop
@@ -184,7 +184,7 @@ def test_reservations_are_cancelled_when_the_termination_has_started(
 ) -> None:
     """Earlier, a failure would leave the nodes; later, reservations would be billed during the drain."""
     monkeypatch.setattr(stop, "STOP_TIMEOUT_SECONDS", 0)
-    name = held_capacity(cluster)
+    name = cluster.hold_capacity(1)
     start_attempt(cluster, record)
     cluster.launch_instances(1)
     with pytest.raises(TimeoutError):
@@ -201,17 +201,3 @@ def test_placement_group_of_the_launch_template_is_kept(cluster: clusters.Cluste
     stop_run(cluster)
     assert placement.find_placement_groups(REGION, role) == [used]
     placement.delete_placement_group(REGION, used.name)
-
-
-def held_capacity(cluster: clusters.Cluster) -> str:
-    """Hold capacity, as `trainyard reserve` does; return the id of the reservation."""
-    return create_reservation(
-        REGION,
-        instance_type="c7i.xlarge",
-        zone="us-east-1a",
-        instances=1,
-        end=time.time() + 86400,
-        placement_group_arn=None,
-        tags={tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY},
-        token=cluster.stack,
-    ).id

@@ -346,11 +346,6 @@ class Controller:
         self._current: RunController | None = None
         self._ended_run: str | None = None
 
-    def _read_record(self, run: RunRecord) -> RunRecord:
-        """Return the current record of a run that has ended: a launch may have kept its reservations for the next."""
-        content = self._data.find(RunLayout(run.run).record)
-        return run if content is None else RunRecord.model_validate_json(content)
-
     def step(self) -> None:
         """Advance the current run, if any."""
         content = self._staging.find(CURRENT_RUN)
@@ -365,9 +360,11 @@ class Controller:
             LOG.info("controls a run of %d nodes x %d processes", run.nodes, run.processes_per_node)
         self._current.run = run  # the launch may have grown it, or undone that
         # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
-        is_over = self._data.find(RunLayout(run.run).outcome) is not None
-        outcome = None if is_over else self._current.step()
-        if is_over or outcome is not None:
-            self._current.run = self._read_record(run)
+        content = self._data.find(RunLayout(run.run).outcome)
+        recorded = None if content is None else Outcome.model_validate_json(content)
+        outcome = self._current.step() if recorded is None else None
+        if recorded is not None and recorded.keeps_reservations:
+            self._current.run = run.model_copy(update={"reservations": ()})
+        if recorded is not None or outcome is not None:
             self._current.end_run(outcome)
             self._ended_run, self._current = run.run, None

@@ -16,11 +16,11 @@ from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
 from trainyard.config.training import TrainerConfig
 from trainyard.models.events import ActivityEvent, RankFailure
-from trainyard.models.layout import RunLayout
+from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.node.controller import controller as controller_module
-from trainyard.node.controller.controller import RunController
+from trainyard.node.controller.controller import Controller, RunController
 from trainyard.node.identity import Node
 
 FAILURE = RankFailure(rank=3, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
@@ -38,7 +38,7 @@ class Run:
 
     def start_controller(self) -> None:
         """Start the controller, or restart it."""
-        node = Node(
+        self.node = Node(
             role="head",
             instance="i-head",
             address="127.77.9.2",
@@ -47,7 +47,7 @@ class Run:
             manifest_uri="",
             bundle="",
         )
-        self.controller = RunController(node, self.cluster.manifest, self.record)
+        self.controller = RunController(self.node, self.cluster.manifest, self.record)
 
     def write_all_agent_events(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         for node in self.nodes:
@@ -306,6 +306,17 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     remaining = describe_reservation(name)["TotalInstanceCount"]
     cancel_reservation(REGION, name)
     assert remaining == instances
+
+
+@pytest.mark.parametrize(("is_kept", "state"), [(True, "active"), (False, "cancelled")])
+def test_reservation_that_a_new_run_uses_is_kept(run: Run, is_kept: bool, state: str) -> None:
+    name = reserve(run)
+    outcome = run.controller.create_outcome("stopped", "test").model_copy(update={"keeps_reservations": is_kept})
+    run.cluster.data.write(run.layout.outcome, outcome.model_dump_json().encode())
+    run.cluster.staging.write(CURRENT_RUN, run.record.model_dump_json().encode())
+    Controller(run.node, run.cluster.manifest).step()
+    assert describe_reservation(name)["State"] == state
+    cancel_reservation(REGION, name)
 
 
 def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
