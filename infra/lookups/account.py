@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.lookups.errors import lookup_error, lookup_failure
-from infra.lookups.subnet import SubnetFacts, look_up_subnet
+from infra.lookups.subnet import SubnetFacts, look_up_head_zone, look_up_subnet
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.config.quotas import required_quotas
@@ -53,7 +53,8 @@ class AccountFacts:
 
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
     codes to values. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
-    `held` is the capacity reservation of `trainyard reserve`. `missing` are the problems of resources in the settings
+    `held` is the capacity reservation of `trainyard reserve`, `head_zone` the zone of the head's subnet in a deployed
+    stack. `missing` are the problems of resources in the settings
     that AWS did not return.
     """
 
@@ -66,6 +67,7 @@ class AccountFacts:
     quotas: Mapping[str, float] = field(default_factory=dict)
     reservation: ReservationFacts | None = None
     held: ReservationFacts | None = None
+    head_zone: str | None = None
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
     key_state: str | None = None
@@ -79,11 +81,17 @@ class AccountFacts:
         )
 
     def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:
-        """Return the Availability Zones in which the workers may be; head and file system are in the first."""
-        if fixed := self.subnet or self.reservation or self.held:
+        """Return the Availability Zones in which the workers may be; head and file system are in the first.
+
+        That zone does not change with the held capacity: its subnet would be replaced with the head.
+        """
+        if fixed := self.subnet or self.reservation:
             return (fixed.zone,)
         zones = settings.capacity.zones or self.zones_offering(settings)
-        return zones[:1] if settings.fsx else zones
+        held = (self.held.zone,) if self.held else ()
+        head = (self.head_zone,) if self.head_zone in zones else ()
+        ordered = tuple(dict.fromkeys((*head, *held, *zones)))
+        return ordered[:1] if settings.fsx else ordered
 
 
 def make_scope(project: str, stack: str, settings: StackSettings, facts: AccountFacts) -> Scope:
@@ -133,6 +141,7 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         quotas=look_up_quotas(settings),
         reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,
         held=look_up_held_capacity(stack) if any(map(settings.reserves_capacity, settings.groups)) else None,
+        head_zone=None if existing else look_up_head_zone(stack),
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
         bucket_region=_collect(lambda: look_up_bucket(bucket), problems) if bucket else None,
         key_state=_collect(lambda: look_up_key(key), problems) if key else None,

@@ -7,7 +7,11 @@ from ipaddress import IPv4Network
 import pulumi_aws as aws
 
 from infra.lookups.errors import lookup_error
+from trainyard.aws import tags
 from trainyard.config.settings.network import ExistingNetwork
+
+# Role of the subnet that infra/components/vpc.py creates for the head.
+HEAD_SUBNET_ROLE = "private-subnet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,21 @@ def look_up_subnet(network: ExistingNetwork, region: str, services: Sequence[str
         has_s3_endpoint=s3 is not None and table.route_table_id in s3.route_table_ids,
         services=frozenset(name for name in services if _has_interface_endpoint(subnet.vpc_id, region, name)),
     )
+
+
+def look_up_head_zone(stack: str) -> str | None:
+    """Look up the Availability Zone of the head's subnet, which a deployed stack created; None without one."""
+    tagged = aws.resourcegroupstaggingapi.get_resources(
+        resource_type_filters=["ec2:subnet"],
+        tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [HEAD_SUBNET_ROLE]}],
+    )
+    for entry in tagged.resource_tag_mapping_lists:
+        try:
+            return aws.ec2.get_subnet(id=entry.resource_arn.rpartition("/")[2]).availability_zone
+        except Exception as error:
+            if "no matching" not in str(error):  # the tagging API lists a deleted subnet for a while
+                raise
+    return None
 
 
 def _routes_of(subnet_id: str, vpc_id: str) -> aws.ec2.GetRouteTableResult:

@@ -103,6 +103,11 @@ def offering_zones(region: str, instance_types: Iterable[str]) -> list[str]:
     return [zone for zone in zones if all((zone, name) in offers for name in names)]
 
 
+def subnet_zone(region: str, subnet: str) -> str:
+    """Return the Availability Zone of a subnet. Raises ClientError for an unknown subnet."""
+    return str(client("ec2", region).describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"])
+
+
 def console_output(region: str, instance: str) -> str:
     """Return the console output of an instance; empty when EC2 has none."""
     return str(client("ec2", region).get_console_output(InstanceId=instance).get("Output", ""))

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field
 
 from trainyard.aws import placement, tags
-from trainyard.aws.ec2 import offering_zones
+from trainyard.aws.ec2 import offering_zones, subnet_zone
 from trainyard.aws.reservations import CapacityReservation, find_reservations
 from trainyard.base import StrictModel
 from trainyard.config import CONFIG_KEY
@@ -108,10 +108,14 @@ def release_capacity(cluster: Cluster, display: Display) -> list[str]:
 
 
 def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
-    """Return the zones to search: those of the deployed stack's subnets, or those that offer the instance types."""
+    """Return the zones to search: those of the deployed stack's subnets, of the existing subnet in the settings, or
+    those that offer the instance types.
+    """
     if cluster.is_deployed:
         subnets = (subnet for group in cluster.manifest.groups for subnet in group.subnets)
         return list(dict.fromkeys(subnet.zone for subnet in subnets))
+    if settings.network.existing:
+        return [subnet_zone(cluster.region, settings.network.existing.subnet_id)]
     return list(settings.capacity.zones or offering_zones(cluster.region, settings.required_types))
 
 

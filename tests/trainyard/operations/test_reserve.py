@@ -16,6 +16,7 @@ from tests.conftest import REGION
 from tests.problems import rejects
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import placement, tags
+from trainyard.aws.clients import client
 from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
@@ -72,6 +73,14 @@ def test_capacity_is_held_in_a_placement_group_of_the_first_zone_with_all_of_it(
     held = operator.reserve()
     assert (held.zone, held.instances) == ("us-east-1b", 4)
     assert [held.placement_group] == [group.arn for group in operator.placement_groups()]
+
+
+def test_existing_subnet_decides_the_zone(operator: Operator) -> None:
+    ec2 = client("ec2", REGION)
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZone="us-east-1b")["Subnet"]["SubnetId"]
+    settings = settings_of(network={"existing": {"vpc_id": vpc, "subnet_id": subnet}})
+    assert operator.reserve(settings).zone == "us-east-1b"
 
 
 def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> None:

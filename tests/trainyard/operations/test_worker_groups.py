@@ -234,7 +234,9 @@ def test_run_has_the_nodes_of_all_groups(groups: TwoGroups) -> None:
 
 def test_capacity_that_ends_during_startup_is_refused(groups: TwoGroups) -> None:
     groups.set_capacity_end_time(time.time() + 4 * 60)
-    reason = r"end of the capacity of group block = .* UTC': that is in 4 minutes, and a launch may take 5 minutes"
+    reason = (
+        r"end of the capacity of group block = .* UTC': that is 4 minutes from now, and a launch may take 5 minutes"
+    )
     with pytest.raises(InputError, match=reason):
         groups.create_launch().start()
     assert groups.cluster.staging.find(CURRENT_RUN) is None
