@@ -48,6 +48,7 @@ def held_in(zone: str) -> ReservationFacts:
         placement_group_arn=None,
         state="active",
         is_capacity_block=False,
+        is_interruptible=False,
         start_time=None,
         end_time=None,
     )
