@@ -146,6 +146,18 @@ def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clu
     assert placement.find_placement_groups(REGION, role) == []
 
 
+def test_pulumi_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster) -> None:
+    """`pulumi destroy` runs the command stop with the manifest."""
+    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    group = placement.create_cluster_group(REGION, cluster.stack, role)
+    (workers,) = cluster.manifest.groups
+    cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))
+    manifest = f"s3://{cluster.staging.name}/manifest.json"
+    command = [sys.executable, "-m", "trainyard", "stop", "--stack", cluster.stack, "--manifest", manifest]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert placement.find_placement_groups(REGION, role) == []
+
+
 def test_failed_pulumi_and_remaining_resources_are_reported(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
     pulumi.install(exit_status=255)
     completed = pulumi.run("--stack", cluster.stack, "--yes")
