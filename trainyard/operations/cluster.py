@@ -69,7 +69,8 @@ class Cluster:
     @cached_property
     def data(self) -> Bucket:
         """The data bucket, which outlives the cluster. Raises InputError when the stack has none."""
-        if self.manifest_uri is not None or self.is_deployed:
+        is_known = self.manifest_uri is not None or "manifest" in vars(self)  # then it need not be read again
+        if is_known or self.is_deployed:
             return Bucket(self.manifest.data_bucket, self.region)  # a bucket of the user (storage.bucket) has no tags
         bucket = self._find_bucket(tags.DATA_BUCKET)
         if bucket is None:

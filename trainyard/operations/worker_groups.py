@@ -84,8 +84,9 @@ class WorkerGroups:
         group that has one. Raises CapacityError when a group launches fewer nodes than requested: `rollback` then
         terminates all that were added.
         """
-        self._describe()
-        groups = self._describe()  # a member that an answer omits must not look like an added member
+        groups = self._describe()
+        if any(len(group["Instances"]) < group["DesiredCapacity"] for group in groups):
+            groups = self._describe()  # a member that an answer omits must not look like an added member
         zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))
