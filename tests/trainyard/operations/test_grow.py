@@ -156,7 +156,7 @@ def test_manifest_of_another_job_replaces_the_run(growing: Growing, monkeypatch:
         assert growing.cluster.members() == []
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     outcome = Cluster(growing.cluster.stack, REGION).outcome(growing.record.run)
@@ -174,7 +174,7 @@ def test_growth_puts_a_lease_on_the_groups(growing: Growing, monkeypatch: pytest
         leases.append(growing.cluster.lease_end())
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert leases[0] == pytest.approx(time.time() + 20 * 60, abs=20)
@@ -190,7 +190,7 @@ def test_nodes_of_a_killed_growth_are_terminated_first(growing: Growing, monkeyp
         assert counts == {"workers": 2}
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert any(

@@ -69,7 +69,7 @@ def fail(*arguments: object) -> list[str]:
 
 def test_failed_growth_restores_the_size_of_the_reservation(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = run.create_launch()
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert [each.instances for each in run.active()] == [2]
@@ -80,7 +80,7 @@ def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
     run: ReservedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = run.create_launch()
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     monkeypatch.setattr(launch.workers, "rollback", fail)
     with pytest.raises(LaunchError):
         launch.start(update=True)
@@ -97,7 +97,7 @@ def test_record_names_the_reservation_before_nodes_are_added(run: ReservedRun, m
         assert named == [each.id for each in run.active()]
         return fail()
 
-    monkeypatch.setattr(launch, "_add_nodes", add_nodes)
+    monkeypatch.setattr(launch, "add_nodes", add_nodes)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert named != list(run.record.reservations)
@@ -112,7 +112,7 @@ def test_wait_for_capacity_does_not_count_as_startup(run: ReservedRun, monkeypat
         return reserve(*arguments)
 
     monkeypatch.setattr(launch.reservations, "reserve", reserve_later)
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert launch.deadline.at >= before + 0.5

@@ -175,7 +175,7 @@ def test_lease_exists_before_nodes_are_launched(cluster: clusters.Cluster, monke
         leases.append(cluster.lease_end())
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start()
     assert leases[0] == pytest.approx(time.time() + 20 * 60, abs=20)
@@ -191,7 +191,7 @@ def test_lease_ends_with_the_time_limit(cluster: clusters.Cluster, monkeypatch: 
     def fail(counts: dict[str, int]) -> None:
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start()
     assert cluster.lease_end() == pytest.approx(launch.record.deadline, abs=1.0)

@@ -76,7 +76,7 @@ def test_later_launch_replaces_one_that_waits_for_capacity(account: EmulatedAws,
     launch(cluster, register)
 
 
-@pytest.mark.parametrize("phase", ["_reserve_capacity", "_write_record"])
+@pytest.mark.parametrize("phase", ["reserve_capacity", "write_record"])
 def test_stop_before_the_nodes_are_added(
     account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:

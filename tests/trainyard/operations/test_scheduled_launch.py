@@ -192,8 +192,7 @@ def test_launch_that_is_killed_starts_nothing_without_a_run(
         return call
 
     owner: Any = Launch if step == "write_record" else WorkerGroups
-    name = f"_{step}" if step == "write_record" else step
-    monkeypatch.setattr(owner, name, observing(getattr(owner, name)))
+    monkeypatch.setattr(owner, step, observing(getattr(owner, step)))
     launch(cluster)
     assert len(observed) == 2
     assert all(has_run and has_lease for starts, has_run, has_lease in observed if starts)

@@ -200,7 +200,7 @@ def test_nodes_are_added_only_to_the_group_that_misses_some(groups: TwoGroups, m
         requests.append(counts)
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
     assert requests == [{"workers": 0, "block": 1}]
@@ -261,7 +261,7 @@ def test_capacity_end_shortens_the_time_limit(groups: TwoGroups, monkeypatch: py
     def fail(counts: dict[str, int]) -> list[str]:
         raise LaunchError("stopped by the test")
 
-    monkeypatch.setattr(launch, "_add_nodes", fail)
+    monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start()
     assert launch.record.deadline == end_time

@@ -1,0 +1,86 @@
+"""The growth of an active run: nodes are added to it, and join it at its next attempt, or are terminated again."""
+
+import time
+from collections.abc import Mapping
+
+from trainyard.models.manifest import Manifest
+from trainyard.models.run import Control, LaunchResult, RunRecord
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.launch_operation import LaunchOperation
+from trainyard.operations.startup import NodeStartup
+from trainyard.operations.worker_groups import WorkerGroups
+
+
+def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -> dict[str, int]:
+    """Return group -> nodes in the manifest minus nodes of the attempt.
+
+    A lost node is in no group any more: it is counted in a group that misses nodes.
+    """
+    members = {name: set(nodes) & set(control.nodes) for name, nodes in workers.members_by_group().items()}
+    lost = len(control.nodes) - sum(map(len, members.values()))
+    missing = {}
+    for group in manifest.groups:
+        difference = group.nodes - len(members.get(group.name, ()))
+        missing[group.name] = difference - min(max(difference, 0), lost)
+        lost -= min(max(difference, 0), lost)
+    missing[group.name] -= lost
+    return missing
+
+
+def grow_run(launch: LaunchOperation, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
+    """Add `missing` nodes (group -> number) to the active run `current`, whose state is `control`.
+
+    Raises LaunchError when that fails; then the run continues with its nodes.
+    """
+    launch.growing_run = current
+    return launch.with_rollback(
+        lambda: _add_nodes_to_run(launch, current, control, missing), lambda reason: _restore_record(launch, current)
+    )
+
+
+def _add_nodes_to_run(
+    launch: LaunchOperation, current: RunRecord, control: Control, missing: Mapping[str, int]
+) -> LaunchResult:
+    """Add nodes to an active run; they are ready before its current attempt is interrupted."""
+    members = launch.workers.members()
+    if lost := sorted(set(control.nodes) - set(members)):
+        raise LaunchError(
+            f"run {current.run} has lost {', '.join(lost)} and waits for replacements, so that no nodes can be "
+            f"added; launch again when it runs, or stop it: trainyard stop --stack {launch.cluster.stack}"
+        )
+    with launch.phase("workers"):
+        launch.display.line("run", f"{current.run} grows from {current.nodes} to {launch.record.nodes} nodes")
+        _terminate_leftover_nodes(launch, control, members)
+        launch.reserve_capacity(missing, control.nodes)
+        # The controller extends a reservation that the record names.
+        current = current.model_copy(update={"reservations": launch.reservation_ids() or current.reservations})
+        launch.write_record(current)
+        launch.workers.put_lease(current.lease_end(time.time()))
+        startup = NodeStartup(launch.cluster, launch.display, launch.deadline, current.run)
+        startup.expect(launch.add_nodes(missing))
+    with launch.phase("startup"):
+        startup.wait_for_agents()
+        launch.write_record(current.model_copy(update={"nodes": launch.record.nodes}))
+        startup.wait_for_job(launch.record.nodes, after=control.attempt)
+    launch.report_job_started()
+    return launch.result(current.run, launch.workers.members())
+
+
+def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members: list[str]) -> None:
+    """Terminate nodes that an earlier launch added before it was killed: their state is unknown."""
+    leftover = sorted(set(members) - set(control.nodes))
+    for name in leftover:
+        launch.workers.terminate(name, launch.display)
+    if leftover:
+        launch.display.line("nodes", f"terminated nodes of an earlier launch that was killed: {', '.join(leftover)}")
+        launch.deadline.wait_until(
+            f"the termination of {', '.join(leftover)}", lambda: not set(leftover) & set(launch.workers.members())
+        )
+
+
+def _restore_record(launch: LaunchOperation, current: RunRecord) -> None:
+    """Restore the record of the run after a growth that failed."""
+    if launch.cluster.current_run() != current:
+        launch.write_record(current)
+    if launch.cluster.outcome(current.run) is None:
+        launch.display.line("run", f"{current.run} continues with its {current.nodes} nodes")

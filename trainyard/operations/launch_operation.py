@@ -1,0 +1,185 @@
+"""Steps that the launch of a new run and the growth of an active run share: capacity, nodes, and rollback."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from trainyard.aws.credentials import describe_expiration
+from trainyard.aws.reservations import CapacityReservation
+from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.models.run import LaunchResult, RunRecord
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import LaunchError
+from trainyard.operations.launch_messages import (
+    TERMINATE_BY_HAND,
+    describe_expiration_before_nodes,
+    describe_expiration_with_nodes,
+)
+from trainyard.operations.pending_launch import PendingLaunch
+from trainyard.operations.prestart_checks import check_before_start
+from trainyard.operations.progress import Display
+from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.run_record import create_run_record, format_run_duration, format_time
+from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
+from trainyard.operations.startup import Deadline
+from trainyard.operations.worker_groups import WorkerGroups
+
+START_POLL_SECONDS = 10.0
+
+
+class LaunchOperation:
+    """Adds nodes to a stack, all or none. `growing_run`: the active run to which it adds them; None: a new run."""
+
+    def __init__(self, cluster: Cluster, display: Display) -> None:
+        self.cluster, self.display = cluster, display
+        self.manifest: Manifest = cluster.manifest
+        self.workers = WorkerGroups(self.manifest)
+        self.pending = PendingLaunch(cluster)
+        self.growing_run: RunRecord | None = None
+        self.reservations = GroupReservations(self.manifest, display, self._require_not_ended)
+        self.reserved: dict[str, CapacityReservation] = {}
+        self.phases: dict[str, float] = {}
+        self.is_adding_nodes = False
+        self.added_nodes: list[str] = []
+        self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+        self.record = create_run_record(self.manifest, time.time())
+
+    def with_rollback(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
+        """Run the operation; when it fails, call `undo` with the reason and terminate the nodes that were added.
+
+        With expired credentials neither is possible: then raises LaunchError that reports what still runs.
+        """
+        try:
+            return self._run_or_undo(operation, undo)
+        except Exception as error:
+            if (reason := describe_expiration(error)) is None:
+                raise
+            raise LaunchError(self._expiration_message(reason)) from None
+
+    def _run_or_undo(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
+        with sigterm_as_interrupt():
+            try:
+                return operation()
+            except BaseException as error:
+                reason = str(error) or type(error).__name__
+                not_terminated: list[str] = []
+                with ignore_signals():
+                    try:
+                        undo(reason)
+                    finally:
+                        try:
+                            not_terminated = self.workers.rollback(self.display)
+                        finally:
+                            self._rollback_reservations()
+                if not_terminated:
+                    price = self.workers.usd_per_hour(not_terminated)
+                    reason += (
+                        f". AWS did not terminate {', '.join(not_terminated)}, which cost {price:,.2f} USD per hour"
+                    )
+                    raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
+                raise
+
+    def _rollback_reservations(self) -> None:
+        """End what the launch reserved, and the reservations of earlier launches unless a run or launch uses them."""
+        self.reservations.rollback()
+        run = self.cluster.current_run()
+        continues = run is not None and run.run != self.record.run and self.cluster.outcome(run.run) is None
+        if not continues and not self.pending.is_ended:
+            self.reservations.cancel_all_of_groups()
+
+    def _expiration_message(self, reason: str) -> str:
+        if self.is_adding_nodes:
+            return describe_expiration_with_nodes(reason, self.added_nodes, self.manifest)
+        return describe_expiration_before_nodes(reason, self.reservation_ids())
+
+    def _require_not_ended(self) -> None:
+        """Raise LaunchError when the launch was ended during its wait for capacity."""
+        run = self.growing_run
+        if run is None:
+            self.pending.require()
+        elif outcome := self.cluster.outcome(run.run):
+            raise LaunchError(f"run {run.run} has {outcome.state} before nodes were added: {outcome.reason}")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the duration of a phase for the result."""
+        start_time = time.monotonic()
+        yield
+        self.phases[name] = round(time.monotonic() - start_time, 3)
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write the record of the current run, which the controller follows."""
+        content = record.model_dump_json().encode()
+        self.cluster.data.write(RunLayout(record.run).record, content)
+        assert self.cluster.staging is not None
+        self.cluster.staging.write(CURRENT_RUN, content)
+
+    def reserve_capacity(self, missing: Mapping[str, int], running: Iterable[str] = ()) -> None:
+        """Reserve the capacity of the groups for which the manifest requires it.
+
+        `missing`: group -> nodes to add; `running`: the nodes of the run that grows. The wait for capacity does not
+        count, neither as startup nor as time of the run.
+        """
+        started = time.time()
+        hold_seconds = self.manifest.limits.lease_minutes * 60  # then the controller extends it with the lease
+        for group in self.manifest.groups:
+            if group.reserve and missing[group.name]:
+                reservation = self.reservations.reserve(group, missing[group.name], hold_seconds, running)
+                self.reserved[group.name] = reservation
+            elif group.reservation is not None:
+                self._wait_for_start(group)
+                self.reservations.wait_for_capacity(group.reservation, missing[group.name])
+        self.deadline.at += time.time() - started
+        self._require_not_ended()
+
+    def _wait_for_start(self, group: WorkerGroup) -> None:
+        """Wait until the group's Capacity Block starts."""
+        start = group.capacity_start_time or 0.0
+        if start > time.time():
+            check_before_start(self.cluster, self.display)
+            self.display.line("capacity", f"{group.reservation} starts at {format_time(start)}: the launch waits")
+        while (remaining := start - time.time()) > 0:
+            self._require_not_ended()
+            self.display.detail("capacity", f"{group.reservation} starts in {remaining / 60:.1f} minutes")
+            time.sleep(min(remaining, START_POLL_SECONDS))
+
+    def reservation_ids(self) -> tuple[str, ...]:
+        """Return the ids of the reservations that the operation uses."""
+        return tuple(reservation.id for reservation in self.reserved.values())
+
+    def add_nodes(self, counts: Mapping[str, int]) -> list[str]:
+        """Launch nodes; `counts` maps a group's name to the number of nodes to add."""
+        requests = [
+            f"{counts[group.name]} x {group.instance_type}" for group in self.manifest.groups if counts[group.name]
+        ]
+        self.display.detail("nodes", f"launching {', '.join(requests)}")
+        self.is_adding_nodes = True
+        self.added_nodes = added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
+        self.display.line("nodes", f"{len(added)} of {sum(counts.values())} launched: {', '.join(added)}")
+        return added
+
+    def report_job_started(self) -> None:
+        """Display that the job has started on all nodes."""
+        processes = self.record.nodes * self.record.processes_per_node
+        self.display.line("job", f"started: {processes} processes on {self.record.nodes} nodes")
+
+    def report_capacity_limit(self, run: RunRecord) -> None:
+        """Display that the run ends with its capacity, if it does."""
+        if run.limited_by_capacity:
+            limit = f"{run.limits.time_limit_minutes:g} (job.time_limit_minutes)"
+            duration = f"{format_run_duration(run)} after the launch, not {limit}"
+            self.display.line("time limit", f"the capacity ends at {format_time(run.deadline)}: {duration}")
+
+    def result(self, run: str, nodes: list[str]) -> LaunchResult:
+        """Return the result of the launch. `nodes`: the nodes of the run."""
+        scheduled_start = self.record.scheduled_start if run == self.record.run else None
+        return LaunchResult(
+            run=run,
+            state="started" if scheduled_start is None else "scheduled",
+            scheduled_start=scheduled_start,
+            nodes=tuple(nodes),
+            data_uri=self.manifest.job.data_uri,
+            run_uri=f"s3://{self.manifest.data_bucket}/{RunLayout(run).prefix}",
+            phases=self.phases,
+        )
