@@ -113,9 +113,11 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
     reservation = facts.reservation
     if reservation is None or reservation.state == "active":
         return
-    start = reservation.start_time
-    if start is not None and reservation.state == "scheduled" and reservation.is_capacity_block:
-        pulumi.log.info(f"{reservation.id} starts at {_format(start)}: the launch waits, or is scheduled for it")
+    start, is_coming = reservation.start_time, reservation.state in ("scheduled", "payment-pending")
+    if start is not None and is_coming and reservation.is_capacity_block:
+        limit = f"{settings.launch.startup_timeout_minutes:g} minutes (launch.startup_timeout_minutes)"
+        text = f"Capacity Block {reservation.id} is {reservation.state} and starts at {_format(start)}"
+        pulumi.log.info(f"{text}. The launch waits for a start within {limit}, else it schedules the run")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
@@ -134,7 +136,8 @@ def reservation_fits_workers(settings: StackSettings, facts: AccountFacts) -> It
         reason = f"reserves {reservation.instance_type}, and the workers are {settings.instance_type}"
         fix = f"Set instance_type to {reservation.instance_type}, or use another reservation"
         yield _reservation_problem(settings, reason, fix)
-    if reservation.instances < required:
+    # AWS does not document the total of a block before its start; its available capacity is zero.
+    if reservation.instances < required and (reservation.instances or reservation.state == "active"):
         reason = f"reserves {reservation.instances} instances, and {required} nodes are launched into it"
         fix = f"Reduce nodes so that {reservation.instances} are enough, or use a larger reservation"
         yield _reservation_problem(settings, reason, fix)

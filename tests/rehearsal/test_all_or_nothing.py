@@ -40,7 +40,8 @@ def rehearse(
     (tree / "examples/nothing").mkdir(exist_ok=True)
     (tree / "examples/nothing/train.py").touch()
     job = {"name": "nothing", "dataset": "none", "source": "examples/nothing", "command": ["train.py"]}
-    write_stack(tree, stack, nodes=nodes, job=job)
+    # One zone: with more, the launch tries the next one.
+    write_stack(tree, stack, nodes=nodes, job=job, capacity={"zones": ["us-east-1a"]})
     ended = run_rehearsal(tree, "--stack", stack, *arguments, environment=account, timeout_seconds=300)
     assert ended.exit_status == 1, ended.stderr
     assert find_processes(tree / "build/rehearsal" / stack) == []

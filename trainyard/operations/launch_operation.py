@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from trainyard.aws.credentials import describe_expiration
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
@@ -63,15 +65,8 @@ class LaunchOperation:
                 return operation()
             except BaseException as error:
                 reason = str(error) or type(error).__name__
-                not_terminated: list[str] = []
                 with ignore_signals():
-                    try:
-                        undo(reason)
-                    finally:
-                        try:
-                            not_terminated = self.workers.rollback(self.display)
-                        finally:
-                            self._rollback_reservations()
+                    not_terminated = self._undo(undo, reason)
                 if not_terminated:
                     price = self.workers.usd_per_hour(not_terminated)
                     reason += (
@@ -79,6 +74,23 @@ class LaunchOperation:
                     )
                     raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
                 raise
+
+    def _undo(self, undo: Callable[[str], None], reason: str) -> list[str]:
+        """Undo the operation, also when its record cannot be written; return the nodes that AWS did not terminate."""
+        failure: Exception | None = None
+        try:
+            undo(reason)
+        except (BotoCoreError, ClientError) as error:
+            failure = error
+        try:
+            not_terminated = self.workers.rollback(self.display)
+        finally:
+            self._rollback_reservations()
+        if failure is not None:
+            if describe_expiration(failure) is not None:
+                raise failure
+            self.display.line("run", f"its record could not be written: {failure}")
+        return not_terminated
 
     def _rollback_reservations(self) -> None:
         """End what the launch reserved, and the reservations of earlier launches unless a run or launch uses them."""

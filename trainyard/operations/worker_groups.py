@@ -249,15 +249,34 @@ class WorkerGroups:
 
     def _terminate_in_ec2(self, name: str, display: Display) -> bool:
         """Terminate a member that Auto Scaling does not terminate, then lower the desired capacity."""
-        group = self._group_of[name].autoscaling_group
         try:
             ec2.terminate_instances(self._region, [name])
-            (description,) = autoscaling.describe_groups(self._region, [group])
-            autoscaling.set_desired_capacity(self._region, group, max(0, description["DesiredCapacity"] - 1))
         except (BotoCoreError, ClientError) as error:
             display.line(name, f"could not be terminated: {error}")
             return False
+        self._decrement_desired_capacity(self._group_of[name].autoscaling_group, display)
         return True
+
+    def _decrement_desired_capacity(self, group: str, display: Display) -> None:
+        """Lower the desired capacity by one, so that Auto Scaling does not replace a terminated instance.
+
+        SetDesiredCapacity answers ScalingActivityInProgress too (Auto Scaling API reference).
+        """
+        deadline, failures = time.monotonic() + LAUNCH_TIMEOUT_SECONDS, 0
+        while True:
+            try:
+                (description,) = autoscaling.describe_groups(self._region, [group])
+                capacity = description["DesiredCapacity"]
+                autoscaling.set_desired_capacity(self._region, group, max(0, capacity - 1))
+                return
+            except (BotoCoreError, ClientError) as error:
+                failures += _code_of(error) != LAUNCH_IN_PROGRESS
+                if failures == MAX_TRIES or time.monotonic() > deadline:
+                    text = f"Auto Scaling may replace terminated nodes until the lease ends: {error}"
+                    display.line(group, f"the desired capacity was not lowered. {text}")
+                    return
+                display.line(group, "the desired capacity cannot be lowered during scaling activities: retrying")
+                time.sleep(RETRY_DELAY_SECONDS)
 
     def usd_per_hour(self, names: Iterable[str]) -> float:
         """Return the maximum price of these members, USD an hour."""
@@ -272,7 +291,13 @@ class WorkerGroups:
         return read_lease(self._region, self._groups)
 
     def put_scheduled_start(self, start: float) -> None:
-        """Schedule the launch of all nodes at `start` (Unix time, seconds); AWS itself runs it."""
+        """Schedule the launch of all nodes at `start` (Unix time, seconds); AWS itself runs it.
+
+        The launch template names the Capacity Block; an earlier launch may have set another reservation and subnet.
+        """
+        self._describe()
+        for group in self._groups.values():
+            self._set_launch_target(group, group.subnets[0], None)
         put_scheduled_start(self._region, {name: group.nodes for name, group in self._groups.items()}, start)
 
     def scheduled_start(self) -> float | None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from itertools import count
 from typing import Any
 
@@ -29,9 +30,12 @@ class Network:
     image: str
 
 
+ADDRESSES = IPv4Network("127.77.16.0/20")  # each launch takes new ones
+
+
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    with EmulatedAws.start(tmp_path_factory.mktemp("aws"), "127.77.5.0/24") as running:
+    with EmulatedAws.start(tmp_path_factory.mktemp("aws"), str(ADDRESSES)) as running:
         yield running
 
 

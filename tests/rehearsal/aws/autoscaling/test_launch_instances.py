@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import EmulatedAws
-from tests.rehearsal.aws.conftest import UBUNTU_PARAMETER, Client, Network
+from tests.rehearsal.aws.conftest import ADDRESSES, UBUNTU_PARAMETER, Client, Network
 
 P4D_INTERFACES = [{"NetworkCardIndex": 0, "DeviceIndex": 0, "InterfaceType": "interface"}] + [
     {"NetworkCardIndex": card, "DeviceIndex": 1 if card == 0 else 0, "InterfaceType": "efa-only"} for card in range(4)
@@ -240,10 +241,11 @@ def test_addresses_are_from_the_configured_network(client: Client, aws: Emulated
     described = instances(client, ids_of(launched(client, group(), 4)))
     addresses = {entry["PrivateIpAddress"] for entry in described}
     assert len(addresses) == 4
-    assert all(entry.startswith("127.77.5.") for entry in addresses)
+    assert all(ip_address(entry) in ADDRESSES for entry in addresses)
     everything = [entry.private_ip for entry in aws.instances()]
     assert len(everything) == len(set(everything))
-    assert not {"127.77.5.0", "127.77.5.1", "127.77.5.255"} & set(everything)
+    reserved = {str(ADDRESSES[0]), str(ADDRESSES[1]), str(ADDRESSES[-1])}  # the network, its router, its broadcast
+    assert not reserved & set(everything)
 
 
 def test_launch_fails_without_free_addresses(tmp_path: Path) -> None:
