@@ -181,7 +181,7 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
     except Exception as error:
         raise lookup_error(f"capacity.{path}", reservation, error) from error
     properties = json.loads(resource.properties)
-    instances = int(properties.get("TotalInstanceCount") or properties["InstanceCount"])
+    instances = int(properties.get("TotalInstanceCount") or properties.get("InstanceCount", 0))
     return ReservationFacts(
         id=reservation,
         instance_type=properties["InstanceType"],

@@ -154,8 +154,14 @@ def test_base_may_use_a_reservation(changed: Callable[..., Deployment]) -> None:
     assert end_times["spot"] is None
 
 
-def test_launch_waits_for_a_scheduled_capacity_block(changed: Callable[..., Deployment]) -> None:
-    scheduled = reservation_properties(State="scheduled", StartDate="2098-01-01T11:30:00Z", AvailableInstanceCount=0)
+@pytest.mark.parametrize(
+    "properties",
+    [{"State": "scheduled"}, {"State": "payment-pending"}, {"State": "scheduled", "TotalInstanceCount": 0}],
+)
+def test_launch_waits_for_a_capacity_block_that_was_bought(
+    changed: Callable[..., Deployment], properties: dict[str, Any]
+) -> None:
+    scheduled = reservation_properties(StartDate="2098-01-01T11:30:00Z", AvailableInstanceCount=0, **properties)
     run = changed("h200-cluster", account={"reservations": {RESERVATION: scheduled}})
     (group,) = manifest_of(run).groups
     assert group.reservation == RESERVATION

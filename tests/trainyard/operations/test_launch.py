@@ -210,6 +210,26 @@ def test_launch_rollback_when_capacity_is_short(cluster: clusters.Cluster, accou
     assert cluster.describe_group()["DesiredCapacity"] == 0
 
 
+def test_rollback_does_not_need_the_record(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A denied write of the outcome must not hide what still runs."""
+    cluster.write_head_ready_events()
+    launch, display = create_launch(cluster)
+
+    def deny(reason: str) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "denied"}}, "PutObject")
+
+    def fail(counts: dict[str, int]) -> None:
+        raise LaunchError("stopped by the test")
+
+    monkeypatch.setattr(launch, "add_nodes", fail)
+    monkeypatch.setattr(launch, "_record_failure", deny)
+    monkeypatch.setattr(launch.workers, "rollback", lambda _: ["i-1"])
+    monkeypatch.setattr(launch.workers, "usd_per_hour", lambda _: 22.0)
+    with pytest.raises(LaunchError, match=r"stopped by the test. AWS did not terminate i-1, which cost 22.00 USD"):
+        launch.start()
+    assert any("its record could not be written" in line for line in display.lines)
+
+
 def test_launch_reports_the_message_of_a_failed_node(cluster: clusters.Cluster, on_launched: Any) -> None:
     cluster.write_head_ready_events()
 

@@ -14,6 +14,7 @@ from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws.autoscaling import set_launch_target
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import LaunchResult, Outcome, RunRecord
 from trainyard.operations import stop
@@ -196,6 +197,15 @@ def test_launch_that_is_killed_starts_nothing_without_a_run(
     launch(cluster)
     assert len(observed) == 2
     assert all(has_run and has_lease for starts, has_run, has_lease in observed if starts)
+
+
+def test_scheduled_nodes_do_not_use_the_reservation_and_subnet_of_an_earlier_launch(cluster: clusters.Cluster) -> None:
+    subnet, other = cluster.manifest.groups[0].subnets
+    set_launch_target(REGION, cluster.group, other.id, "cr-0123456789abcdef0")
+    launch(cluster)
+    description = cluster.describe_group()
+    assert description["VPCZoneIdentifier"] == subnet.id
+    assert "CapacityReservationTarget" not in description["CapacityReservationSpecification"]
 
 
 @pytest.mark.parametrize("operation", ["PutScheduledUpdateGroupAction"])
