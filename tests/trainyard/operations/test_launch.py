@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rehearsal.aws.faults import Capacity, ExpiredCredentials
 from rehearsal.aws.process import EmulatedAws
