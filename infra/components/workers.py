@@ -19,7 +19,8 @@ _HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 class WorkerGroupArgs:
     """Arguments of WorkerGroup.
 
-    `instance_types`: that of the launch template, and others that Spot Instances may have with its interfaces.
+    `instance_types`: the type of the launch template first, then other types of Spot Instances that support its network
+    interfaces.
     `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s. `health_check_grace_seconds`
     covers the node playbook with a reboot.
     """

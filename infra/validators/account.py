@@ -62,7 +62,10 @@ def spot_types_offered(settings: StackSettings, facts: AccountFacts) -> Iterator
             continue
         if name not in settings.required_types and (spot := settings.capacity.spot_settings):
             key = "equal_gpus" if spot[1].equal_gpus else "instance_types"
-            reason, fix = f"{', '.join(zones)} do not offer it", "Name the offered types in instance_types"
+            reason = f"no zone of the stack offers it ({', '.join(zones)})"
+            fix = "Remove it, or use another region"
+            if spot[1].equal_gpus:
+                fix = "Replace equal_gpus by instance_types without this type"
             yield invalid_setting(f"capacity.{spot[0]}.{key}", name, reason, fix)
 
 
@@ -113,8 +116,8 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
     reservation = facts.reservation
     if reservation is None or reservation.state == "active":
         return
-    start, is_coming = reservation.start_time, reservation.state in ("scheduled", "payment-pending")
-    if start is not None and is_coming and reservation.is_capacity_block:
+    start, starts_later = reservation.start_time, reservation.state in ("scheduled", "payment-pending")
+    if start is not None and starts_later and reservation.is_capacity_block:
         limit = f"{settings.launch.startup_timeout_minutes:g} minutes (launch.startup_timeout_minutes)"
         text = f"Capacity Block {reservation.id} is {reservation.state} and starts at {_format(start)}"
         pulumi.log.info(f"{text}. The launch waits for a start within {limit}, else it schedules the run")

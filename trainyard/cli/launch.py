@@ -28,7 +28,8 @@ def launch(
 ) -> None:
     """Start the stack's job on all nodes or none, or add nodes to its current run.
 
-    Returns when the job has started; the last line on stdout is a JSON object.
+    Returns when the job has started, or when the run is scheduled for the start of a Capacity Block. The last line on
+    stdout is a JSON object.
     """
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest, sha256)

@@ -104,5 +104,5 @@ def _workers(settings: StackSettings, group: GroupPlan) -> CostItem:
         "capacity-block": (0.0, "Capacity Block, paid in advance"),
         "interruptible-capacity-reservation": (listed, "interruptible reservation"),
     }[group.market]
-    types = f"{first.name} or {len(others)} more" if others else first.name
+    types = f"{first.name} or a similar type" if others else first.name
     return CostItem(name=f"{group.name}, {types} ({note})", count=group.nodes, unit_usd_per_hour=price)

@@ -104,7 +104,7 @@ class WorkerGroup(StrictModel):
     )
 
     def on_instance_type(self, name: str) -> "WorkerGroup":
-        """The group as a node of this instance type sees it."""
+        """Return the group with the instance type and the disks of a node of this type."""
         if name not in self.other_instance_types:
             return self
         hardware = self.hardware.model_copy(update={"disks": self.other_instance_types[name]})

@@ -74,8 +74,9 @@ def format_purchase(purchased: PurchasedExtension, stack: str) -> str:
     """Return what follows from the purchase."""
     offering = purchased.offering
     return (
-        f"{offering.reservation} ends at {format_time(offering.end)} ({purchased.status}). A run uses the later end by "
-        f"itself, up to its time limit: to raise it, change job.time_limit_minutes and run pulumi up -s {stack}"
+        f"bought the extension of {offering.reservation}, which is {purchased.status}. When AWS has received the "
+        f"payment, the block ends at {format_time(offering.end)}. An active run then uses the later end, up to its "
+        f"time limit. To increase the limit: change job.time_limit_minutes, then pulumi up -s {stack}"
     )
 
 

@@ -1,6 +1,7 @@
 """A deployed stack: its buckets, found by tags with or without the Pulumi CLI, its manifest, and its runs' records."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -15,6 +16,7 @@ from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, Outcome, RunRecord
+from trainyard.operations.stack_file import stack_region
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,16 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None) -> Self:
-        """Return the stack in the configured region. Raises InputError when no region is configured."""
-        region = configured_region()
+        """Return the stack in aws:region of its file, else in the configured region.
+
+        Raises InputError when AWS_REGION names another region than the file, or no region is configured.
+        """
+        region, in_environment = stack_region(stack), os.environ.get("AWS_REGION")
+        if region and in_environment and region != in_environment:
+            reason = f"stack {stack} is in {region} (aws:region of its file)"
+            fix = f"Set AWS_REGION={region}, or unset it"
+            raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
+        region = region or configured_region()
         if not region:
             problem = Problem(
                 "AWS_REGION", None, "no AWS region is set", "Set it to the stack's aws:region", "region_missing"

@@ -11,19 +11,21 @@ TERMINATE_BY_HAND = (
 
 
 def describe_remaining_cost(manifest: Manifest, held: str) -> str:
-    """Return what bills after a launch without capacity, and how to try again or end it. `held`: held capacity."""
+    """Return what is billed after a launch without capacity, and how to continue. `held`: text on held capacity."""
     stack, price = manifest.stack, manifest.base_usd_per_hour
     return (
         f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). {held}To "
-        f"try again: pulumi up -s {stack}; to end it: pulumi destroy -s {stack}"
+        f"try again: pulumi up -s {stack}; to end it: trainyard destroy --stack {stack}"
     )
 
 
 def describe_expiration_before_nodes(reason: str, reservations: Iterable[str]) -> str:
     """Return the message for credentials that expired before the launch added nodes."""
     names = ", ".join(reservations)
-    reserved = f"; {names} is billed until AWS ends it, within an hour after the lease" if names else ""
-    return f"{_expired(reason)} No node was added{reserved}: launch again"
+    reserved = (
+        f" Reserved capacity is billed until AWS ends it within an hour after the lease: {names}." if names else ""
+    )
+    return f"{_expired(reason)} No node was added.{reserved} Then launch again: pulumi up"
 
 
 def describe_expiration_with_nodes(reason: str, nodes: Iterable[str], manifest: Manifest) -> str:

@@ -30,7 +30,10 @@ class PendingLaunch:
     def require(self) -> None:
         """Raise LaunchError when `trainyard stop` or a later launch has ended this launch."""
         if self.is_ended:
-            raise LaunchError("trainyard stop or a later launch has ended this launch, before it created its run")
+            raise LaunchError(
+                f"the launch of stack {self._cluster.stack} was ended by trainyard stop or by a later launch, before "
+                f"it created a run. To launch again: pulumi up -s {self._cluster.stack}"
+            )
 
 
 def end_pending_launch(cluster: Cluster) -> None:

@@ -28,7 +28,8 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
         state = read_state(cluster.region, block)
         if state not in {"scheduled", "active", "payment-pending", "pending"}:
             raise LaunchError(
-                f"Capacity Block {block} is {state}, so it will not start: buy another (trainyard blocks)"
+                f"Capacity Block {block} is {state}, so it will not start: buy another (trainyard blocks --stack "
+                f"{cluster.stack}), set capacity.capacity_block.id, then run pulumi up"
             )
 
 
@@ -61,8 +62,8 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
         return
     display.line(
         "image",
-        f"{group.image} is not baked: nodes install {', '.join(software)} in paid time. To install most of it before: "
-        f"trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, then pulumi up -s {cluster.stack}",
+        f"{group.image} is not baked. Nodes install in paid time what it does not have: {', '.join(software)}. To bake "
+        f"it: trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, then pulumi up -s {cluster.stack}",
     )
 
 

@@ -68,7 +68,8 @@ def hold_capacity(
     if existing := find_reservations(cluster.region, held_tags):
         display.line("capacity", f"{existing[0].id} is already held in {existing[0].zone}")
         return _result(existing[0], price)
-    confirm(f"Reserve {group.nodes} x {settings.instance_type} for {price:,.2f} USD per hour, {hours:g} hours?")
+    where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
+    confirm(f"Reserve {where} for {price:,.2f} USD per hour, {hours:g} hours?")
     placement_group = None
     if any(map(settings.in_placement_group, settings.groups)):
         name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"

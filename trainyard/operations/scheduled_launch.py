@@ -57,5 +57,5 @@ def schedule(
     workers.put_lease(record.lease_end(time.time()))
     workers.put_scheduled_start(record.scheduled_start)
     when, minutes = format_time(record.scheduled_start), f"{record.limits.startup_timeout_minutes:g} minutes"
-    text = f"{record.run} is scheduled for {when}: AWS starts {record.nodes} nodes then, and the controller the job"
-    display.line("run", f"{text}, within {minutes} or not at all")
+    text = f"{record.run} is scheduled for {when}: then AWS starts {record.nodes} nodes, and the controller the job"
+    display.line("run", f"{text}. The controller ends the run if the job has not started after {minutes}")

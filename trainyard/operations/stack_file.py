@@ -19,6 +19,16 @@ def stack_file_path(stack: str) -> Path:
     return PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
 
 
+def stack_region(stack: str) -> str | None:
+    """Return aws:region of a stack's file; None without the file or the key."""
+    try:
+        config = (yaml.safe_load(stack_file_path(stack).read_text()) or {}).get("config") or {}
+    except (OSError, AttributeError, yaml.YAMLError):
+        return None
+    region = config.get("aws:region")
+    return region if isinstance(region, str) else None
+
+
 class StackFile:
     """The file of one stack. Raises InputError when it cannot be written, before anything is paid for."""
 

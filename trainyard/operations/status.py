@@ -124,7 +124,7 @@ def _format_scheduled_start(record: RunRecord, scheduled: float | None) -> str:
     assert record.scheduled_start is not None
     start = format_time(record.scheduled_start)
     if scheduled is None:
-        return f"scheduled for {start}, but no scheduled action starts its nodes: launch again"
+        return f"scheduled for {start}, but no scheduled action starts its nodes: run trainyard launch again"
     return f"launched {format_time(record.created)}; AWS starts {record.nodes} nodes at {start}"
 
 

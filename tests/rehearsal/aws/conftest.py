@@ -30,7 +30,7 @@ class Network:
     image: str
 
 
-ADDRESSES = IPv4Network("127.77.16.0/20")  # each launch takes new ones
+ADDRESSES = IPv4Network("127.77.16.0/20")  # each launch takes other addresses
 
 
 @pytest.fixture(scope="session")

@@ -397,7 +397,7 @@ def test_expired_credentials_before_nodes_are_added(cluster: clusters.Cluster, a
     launch, _ = create_launch(cluster)
     account.inject(ExpiredCredentials(seconds=0))
     try:
-        with pytest.raises(LaunchError, match=r"credentials expired.*No node was added: launch again"):
+        with pytest.raises(LaunchError, match=r"credentials expired.*No node was added. Then launch again"):
             launch._launch_new_run()
     finally:
         account.clear_faults()

@@ -58,7 +58,7 @@ def connect(cluster: clusters.Cluster) -> Cluster:
 
 def launch(cluster: clusters.Cluster, act: Callable[[], object]) -> None:
     """Launch; the launch fails after `act`, without nodes and reservations."""
-    with pytest.raises(LaunchError, match="trainyard stop or a later launch has ended this launch"):
+    with pytest.raises(LaunchError, match="was ended by trainyard stop or by a later launch"):
         Launch(connect(cluster), WaitingDisplay(act)).start()
     assert cluster.members() == []
     assert find_reservations(REGION, {tags.STACK: cluster.stack}) == []

@@ -33,7 +33,9 @@ def content(has_drivers: bool) -> str:
 
 def test_image_that_is_not_baked_names_all_software(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = reported(monkeypatch, {})
-    assert "the NVIDIA driver, CUDA, the EFA software, the Python environment in paid time" in line
+    assert (
+        "in paid time what it does not have: the NVIDIA driver, CUDA, the EFA software, the Python environment" in line
+    )
     assert "trainyard bake --stack s --instance-type c7i.xlarge" in line
 
 

@@ -87,7 +87,7 @@ def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> N
     def refuse(question: str) -> None:
         raise KeyboardInterrupt(question)
 
-    with pytest.raises(KeyboardInterrupt, match=r"4 x p4d.24xlarge for 87.83 USD per hour, 2 hours"):
+    with pytest.raises(KeyboardInterrupt, match=r"4 x p4d.24xlarge in us-east-1 for 87.83 USD per hour, 2 hours"):
         hold_capacity(operator.cluster, settings_of(), 2, operator.display, refuse)
     assert operator.held() == []
     assert operator.placement_groups() == []

@@ -23,11 +23,13 @@ class Spot(StrictModel):
     instance_types: tuple[InstanceTypeName, ...] = Field(
         (),
         max_length=39,
-        description="Other instance types that the Spot Instances may have, with the GPUs of instance_type: AWS "
-        "selects by capacity and price.",
+        description="Additional instance types for the Spot Instances; their GPUs must equal those of "
+        "instance_type. AWS selects by capacity and price.",
     )
     equal_gpus: bool = Field(
-        False, description="Whether the Spot Instances may have all instance types with the GPUs of instance_type."
+        False,
+        description="Whether the Spot Instances may have any instance type of the catalog whose GPUs equal "
+        "those of instance_type.",
     )
     max_price_usd: Number | None = Field(
         None, gt=0, description="Maximum price of an instance, USD an hour; none: the on-demand price of its type."

@@ -47,7 +47,7 @@ class FsxSettings(StrictModel):
     deployment_type: Literal["PERSISTENT_2", "SCRATCH_2"] = Field(
         "PERSISTENT_2",
         description="PERSISTENT_2 replaces failed disks; SCRATCH_2 is cheaper and does not. Some zones do not offer "
-        "PERSISTENT_2: if CreateFileSystem refuses it, set another network.availability_zone, or SCRATCH_2.",
+        "PERSISTENT_2: if CreateFileSystem refuses it, set another zone in capacity.zones, or SCRATCH_2.",
     )
     storage_capacity_gib: Integer = Field(1200, description="Storage capacity, GiB: 1200 or a multiple of 2400.")
     throughput_mbps_per_tib: Throughput | None = Field(
