@@ -68,6 +68,7 @@ def hold_capacity(
     if existing := find_reservations(cluster.region, held_tags):
         display.line("capacity", f"{existing[0].id} is already held in {existing[0].zone}")
         return _result(existing[0], price)
+    zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(f"Reserve {where} for {price:,.2f} USD per hour, {hours:g} hours?")
     placement_group = None
@@ -78,7 +79,7 @@ def hold_capacity(
         region=cluster.region,
         instance_type=settings.instance_type,
         instances=group.nodes,
-        zones=_zones(cluster, settings),
+        zones=zones,
         placement_group_arn=placement_group,
         tags={**held_tags, "Name": f"trainyard-{cluster.stack}-held-capacity"},
         hold_seconds=hours * 3600,
@@ -117,7 +118,14 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
         return list(dict.fromkeys(subnet.zone for subnet in subnets))
     if settings.network.existing:
         return [subnet_zone(cluster.region, settings.network.existing.subnet_id)]
-    return list(settings.capacity.zones or offering_zones(cluster.region, settings.required_types))
+    offering = offering_zones(cluster.region, settings.required_types)
+    zones = settings.capacity.zones or offering
+    if unusable := [zone for zone in zones if zone not in offering]:
+        names = " and ".join(settings.required_types)
+        reason = f"{cluster.region} does not offer {names} in {', '.join(unusable)}"
+        fix = f"Use {', '.join(offering)}" if offering else "Choose other types, or another region"
+        raise InputError([Problem("capacity.zones", list(zones), reason, fix, "zone_without_types")])
+    return list(zones)
 
 
 def _result(reservation: CapacityReservation, price: float) -> HeldCapacity:

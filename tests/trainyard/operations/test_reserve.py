@@ -83,6 +83,12 @@ def test_existing_subnet_decides_the_zone(operator: Operator) -> None:
     assert operator.reserve(settings).zone == "us-east-1b"
 
 
+def test_zone_without_the_instance_types_is_refused_at_once(operator: Operator) -> None:
+    with rejects("zone_without_types", "capacity.zones", "us-west-2a"):
+        operator.reserve(settings_of(capacity={"zones": ["us-west-2a"]}))
+    assert operator.held() == operator.placement_groups() == operator.questions == []
+
+
 def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> None:
     def refuse(question: str) -> None:
         raise KeyboardInterrupt(question)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import reservations
 
@@ -21,11 +21,11 @@ class RunReservations:
         """Move the end of the reservations to `end` (Unix time, seconds)."""
         try:
             reservations.extend_reservations(self._region, names, end)
-        except ClientError as error:  # the nodes continue as On-Demand Instances
+        except (BotoCoreError, ClientError) as error:  # the nodes continue as On-Demand Instances
             LOG.error("the capacity reservations were not extended: %s", error)
 
     def reduce(self, names: Iterable[str], now: float, timeout_seconds: float) -> None:
-        """Remove capacity that was unused for longer than the timeout: of a growth that failed or was killed.
+        """Remove capacity that was unused for longer than the timeout: such as after nodes could not be added.
 
         Call it only while the run needs no more nodes than it has.
         """
@@ -36,13 +36,13 @@ class RunReservations:
             for each in described:
                 used = each.instances - each.available
                 if used and now > since.get(each.id, now) + timeout_seconds:
-                    LOG.warning("reduces %s from %d to %d instances", each.id, each.instances, used)
+                    LOG.warning("reducing %s from %d to %d instances", each.id, each.instances, used)
                     reservations.resize_reservation(self._region, each.id, used)
-        except ClientError as error:  # the next renewal of the lease repeats it
+        except (BotoCoreError, ClientError) as error:  # the next renewal of the lease repeats it
             LOG.error("the capacity reservations were not reduced: %s", error)
 
     def keep(self) -> None:
-        """Note that the run needs the unused capacity, for the nodes that it misses."""
+        """Note that the run needs the unused capacity for its missing nodes."""
         self._unused_since = {}
 
     def cancel(self, names: Iterable[str]) -> None:
@@ -50,5 +50,5 @@ class RunReservations:
         for name in names:
             try:
                 reservations.cancel_reservation(self._region, name)
-            except ClientError as error:  # the operator may have cancelled it
+            except (BotoCoreError, ClientError) as error:  # the operator may have cancelled it
                 LOG.warning("the capacity reservation %s was not cancelled: %s", name, error)
