@@ -86,7 +86,7 @@ def test_existing_subnet_decides_the_zone(operator: Operator) -> None:
 def test_zone_without_the_instance_types_is_refused_at_once(operator: Operator) -> None:
     with rejects("zone_without_types", "capacity.zones", "us-west-2a"):
         operator.reserve(settings_of(capacity={"zones": ["us-west-2a"]}))
-    assert operator.held() == operator.placement_groups() == operator.questions == []
+    assert (operator.held(), operator.placement_groups(), operator.questions) == ([], [], [])
 
 
 def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> None:
