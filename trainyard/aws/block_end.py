@@ -3,6 +3,7 @@
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
+from trainyard.aws.reservations import describe_reservation
 
 # EC2 terminates the instances that still run 30 minutes before the end (EC2 user guide, "Capacity Blocks for ML"). The
 # instances of an UltraServer have to be terminated 60 minutes before it (same page, for P6e-GB200).
@@ -33,8 +34,7 @@ def read_usable_end(region: str, reservation: str) -> float | None:
     An extension moves it: the id of the reservation stays (EC2 user guide, "Extend Capacity Blocks"). Raises
     ClientError.
     """
-    ec2 = client("ec2", region)
-    (described,) = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation])["CapacityReservations"]
+    described = describe_reservation(region, reservation)
     if "EndDate" not in described:
         return None
     ultraserver_type = _ultraserver_type(region, described.get("CapacityBlockId"))

@@ -91,12 +91,6 @@ def purchase_extension(region: str, reservation: str, offering: str) -> str:
     return str(response["CapacityBlockExtensions"][0]["CapacityBlockExtensionStatus"])
 
 
-def read_state(region: str, reservation: str) -> str:
-    """Return the state of a Capacity Block's reservation, such as `scheduled`. Raises ClientError."""
-    described = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[reservation])
-    return str(described["CapacityReservations"][0]["State"])
-
-
 def _parse(offering: dict[str, Any]) -> Offering:
     return Offering(
         id=offering["CapacityBlockOfferingId"],

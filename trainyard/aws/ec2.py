@@ -7,25 +7,16 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
+from trainyard.aws.tags import tag_filters, tag_specifications
 
 Tags = dict[str, str]
 _IDS_PER_CALL = 100
 _EXISTING_STATES = ["pending", "running", "stopping", "stopped"]
 
 
-def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Convert tags to the list form of the EC2 API."""
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
 def tags_of(resource: Mapping[str, Any]) -> Tags:
     """Return the tags of a described resource."""
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
-
-
-def tag_specifications(tags: Mapping[str, str], resource_types: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the request parameter that tags new resources of these types."""
-    return [{"ResourceType": kind, "Tags": tag_list(tags)} for kind in resource_types]
 
 
 def run_instance(region: str, request: Mapping[str, Any]) -> str:
@@ -50,9 +41,8 @@ def terminate_instances(region: str, instances: Iterable[str], *, skip_os_shutdo
 
 def find_instances(region: str, tags: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the descriptions of all instances that have these tags and are not terminated or shutting down."""
-    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
     states = {"Name": "instance-state-name", "Values": _EXISTING_STATES}
-    pages = client("ec2", region).get_paginator("describe_instances").paginate(Filters=[*filters, states])
+    pages = client("ec2", region).get_paginator("describe_instances").paginate(Filters=[*tag_filters(tags), states])
     return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
 
 
@@ -151,9 +141,8 @@ def describe_image(region: str, image: str) -> dict[str, Any] | None:
 
 def find_images(region: str, tags: Mapping[str, str], states: Iterable[str]) -> list[dict[str, Any]]:
     """Return the descriptions of the account's own images that have these tags and one of these states."""
-    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
     response = client("ec2", region).describe_images(
-        Owners=["self"], Filters=[*filters, {"Name": "state", "Values": list(states)}]
+        Owners=["self"], Filters=[*tag_filters(tags), {"Name": "state", "Values": list(states)}]
     )
     images: list[dict[str, Any]] = response["Images"]
     return images

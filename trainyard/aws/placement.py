@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainyard.aws.clients import client
+from trainyard.aws.tags import tag_filters, tag_specifications
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,15 @@ class PlacementGroup:
 
 def create_cluster_group(region: str, name: str, tags: Mapping[str, str]) -> PlacementGroup:
     """Create a cluster placement group."""
-    tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
     created = client("ec2", region).create_placement_group(
-        GroupName=name, Strategy="cluster", TagSpecifications=[{"ResourceType": "placement-group", "Tags": tag_list}]
+        GroupName=name, Strategy="cluster", TagSpecifications=tag_specifications(tags, ["placement-group"])
     )["PlacementGroup"]
     return PlacementGroup(created["GroupName"], created["GroupArn"])
 
 
 def find_placement_groups(region: str, tags: Mapping[str, str]) -> list[PlacementGroup]:
     """Return the placement groups with these tags."""
-    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
-    groups = client("ec2", region).describe_placement_groups(Filters=filters)["PlacementGroups"]
+    groups = client("ec2", region).describe_placement_groups(Filters=tag_filters(tags))["PlacementGroups"]
     return [PlacementGroup(group["GroupName"], group["GroupArn"]) for group in groups]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
+from trainyard.aws.tags import tag_filters, tag_specifications
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ def create_reservation(
     Raises ClientError without a retry: the code InsufficientInstanceCapacity, which has HTTP status 500, when the zone
     has too little capacity.
     """
-    tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
     placement = {"PlacementGroupArn": placement_group_arn} if placement_group_arn else {}
     response = client("ec2", region, max_attempts=1).create_capacity_reservation(
         InstanceType=instance_type,
@@ -49,7 +49,7 @@ def create_reservation(
         InstanceMatchCriteria="targeted",
         EndDateType="limited",
         EndDate=_time(end),
-        TagSpecifications=[{"ResourceType": "capacity-reservation", "Tags": tag_list}],
+        TagSpecifications=tag_specifications(tags, ["capacity-reservation"]),
         ClientToken=token,
         **placement,
     )
@@ -58,11 +58,10 @@ def create_reservation(
 
 def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityReservation]:
     """Return the active reservations with these tags, largest first."""
-    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
     pages = (
         client("ec2", region)
         .get_paginator("describe_capacity_reservations")
-        .paginate(Filters=[*filters, {"Name": "state", "Values": ["active"]}])
+        .paginate(Filters=[*tag_filters(tags), {"Name": "state", "Values": ["active"]}])
     )
     described = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
     return sorted(described, key=lambda reservation: reservation.instances, reverse=True)
@@ -70,7 +69,7 @@ def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityRese
 
 def find_source(region: str, interruptible: str) -> str | None:
     """Return the id of the reservation that an interruptible reservation was created from; None if it has none."""
-    info = _describe(region, interruptible).get("InterruptionInfo") or {}
+    info = describe_reservation(region, interruptible).get("InterruptionInfo") or {}
     return info.get("SourceCapacityReservationId")
 
 
@@ -80,14 +79,15 @@ def find_reclaim_target(region: str, source: str) -> int | None:
     `source`: id of the reservation that it was created from. EC2 user guide, "Interruptible Capacity Reservations for
     capacity owners": the status of the allocation is `updating` during a reclaim.
     """
-    allocation = _describe(region, source).get("InterruptibleCapacityAllocation") or {}
+    allocation = describe_reservation(region, source).get("InterruptibleCapacityAllocation") or {}
     if allocation.get("Status") != "updating" or allocation["TargetInstanceCount"] >= allocation["InstanceCount"]:
         return None
     target: int = allocation["TargetInstanceCount"]
     return target
 
 
-def _describe(region: str, reservation: str) -> Mapping[str, Any]:
+def describe_reservation(region: str, reservation: str) -> Mapping[str, Any]:
+    """Return EC2's description of a reservation or Capacity Block in any state. Raises ClientError."""
     response = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[reservation])
     description: Mapping[str, Any] = response["CapacityReservations"][0]
     return description

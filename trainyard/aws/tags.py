@@ -1,5 +1,8 @@
 """Tags that identify a stack's resources, with or without the Pulumi CLI, and that select old objects for archiving."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 TRAINYARD_PREFIX = "trainyard:"
 STACK = "trainyard:stack"
 ROLE = "trainyard:role"
@@ -20,3 +23,18 @@ SOURCE = "trainyard:source"
 # On old checkpoints and results. The data bucket's lifecycle rule moves objects with this tag to Deep Archive.
 ARCHIVE = "trainyard:archive"
 OLD = "old"
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Convert tags to the list form of the EC2 API."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tag_filters(tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the filters of a Describe operation that select resources with all these tags."""
+    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+
+
+def tag_specifications(tags: Mapping[str, str], resource_types: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the request parameter that tags new resources of these types."""
+    return [{"ResourceType": kind, "Tags": tag_list(tags)} for kind in resource_types]

@@ -10,7 +10,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling, ec2, tags
-from trainyard.aws.ec2 import Tags, tag_specifications, tags_of
+from trainyard.aws.ec2 import Tags, tags_of
+from trainyard.aws.tags import tag_specifications
 from trainyard.config.shared_settings import RESERVED_MARKETS
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS

@@ -4,8 +4,8 @@ The preview checks quotas, zones and the block; the launch checks the dataset an
 """
 
 from trainyard.aws import tags
-from trainyard.aws.capacity_blocks import read_state
 from trainyard.aws.ec2 import describe_image, tags_of
+from trainyard.aws.reservations import describe_reservation
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
@@ -25,7 +25,7 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
         if group.image is not None:
             _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
     for block in cluster.manifest.capacity_blocks:
-        state = read_state(cluster.region, block)
+        state = describe_reservation(cluster.region, block)["State"]
         if state not in {"scheduled", "active", "payment-pending", "pending"}:
             raise LaunchError(
                 f"Capacity Block {block} is {state}, so it will not start: buy another (trainyard blocks --stack "

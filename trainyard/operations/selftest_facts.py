@@ -14,6 +14,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws.clients import client
+from trainyard.aws.reservations import describe_reservation
 from trainyard.config.catalog import catalog
 from trainyard.config.prices import prices
 from trainyard.models.events import AgentEvent, PlaybookEvent
@@ -184,10 +185,8 @@ def _price(region: str, resource: ExistingResource) -> str:
             described = client("ec2", region).describe_instances(InstanceIds=[resource.id])
             return _instance_price(described["Reservations"][0]["Instances"][0]["InstanceType"], 1)
         case "ec2:capacity-reservation":
-            (described,) = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[resource.id])[
-                "CapacityReservations"
-            ]
-            return _instance_price(described["InstanceType"], described["TotalInstanceCount"])
+            reservation = describe_reservation(region, resource.id)
+            return _instance_price(reservation["InstanceType"], reservation["TotalInstanceCount"])
         case "ec2:natgateway":
             return f"{listed.nat_gateway_hour:g} USD per hour"
         case "ec2:elastic-ip":

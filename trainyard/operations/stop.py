@@ -31,11 +31,10 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
     """
     if not keep_reservations:
         end_pending_launch(cluster)  # first: a launch writes its record before it checks whether it was ended
-    if cluster.is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
+    is_deployed = cluster.is_deployed
+    if is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
         display.line("run", f"cancelled the scheduled start of the nodes of stack {cluster.stack}")
-    nodes = (
-        StoppingNodes(cluster, display, has_state=_end_run(cluster, keep_reservations)) if cluster.is_deployed else None
-    )
+    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster, keep_reservations)) if is_deployed else None
     are_terminated = nodes is None or nodes.terminate()
     if not keep_reservations:
         cancel_all(cluster.region, cluster.stack, display)
