@@ -34,7 +34,8 @@ def grow_run(launch: LaunchOperation, current: RunRecord, control: Control, miss
     """
     launch.growing_run = current
     return launch.with_rollback(
-        lambda: _add_nodes_to_run(launch, current, control, missing), lambda reason: _restore_record(launch, current)
+        lambda: _add_nodes_to_run(launch, current, control, missing),
+        lambda reason: _restore_record(launch, current, control),
     )
 
 
@@ -78,9 +79,12 @@ def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members
         )
 
 
-def _restore_record(launch: LaunchOperation, current: RunRecord) -> None:
-    """Restore the record of the run after a growth that failed."""
+def _restore_record(launch: LaunchOperation, current: RunRecord, control: Control) -> None:
+    """Restore the record of the run after a growth that failed; display what continues to run and its price."""
     if launch.cluster.current_run() != current:
         launch.write_record(current)
     if launch.cluster.outcome(current.run) is None:
-        launch.display.line("run", f"{current.run} continues with its {current.nodes} nodes")
+        nodes = set(control.nodes) & set(launch.workers.members())
+        price = launch.manifest.base_usd_per_hour + sum(launch.workers.usd_per_hour(nodes).values())
+        text = f"{current.run} continues with its {len(nodes)} nodes and costs {price:,.2f} USD per hour"
+        launch.display.line("run", text)

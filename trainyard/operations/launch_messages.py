@@ -1,6 +1,6 @@
 """Messages of a launch that failed: what still runs or is billed, and how to end it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trainyard.models.manifest import Manifest
 
@@ -13,10 +13,21 @@ TERMINATE_BY_HAND = (
 def describe_remaining_cost(manifest: Manifest, held: str) -> str:
     """Return what is billed after a launch without capacity, and how to continue. `held`: text on held capacity."""
     stack, price = manifest.stack, manifest.base_usd_per_hour
+    zones = sorted({subnet.zone for group in manifest.groups for subnet in group.subnets})
+    moves = (
+        f" (the file system is in {', '.join(zones)}; with another zone in capacity.zones it replaces head and file "
+        "system)"
+    )
     return (
         f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). {held}To "
-        f"try again: pulumi up -s {stack}; to end it: trainyard destroy --stack {stack}"
+        f"try again: pulumi up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy --stack {stack}"
     )
+
+
+def describe_not_terminated(prices: Mapping[str, float]) -> str:
+    """Return what nodes cost that AWS did not terminate. `prices`: node -> maximum price, USD an hour."""
+    nodes = ", ".join(f"{name} ({price:,.2f})" for name, price in sorted(prices.items()))
+    return f"AWS did not terminate nodes that cost {sum(prices.values()):,.2f} USD per hour: {nodes}"
 
 
 def describe_expiration_before_nodes(reason: str, reservations: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from trainyard.operations.launch_messages import (
     TERMINATE_BY_HAND,
     describe_expiration_before_nodes,
     describe_expiration_with_nodes,
+    describe_not_terminated,
 )
 from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start
@@ -68,11 +69,8 @@ class LaunchOperation:
                 with ignore_signals():
                     not_terminated = self._undo(undo, reason)
                 if not_terminated:
-                    price = self.workers.usd_per_hour(not_terminated)
-                    reason += (
-                        f". AWS did not terminate {', '.join(not_terminated)}, which cost {price:,.2f} USD per hour"
-                    )
-                    raise LaunchError(f"{reason}: {TERMINATE_BY_HAND}") from None
+                    running = describe_not_terminated(self.workers.usd_per_hour(not_terminated))
+                    raise LaunchError(f"{reason}. {running}: {TERMINATE_BY_HAND}") from None
                 raise
 
     def _undo(self, undo: Callable[[str], None], reason: str) -> list[str]:

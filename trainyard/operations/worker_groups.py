@@ -278,9 +278,9 @@ class WorkerGroups:
                 display.line(group, "the desired capacity cannot be lowered during scaling activities: retrying")
                 time.sleep(RETRY_DELAY_SECONDS)
 
-    def usd_per_hour(self, names: Iterable[str]) -> float:
-        """Return the maximum price of these members, USD an hour."""
-        return sum(self._group_of[name].node_usd_per_hour for name in names)
+    def usd_per_hour(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the maximum price of each of these members, USD an hour."""
+        return {name: self._group_of[name].node_usd_per_hour for name in names}
 
     def put_lease(self, until: float) -> None:
         """Schedule the termination of all workers at `until` (Unix time, seconds); AWS itself runs it."""

@@ -94,7 +94,7 @@ def test_growth_rollback_when_capacity_is_short(growing: Growing, account: Emula
     assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
     assert growing.cluster.describe_group()["DesiredCapacity"] == 2
     assert growing.current_run() == growing.record
-    assert f"run {growing.record.run} continues with its 2 nodes" in growing.display.lines
+    assert f"run {growing.record.run} continues with its 2 nodes and costs 0.25 USD per hour" in growing.display.lines
 
 
 def test_growth_rollback_when_a_new_node_fails(growing: Growing, run_in_background: RunInBackground) -> None:
@@ -218,7 +218,7 @@ def test_nodes_that_could_not_be_terminated_are_named(
     account.inject(Deny(operation="ec2:TerminateInstances"))
     try:
         with pytest.raises(
-            LaunchError, match=r"AWS did not terminate i-\w+, which cost 0.00 USD per hour: .*--instance-id ID"
+            LaunchError, match=r"AWS did not terminate nodes that cost 0.00 USD per hour: i-\w+ .*--instance-id ID"
         ):
             growing.create_launch().start(update=True)
     finally:

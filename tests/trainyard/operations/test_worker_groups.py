@@ -212,7 +212,7 @@ def test_failed_growth_restores_each_group(groups: TwoGroups, limit_capacity: An
         groups.create_launch().start(update=True)
     assert (groups.cluster.members(), groups.block_members()) == before
     assert groups.desired_capacities() == (2, 1)
-    assert f"run {record.run} continues with its 3 nodes" in groups.display.lines
+    assert f"run {record.run} continues with its 3 nodes and costs 0.25 USD per hour" in groups.display.lines
 
 
 def test_nodes_are_added_only_to_the_group_that_misses_some(groups: TwoGroups, monkeypatch: pytest.MonkeyPatch) -> None:
