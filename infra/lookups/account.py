@@ -46,6 +46,13 @@ class ReservationFacts:
         """Name of the placement group."""
         return self.placement_group_arn and self.placement_group_arn.rpartition("/")[2]
 
+    @property
+    def summary(self) -> str:
+        """The capacity of the reservation, and where its instances are placed."""
+        placement = f"placement group {self.placement_group}" if self.placement_group else "no placement group"
+        instances = f"{self.available} of {self.instances} x {self.instance_type} are available"
+        return f"reservation {self.id}: {instances} in {self.zone}, {placement}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AccountFacts:

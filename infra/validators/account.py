@@ -277,7 +277,8 @@ NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_inst
 def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:
     """Raise InputError with every problem. If the cluster exists (`is_up`), time-dependent problems are warnings.
 
-    The launch checks these again before it adds nodes.
+    Displays the reservation in the settings: its instances and its placement group. The launch validates the capacity
+    again before it adds nodes.
     """
     problems = list(facts.missing)
     for validator in VALIDATORS:
@@ -290,6 +291,8 @@ def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) 
                 problems.append(replace(problem, code=problem.code or validator.__name__))
     if problems:
         raise InputError(problems)
+    if facts.reservation:
+        pulumi.log.info(facts.reservation.summary)
 
 
 def _format(moment: float) -> str:

@@ -168,11 +168,19 @@ def test_launch_waits_for_a_capacity_block_that_was_bought(
     assert group.capacity_start_time == datetime(2098, 1, 1, 11, 30, tzinfo=UTC).timestamp()
 
 
+def test_open_reservations_are_used_without_a_placement_group(changed: Callable[..., Deployment]) -> None:
+    run = changed("a100-cluster", capacity={"reservation": {}})
+    assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")
+
+
 @pytest.mark.parametrize("group", [None, "team-group"])
-def test_reservation_brings_its_placement_group(changed: Callable[..., Deployment], group: str | None) -> None:
+def test_reservation_brings_its_placement_group(
+    changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture, group: str | None
+) -> None:
     """Some instances of a reservation do not fit into a group that it was not created in (eksctl issue 7949)."""
     arn = {"PlacementGroupArn": f"arn:aws:ec2:us-east-1:123456789012:placement-group/{group}"} if group else {}
     properties = reservation_properties(ReservationType="default", InstanceType="p4d.24xlarge", **arn)
+    caplog.set_level("INFO")
     run = changed(
         "single-node",
         account={"reservations": {RESERVATION: properties}},
@@ -184,6 +192,8 @@ def test_reservation_brings_its_placement_group(changed: Callable[..., Deploymen
     assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")
     placement = run.resource(TEMPLATE, "workers-deep-learning").inputs.get("placement")
     assert placement == ({"groupName": group} if group else None)
+    placed = f"us-east-1a, {f'placement group {group}' if group else 'no placement group'}"
+    assert any(placed in record.getMessage() for record in caplog.records)
 
 
 def test_reservation_decides_the_availability_zone(changed: Callable[..., Deployment]) -> None:

@@ -34,7 +34,8 @@ class NetworkSettings(StrictModel):
     efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type supports it.")
     placement_group: bool | None = Field(
         None,
-        description="Cluster placement group; none: where the instance type supports it, for On-Demand Instances.",
+        description="Cluster placement group; none: where the instance type supports it, for On-Demand Instances "
+        "without open reservations. A reservation in capacity brings its own.",
     )
     nat_gateway: bool = Field(
         True,

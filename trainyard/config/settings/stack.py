@@ -122,11 +122,12 @@ class StackSettings(StrictModel):
     def in_placement_group(self, group: GroupPlan) -> bool:
         """Whether the group's nodes are in a cluster placement group, with the default applied.
 
-        Spot Instances are not by default: a cluster placement group has less capacity than its zone.
+        Spot Instances are not by default: a cluster placement group has less capacity than its zone. Instances in
+        open reservations are not: the reservations were not created in the group.
         """
         if self.network.placement_group is not None:
             return self.network.placement_group
-        return self.worker_type.cluster_placement and group.market == "on-demand"
+        return self.worker_type.cluster_placement and group.market == "on-demand" and not group.open_reservations
 
     @property
     def root_volume_throughput(self) -> int:
