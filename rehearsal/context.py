@@ -1,5 +1,6 @@
 """The objects that all parts of one rehearsal share."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class Context:
     def print_event(self, event: Event) -> None:
         """Print an event of a resource, or show it in the status line."""
         match event.kind:
-            case "output":
-                self.display.print_line(event.name, event.text)
+            case "output":  # without the clock of the command, which started later
+                subject = "destroy" if self.clock.current == "destroy" else event.name
+                self.display.print_line(subject, re.sub(r"^ *\d+\.\d s  ", "", event.text))
             case "creating" | "deleting":
                 self.display.update_status("resources", f"{event.kind} {event.type} {event.name}")
             case "imported":

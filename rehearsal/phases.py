@@ -15,6 +15,11 @@ class PhaseClock:
         self._name, self._phase_start = first, time.monotonic()
         self._epoch = time.time() - self._phase_start
 
+    @property
+    def current(self) -> str:
+        """Name of the current phase."""
+        return self._name
+
     def start(self, name: str) -> None:
         """End the current phase and start the phase `name`."""
         self._end_phase(time.monotonic())

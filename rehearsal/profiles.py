@@ -51,7 +51,7 @@ def profile_substitution(profile: ProfileName) -> Substitution:
         return Substitution(
             original="minutes until instances run or are terminated, and reserved capacity is available again",
             replacement="no time",
-            reason="set with --profile",
+            reason="the rehearsal is shorter",
         )
     largest_minutes = (_REAL.large_gpu_shutting_down_seconds or 0.0) / _MINUTE
     return Substitution(

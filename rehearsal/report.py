@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from trainyard.models.report import Billed, Report
+from trainyard.models.report import Billed, CapacityAttempt, Report
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -33,6 +33,7 @@ def print_report(report: Report, console: Console) -> None:
         facts.add_row("baked images", " ".join(report.images))
     leaked = "\n".join(f"{resource.service} {resource.kind} {resource.id}" for resource in report.leaked)
     facts.add_row("leaked", leaked or "none")
+    facts.add_row("capacity", describe_attempts(report.capacity_attempts))
     facts.add_row("billed", describe_billed(report.billed))
     if report.unused_reservations:
         facts.add_row("reserved, unused", describe_billed(report.unused_reservations))
@@ -56,9 +57,24 @@ def print_report(report: Report, console: Console) -> None:
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
 
 
+def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:
+    """Return one line per result of requests for capacity."""
+    lines = []
+    for attempt in attempts:
+        action = "launched" if attempt.kind == "launch" else "reserved"
+        times = f", {attempt.times} times" if attempt.times > 1 else ""
+        error = f": {attempt.error_code}" if attempt.error_code else ""
+        lines.append(
+            f"{action} {attempt.granted} of {attempt.requested} x {attempt.type} in {attempt.zone}{error}{times}"
+        )
+    return "\n".join(lines) or "not requested"
+
+
 def describe_billed(billed: Iterable[Billed]) -> str:
-    """Return the instance-seconds, one line per instance type."""
-    lines = [f"{entry.instances} x {entry.type}, {entry.seconds:.0f} instance-seconds" for entry in billed]
+    """Return the instance-seconds, one line per instance type and zone."""
+    lines = [
+        f"{entry.instances} x {entry.type} in {entry.zone}, {entry.seconds:.0f} instance-seconds" for entry in billed
+    ]
     return "\n".join(lines) or "none"
 
 

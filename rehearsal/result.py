@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 
 from rehearsal.audit import Losses
 from rehearsal.timeline import Timeline
-from trainyard.models.report import BackendName, Billed, EngineName, LeakedResource, NotRehearsed, Report, Substitution
+from trainyard.models.report import (
+    BackendName,
+    Billed,
+    CapacityAttempt,
+    EngineName,
+    LeakedResource,
+    NotRehearsed,
+    Report,
+    Substitution,
+)
 
 
 @dataclass
@@ -19,6 +28,7 @@ class RehearsalResult:
     retained: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     leaked: tuple[LeakedResource, ...] = ()
+    capacity_attempts: tuple[CapacityAttempt, ...] = ()
     billed: tuple[Billed, ...] = ()
     unused_reservations: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
@@ -54,6 +64,7 @@ class RehearsalResult:
             retained=self.retained,
             images=self.images,
             leaked=self.leaked,
+            capacity_attempts=self.capacity_attempts,
             billed=self.billed,
             unused_reservations=self.unused_reservations,
             faults=self.faults,

@@ -68,7 +68,8 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 stack.enter_context(aws_environment(aws.environment()))
                 if account is None:
                     aws.set_timing(profile_timing(options.profile))
-                    substitutions.append(profile_substitution(options.profile))
+                # A shared account has the durations that it was started with: none.
+                substitutions.append(profile_substitution(options.profile if account is None else "instant"))
                 quotas = quota_codes(settings, options.bake) if account is None else None
                 for name in create_existing_resources(aws, settings, quotas, options.faults):
                     display.print_line("account", f"created {name}, which the stack expects to exist")

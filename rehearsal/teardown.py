@@ -8,6 +8,8 @@ from rehearsal import audit
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.teardown import DestroyError, DestroyResult
 from rehearsal.aws.billing import billed_by_type, unused_by_type
+from rehearsal.aws.control_models import InstanceRecord
+from rehearsal.capacity_attempts import capacity_attempts
 from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.backend import Backend
@@ -20,14 +22,15 @@ from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.report import Substitution
 
-NO_DELAYS = "an account without delays"
-_AWS_FAULTS = {"capacity", "eventual-consistency", "outage", "throttle"}  # faults that also occur on AWS
+NO_LIMITS = "quotas that allow the stack, capacity in every zone, and no throttling"
+# Faults that also occur on AWS.
+_AWS_FAULTS = {"capacity", "eventual-consistency", "interface-quota", "member-omission", "outage", "quota", "throttle"}
 
 
 def emulation_differences(faults: Iterable[str]) -> list[Substitution]:
     """Return how the emulated AWS differs from AWS, given the injected faults in the syntax of --fault."""
     injected = [fault for fault in faults if fault.partition(",")[0] in _AWS_FAULTS]
-    behavior = f"{NO_DELAYS}, except for the injected faults: {'; '.join(injected)}" if injected else NO_DELAYS
+    behavior = f"{NO_LIMITS}, except for the injected faults: {'; '.join(injected)}" if injected else NO_LIMITS
     return [
         Substitution(
             original="the operator's IAM permissions",
@@ -35,7 +38,7 @@ def emulation_differences(faults: Iterable[str]) -> list[Substitution]:
             reason="the emulated AWS evaluates the policies of roles only",
         ),
         Substitution(
-            original="delays, quotas and throttling of AWS",
+            original="quotas, capacity and throttling of AWS",
             replacement=behavior,
             reason="the emulated AWS runs on this machine",
         ),
@@ -49,6 +52,7 @@ class Teardown:
         self.context, self.backend, self.engine = context, backend, engine
         self._resources_before = context.aws.list_resources()
         self._instances_before = {instance.id for instance in context.aws.instances()}
+        self._requests_before = len(context.aws.capacity_requests())
         self._calls_before = len(context.aws.journal())
         self._created: dict[str, str] = {}
         self._retained_ids: set[str] = set()
@@ -152,11 +156,16 @@ class Teardown:
         fill_timeline(
             self.context.result.timeline,
             deployment,
-            self.context.aws.instances(),
+            self.launched_instances(),
             self.context.aws.region,
             time.time(),
             trainer=self.context.settings.job.train is not None,
         )
+
+    def launched_instances(self) -> list[InstanceRecord]:
+        """Return the instances that the stack launched in this rehearsal, also terminated ones."""
+        instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack)
+        return [instance for instance in instances if instance.id not in self._instances_before]
 
     def save_node_logs(self) -> None:
         """Write the last log lines of all nodes to node-logs.txt, for errors without a clear message."""
@@ -170,14 +179,15 @@ class Teardown:
         """Compare the account after destroy with the account before the rehearsal."""
         self.context.clock.start("audit")
         result = self.context.result
-        instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack)
-        launched = (instance for instance in instances if instance.id not in self._instances_before)
-        result.billed = tuple(billed_by_type(launched, self.context.aws.now()))
+        result.billed = tuple(billed_by_type(self.launched_instances(), self.context.aws.now()))
         stack = self.context.options.stack
+        requests = self.context.aws.capacity_requests()[self._requests_before :]
+        result.capacity_attempts = tuple(capacity_attempts(requests, stack))
         reservations = self.context.aws.capacity_reservations()
         result.unused_reservations = tuple(
             unused_by_type(reservation for reservation in reservations if reservation.tags.get(tags.STACK) == stack)
         )
+        instances = instances_of_stack(self.context.aws.instances(), stack)
         running = [instance.id for instance in instances if instance.state != "terminated"]
         if running:
             self.context.add_error(f"instances are not terminated: {', '.join(running)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.aws.control_models import InstanceRecord
+from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, RunLayout
@@ -94,7 +95,7 @@ def fill_timeline(
 
 
 def node_timelines(events: Iterable[NodeEvent], instances: Iterable[InstanceRecord], now: float) -> list[NodeTimeline]:
-    """Return one timeline per boot, the earliest first.
+    """Return one timeline per boot, the earliest first. `instances`: all of the stack, also those without an event.
 
     The last state ends at `now` if the instance still runs. Otherwise it ends at the node's last event, since it is not
     known how long the node ran after that.
@@ -104,7 +105,7 @@ def node_timelines(events: Iterable[NodeEvent], instances: Iterable[InstanceReco
     for event in sorted(events, key=lambda event: event.time):
         boots.setdefault((event.instance, event.boot), []).append(event)
     last_boots = dict(boots.keys())  # boots are in order of time
-    timelines = []
+    timelines = [_timeline_without_events(records[name], now) for name in records.keys() - last_boots.keys()]
     for (instance, boot), boot_events in boots.items():
         record = records.get(instance)
         is_first_boot = record is not None and boot == "0001"
@@ -113,6 +114,18 @@ def node_timelines(events: Iterable[NodeEvent], instances: Iterable[InstanceReco
         spans = _spans(boot_events, start, now if is_running else boot_events[-1].time)
         timelines.append(NodeTimeline(instance=instance, role=boot_events[0].role, boot=boot, spans=tuple(spans)))
     return sorted(timelines, key=lambda timeline: timeline.spans[0].start)
+
+
+def _timeline_without_events(record: InstanceRecord, now: float) -> NodeTimeline:
+    """Return the timeline of an instance without an event, such as one that a rollback terminated."""
+    is_terminated = record.terminated_time is not None
+    span = Span(
+        name="terminated before its first event" if is_terminated else BOOTING,
+        start=record.launch_time,
+        end=now if record.terminated_time is None else record.terminated_time,
+    )
+    role = "worker" if record.autoscaling_group else record.tags.get(tags.ROLE, "instance")
+    return NodeTimeline(instance=record.id, role=role, boot="0001", spans=(span,))
 
 
 def _spans(events: list[NodeEvent], start: float, end: float) -> list[Span]:

@@ -12,8 +12,9 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.autoscaling.service_roles import is_linked
-from rehearsal.aws.control_models import InstanceRecord, ReservationRecord, Resource
+from rehearsal.aws.control_models import CapacityRequestRecord, InstanceRecord, ReservationRecord, Resource
 from rehearsal.aws.ec2 import terminations
+from rehearsal.aws.ec2.capacity_requests import recorded_requests
 from rehearsal.aws.ec2.public_images import is_public
 from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.process import ACCOUNT
@@ -150,6 +151,7 @@ def capacity_reservations() -> list[ReservationRecord]:
         ReservationRecord(
             id=reservation.id,
             instance_type=reservation.instance_type,
+            zone=reservation.availability_zone,
             instances=reservation.total_instance_count,
             tags={tag["key"]: tag["value"] for tag in reservation.get_tags()},
             unused_seconds=reservation.unused_seconds(),
@@ -158,6 +160,17 @@ def capacity_reservations() -> list[ReservationRecord]:
         if account == ACCOUNT
         for reservation in reservations(backend).values()
         if not reservation.is_block
+    ]
+
+
+def capacity_requests() -> list[CapacityRequestRecord]:
+    """Return the launches and reservations that were requested, granted or not, in order per region."""
+    backends: Any = ec2_backends
+    return [
+        record
+        for account, _, backend in backends.iter_backends()
+        if account == ACCOUNT
+        for record in recorded_requests(backend)
     ]
 
 

@@ -25,24 +25,24 @@ def billed_seconds(instances: Iterable[InstanceRecord], now: float) -> float:
 
 
 def billed_by_type(instances: Iterable[InstanceRecord], now: float) -> list[Billed]:
-    """Return the billed instance-seconds until `now` per instance type, sorted by type name."""
-    by_type: dict[str, list[InstanceRecord]] = {}
+    """Return the billed instance-seconds until `now` per instance type and zone, sorted by both."""
+    by_type: dict[tuple[str, str], list[InstanceRecord]] = {}
     for instance in filter(_ran, instances):
-        by_type.setdefault(instance.instance_type, []).append(instance)
+        by_type.setdefault((instance.instance_type, instance.zone), []).append(instance)
     return [
-        Billed(type=name, instances=len(records), seconds=round(billed_seconds(records, now), 3))
-        for name, records in sorted(by_type.items())
+        Billed(type=name, zone=zone, instances=len(records), seconds=round(billed_seconds(records, now), 3))
+        for (name, zone), records in sorted(by_type.items())
     ]
 
 
 def unused_by_type(reservations: Iterable[ReservationRecord]) -> list[Billed]:
-    """Return the instance-seconds that reservations held and no instance used, sorted by type name."""
-    by_type: dict[str, list[ReservationRecord]] = {}
+    """Return the instance-seconds that reservations held and no instance used, sorted by type and zone."""
+    by_type: dict[tuple[str, str], list[ReservationRecord]] = {}
     for reservation in reservations:
-        by_type.setdefault(reservation.instance_type, []).append(reservation)
+        by_type.setdefault((reservation.instance_type, reservation.zone), []).append(reservation)
     return [
-        Billed(type=name, instances=max(record.instances for record in records), seconds=round(seconds, 3))
-        for name, records in sorted(by_type.items())
+        Billed(type=name, zone=zone, instances=max(record.instances for record in records), seconds=round(seconds, 3))
+        for (name, zone), records in sorted(by_type.items())
         if (seconds := sum(record.unused_seconds for record in records)) > 0
     ]
 

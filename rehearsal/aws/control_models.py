@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from trainyard.base import StrictModel
+from trainyard.models.report import CapacityRequestKind
 
 
 class InstanceRecord(StrictModel):
@@ -41,9 +42,22 @@ class ReservationRecord(StrictModel):
 
     id: str = Field(description="Reservation id.")
     instance_type: str = Field(description="EC2 instance type.")
+    zone: str = Field(description="Availability Zone.")
     instances: int = Field(description="Reserved instances.")
     tags: dict[str, str] = Field(description="Tags of the reservation.")
     unused_seconds: float = Field(description="Instance-seconds that were reserved and not used.")
+
+
+class CapacityRequestRecord(StrictModel):
+    """One request for capacity: the launch of instances of one type, or the creation of a reservation."""
+
+    kind: CapacityRequestKind = Field(description="Whether instances were launched or reserved.")
+    instance_type: str = Field(description="EC2 instance type.")
+    zone: str = Field(description="Availability Zone.")
+    requested: int = Field(description="Requested instances.")
+    granted: int = Field(description="Launched or reserved instances.")
+    error_code: str | None = Field(description="AWS's error code when fewer are granted than requested.")
+    tags: dict[str, str] = Field(description="Tags of the instances or the reservation.")
 
 
 class Resource(StrictModel):

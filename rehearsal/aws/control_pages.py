@@ -94,6 +94,7 @@ def _reasons(error: ValidationError) -> str:
 PAGES: dict[tuple[str, str], Page] = {
     ("instances", "GET"): lambda _: [instance.model_dump() for instance in account_state.instances()],
     ("reservations", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_reservations()],
+    ("capacity-requests", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_requests()],
     ("shutdown", "POST"): _shutdown,
     ("resources", "GET"): lambda _: [resource.model_dump() for resource in account_state.list_resources()],
     ("clock", "GET"): _clock,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from rehearsal.aws.billing import billed_seconds
-from rehearsal.aws.control_models import InstanceRecord, ReservationRecord, Resource
+from rehearsal.aws.control_models import CapacityRequestRecord, InstanceRecord, ReservationRecord, Resource
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.seed_models import AccountSeed
@@ -125,6 +125,10 @@ class EmulatedAws:
     def capacity_reservations(self) -> list[ReservationRecord]:
         """Return every On-Demand Capacity Reservation of the account, also those that have ended."""
         return [ReservationRecord.model_validate(item) for item in self._page("reservations")]
+
+    def capacity_requests(self) -> list[CapacityRequestRecord]:
+        """Return the launches and reservations that were requested, granted or not, in order."""
+        return [CapacityRequestRecord.model_validate(item) for item in self._page("capacity-requests")]
 
     def report_shutdown(self, instance_id: str) -> None:
         """Report to EC2 that an instance's operating system has shut down."""

@@ -1,4 +1,4 @@
-"""A rehearsal of a GPU stack, and the replaced and skipped parts in its report."""
+"""A rehearsal of a GPU stack that finds its capacity in the second zone, and the differences from AWS in its report."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ from rehearsal.substitutions import SMALL_MODEL, SMALL_STEPS
 from tests.rehearsal.conftest import run_rehearsal
 
 pytestmark = pytest.mark.slow
+TYPE = "p4d.24xlarge"
+SHORTAGE = f"capacity,limit=1,instance_type={TYPE},zone=us-east-1a"
 
 
 @pytest.fixture(scope="module")
 def report(tree: Path) -> dict[str, Any]:
     """The report of the rehearsal."""
-    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "2")
+    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "2", "--fault", SHORTAGE)
     assert ended.exit_status == 0, ended.stderr
     return ended.report
 
@@ -26,6 +28,20 @@ def test_rehearsal_succeeds(report: dict[str, Any]) -> None:
     assert report["leaked"] == []
     assert (report["steps"], len(report["checkpoints"])) == (SMALL_STEPS["steps"], 2)
     assert report["last_loss"] < report["first_loss"]
+
+
+def test_stack_is_in_the_zone_with_capacity_for_all_nodes(report: dict[str, Any]) -> None:
+    attempts = [
+        (attempt["kind"], attempt["zone"], attempt["granted"], attempt["error_code"])
+        for attempt in report["capacity_attempts"]
+        if attempt["type"] == TYPE
+    ]
+    assert attempts == [
+        ("reservation", "us-east-1a", 0, "InsufficientInstanceCapacity"),
+        ("reservation", "us-east-1b", 2, None),
+        ("launch", "us-east-1b", 2, None),
+    ]
+    assert {entry["zone"] for entry in report["billed"]} == {"us-east-1b"}
 
 
 def test_report_has_the_scaled_settings(report: dict[str, Any]) -> None:

@@ -10,10 +10,11 @@ from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
-from rehearsal.timeline import Timeline, fill_timeline
+from rehearsal.timeline import Span, Timeline, fill_timeline, node_timelines
 from tests.clusters import Cluster
 from tests.conftest import REGION
 from tests.metrics import metric
+from tests.rehearsal.aws.instances import example_record
 from trainyard.aws.s3 import Bucket
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, chunk_key, chunk_prefix
 from trainyard.models.manifest import Manifest
@@ -41,10 +42,22 @@ def read_timeline(deployment: Deployment, account: EmulatedAws, *, trainer: bool
     return timeline
 
 
-def test_timeline_has_only_resources_before_the_first_run(deployment: Deployment, account: EmulatedAws) -> None:
+def test_timeline_has_no_metrics_before_the_first_run(deployment: Deployment, account: EmulatedAws) -> None:
     timeline = read_timeline(deployment, account)
     assert {item.name for item in timeline.resources} == {item.name for item in deployment.existing_resources}
-    assert (timeline.nodes, timeline.metrics) == ([], [])
+    assert timeline.metrics == []
+
+
+def test_timeline_has_instances_without_an_event() -> None:
+    records = [
+        example_record(id="i-1", launch_time=1, autoscaling_group="workers", state="terminated", terminated_time=3),
+        example_record(id="i-2", launch_time=2, tags={"trainyard:role": "head"}),
+    ]
+    timelines = [(node.role, node.instance, *node.spans) for node in node_timelines([], records, 9)]
+    assert timelines == [
+        ("worker", "i-1", Span(name="terminated before its first event", start=1, end=3)),
+        ("head", "i-2", Span(name="booting", start=2, end=9)),
+    ]
 
 
 def test_timeline_has_nodes_and_metrics_of_the_current_run(
@@ -58,6 +71,7 @@ def test_timeline_has_nodes_and_metrics_of_the_current_run(
     chunk = chunk_key(chunk_prefix(RunLayout(record.run).metrics, "i-1", "0001", "metrics"), 0)
     cluster.data.write(chunk, metric(1, 5.0).model_dump_json().encode())
     timeline = read_timeline(replace(deployment, exports={}), account)
-    assert [(node.role, node.spans[-1].name) for node in timeline.nodes] == [("head", "serving"), ("worker", "working")]
+    nodes = [(node.role, node.spans[-1].name) for node in timeline.nodes]
+    assert nodes == [("head", "booting"), ("head", "serving"), ("worker", "working")]
     assert [line.loss for line in timeline.metrics or []] == [5.0]
     assert read_timeline(deployment, account, trainer=False).metrics is None

@@ -8,6 +8,7 @@ from trainyard.base import StrictModel
 
 EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
 BackendName = Literal["process", "nspawn"]
+CapacityRequestKind = Literal["launch", "reservation"]
 
 
 class NotRehearsed(StrictModel):
@@ -33,10 +34,23 @@ class LeakedResource(StrictModel):
     id: str = Field(description="Resource id.")
 
 
+class CapacityAttempt(StrictModel):
+    """Requests for capacity with the same result: launches of instances, or creations of a reservation."""
+
+    kind: CapacityRequestKind = Field(description="Whether instances were launched or reserved.")
+    type: str = Field(description="EC2 instance type.")
+    zone: str = Field(description="Availability Zone.")
+    requested: int = Field(gt=0, description="Requested instances.")
+    granted: int = Field(ge=0, description="Launched or reserved instances.")
+    error_code: str | None = Field(description="AWS's error code when fewer are granted than requested.")
+    times: int = Field(gt=0, description="Number of consecutive requests with this result.")
+
+
 class Billed(StrictModel):
-    """Billed time of all instances of one type."""
+    """Billed time of all instances of one type in one Availability Zone."""
 
     type: str = Field(description="EC2 instance type.")
+    zone: str = Field(description="Availability Zone.")
     instances: int = Field(gt=0, description="Number of instances launched or reserved.")
     seconds: float = Field(
         gt=0,
@@ -60,9 +74,12 @@ class Report(StrictModel):
     retained: tuple[str, ...] = Field(description="Resources that destroy keeps on purpose (retain_on_delete).")
     images: tuple[str, ...] = Field((), description="Baked AMIs of the stack and their snapshots; destroy keeps them.")
     leaked: tuple[LeakedResource, ...] = Field(description="Resources left in the account by mistake.")
-    billed: tuple[Billed, ...] = Field(description="Billed time of the launched instances, by instance type.")
+    capacity_attempts: tuple[CapacityAttempt, ...] = Field(
+        (), description="Requests for instances and reservations, granted or not, in order."
+    )
+    billed: tuple[Billed, ...] = Field(description="Billed time of the launched instances, by instance type and zone.")
     unused_reservations: tuple[Billed, ...] = Field(
-        (), description="Billed time of capacity reservations that no instance used, by instance type."
+        (), description="Billed time of capacity reservations that no instance used, by instance type and zone."
     )
     faults: tuple[str, ...] = Field(description="Injected faults, in the syntax of --fault.")
     phases: dict[str, float] = Field(

@@ -11,6 +11,7 @@ from moto.ec2.models.instances import MetadataOptions
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
 from rehearsal.aws.ec2.capacity import allocate_capacity, market_type
+from rehearsal.aws.ec2.capacity_requests import record_request
 from rehearsal.aws.ec2.interfaces import Addresses, attach_interfaces, set_primary_address, sort_by_network_card
 from rehearsal.aws.ec2.launch_validation import LaunchParameters, validate_address, validate_launch
 from rehearsal.aws.ec2.placement import placement_groups
@@ -57,10 +58,11 @@ class Launcher:
         if not groups and not parameters.get("SecurityGroups"):
             groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
         zone = backend.get_subnet(subnet).availability_zone
-        allocated = allocate_capacity(
-            backend, parameters, zone, count, count if minimum_count is None else minimum_count
-        )
-        count = len(allocated)
+        tags = tags_by_resource_type(parameters).get("instance", {})
+        with record_request(backend, "launch", parameters["InstanceType"], zone, count, tags) as grant:
+            minimum_count = count if minimum_count is None else minimum_count
+            allocated = allocate_capacity(backend, parameters, zone, count, minimum_count)
+            grant.instances = count = len(allocated)
         check_interfaces(backend, count * max(1, len(interfaces)))
         validate_address(backend, parameters, interfaces, count, subnet)
         addresses = [self._addresses.allocate() for _ in range(count)] if self._addresses else []

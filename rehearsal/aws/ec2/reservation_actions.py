@@ -15,6 +15,7 @@ from moto.ec2.utils import generic_filter, random_id
 from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2.assessment import start_assessment
+from rehearsal.aws.ec2.capacity_requests import record_request
 from rehearsal.aws.ec2.placement import placement_groups, validate_placement
 from rehearsal.aws.ec2.quotas import check_on_demand
 from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
@@ -51,8 +52,12 @@ def create_capacity_reservation(self: Any) -> ActionResult:
     token = str(parameters.get("ClientToken") or "")
     reservation = tokens.get(token)
     if reservation is None:
-        reservation = _create_reservation(backend, parameters)
-        reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
+        tags = self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
+        count, zone = int(parameters["InstanceCount"]), parameters["AvailabilityZone"]
+        with record_request(backend, "reservation", parameters["InstanceType"], zone, count, tags) as grant:
+            reservation = _create_reservation(backend, parameters)
+            grant.instances = count
+        reservation.add_tags(tags)
         reservations(backend)[reservation.id] = reservation
         start_assessment(reservation)
         if token:

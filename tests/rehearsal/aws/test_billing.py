@@ -36,12 +36,12 @@ def test_billing_is_from_launch_to_termination_with_a_minimum_of_a_minute(
     assert billed_seconds(instances, NOW) == seconds
 
 
-def test_billing_is_grouped_by_instance_type() -> None:
-    small = ran(1000, 1600).model_copy(update={"instance_type": "t3.medium"})
+def test_billing_is_grouped_by_instance_type_and_zone() -> None:
+    small = ran(1000, 1600).model_copy(update={"instance_type": "t3.medium", "zone": "us-east-1b"})
     billed = [entry.model_dump() for entry in billed_by_type([small, ran(1000, 1600), ran(1000, 1010)], NOW)]
     assert billed == [
-        {"type": "p4d.24xlarge", "instances": 2, "seconds": 660.0},
-        {"type": "t3.medium", "instances": 1, "seconds": 600.0},
+        {"type": "p4d.24xlarge", "zone": "us-east-1a", "instances": 2, "seconds": 660.0},
+        {"type": "t3.medium", "zone": "us-east-1b", "instances": 1, "seconds": 600.0},
     ]
 
 

@@ -1,0 +1,17 @@
+"""The requests for the capacity of one stack, as the report shows them."""
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from rehearsal.aws.control_models import CapacityRequestRecord
+from trainyard.aws import tags
+from trainyard.models.report import CapacityAttempt
+
+
+def capacity_attempts(requests: Iterable[CapacityRequestRecord], stack: str) -> list[CapacityAttempt]:
+    """Return the requests of a stack in order. Consecutive requests with the same result are one attempt."""
+    of_stack = [request.model_dump(exclude={"tags"}) for request in requests if request.tags.get(tags.STACK) == stack]
+    attempts = []
+    for request, repetitions in groupby(of_stack):
+        attempts.append(CapacityAttempt(type=request.pop("instance_type"), times=len(list(repetitions)), **request))
+    return attempts
