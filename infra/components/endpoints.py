@@ -51,6 +51,9 @@ class Endpoints(pulumi.ComponentResource):
                 security_group_ids=args.security_group_ids,
                 private_dns_enabled=True,
                 tags=args.scope.tags(f"{service}-endpoint"),
-                opts=parent,
+                # Its interface would keep the old subnet from being deleted when the head moves to another zone.
+                opts=pulumi.ResourceOptions.merge(
+                    parent, pulumi.ResourceOptions(replace_on_changes=["subnetIds"], delete_before_replace=True)
+                ),
             )
         self.register_outputs({})

@@ -69,6 +69,13 @@ def test_subnets_are_deleted_before_replacement(shipped: Deployment) -> None:
     assert all(subnet.delete_before_replace for subnet in shipped.resources_of_type(SUBNET))
 
 
+def test_interface_endpoints_are_deleted_before_their_subnet(shipped: Deployment) -> None:
+    """Their network interfaces would keep the old subnet when the head moves to another zone."""
+    endpoints = [each for each in shipped.resources_of_type(ENDPOINT) if each.inputs["vpcEndpointType"] == "Interface"]
+    assert endpoints
+    assert all(endpoint.delete_before_replace for endpoint in endpoints)
+
+
 def test_private_subnet_routes_to_nat_and_s3_endpoint(shipped: Deployment) -> None:
     table = shipped.resource("aws:ec2/routeTable:RouteTable", "private")
     route = shipped.resource("aws:ec2/route:Route", "private").inputs

@@ -96,6 +96,21 @@ def test_up_of_a_shipped_stack_again_changes_nothing(name: str, tmp_path: Path) 
         assert not shipped.run("destroy").errors
 
 
+def test_another_zone_replaces_head_and_file_system_without_destroy(tmp_path: Path) -> None:
+    """A stack with a file system is in one zone. After a shortage there, `pulumi up` moves it (capacity.zones)."""
+    tree, folder = tmp_path / "tree", tmp_path / "run"
+    tree.mkdir()
+    folder.mkdir()
+    with create_stack(tree, folder, "a100-cluster") as shipped:
+        shipped.settings["capacity"] = {"zones": ["us-east-1a"]}
+        shipped.up()
+        shipped.settings["capacity"] = {"zones": ["us-east-1b"]}
+        assert not shipped.run("up").errors
+        replaced = {event.type for event in shipped.events if event.kind == "deleted"}
+        assert {"aws:ec2/instance:Instance", "aws:fsx/lustreFileSystem:LustreFileSystem"} <= replaced
+        assert shipped.up() == {}
+
+
 def test_up_creates_the_stack(stack: Stack) -> None:
     done = stack.up()
     assert sum(count for operation, count in done.items() if operation.startswith("created aws:")) > 30
