@@ -9,7 +9,7 @@ from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, terminate_all
 
-PENDING_SECONDS, SHUTTING_DOWN_SECONDS, SKIPPED_SECONDS = 120.0, 300.0, 20.0
+PENDING_SECONDS, SHUTTING_DOWN_SECONDS, SKIPPED_SECONDS, LARGE_SECONDS = 120.0, 300.0, 20.0, 1200.0
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +18,13 @@ def timing(aws: EmulatedAws, client: Client) -> Iterator[None]:
         Timing(
             pending_seconds=PENDING_SECONDS,
             shutting_down_seconds=SHUTTING_DOWN_SECONDS,
+            large_gpu_shutting_down_seconds=LARGE_SECONDS,
             skip_os_shutdown_seconds=SKIPPED_SECONDS,
         )
     )
     yield
     aws.set_timing(Timing())
-    aws.advance_clock(max(PENDING_SECONDS, SHUTTING_DOWN_SECONDS))
+    aws.advance_clock(max(PENDING_SECONDS, LARGE_SECONDS))
     terminate_all(aws, client)
 
 
@@ -45,6 +46,19 @@ def test_terminated_instance_shuts_down_first(aws: EmulatedAws, client: Client, 
     client("ec2").terminate_instances(InstanceIds=[name])
     assert state(client, name) == "shutting-down"
     aws.advance_clock(SHUTTING_DOWN_SECONDS)
+    assert state(client, name) == "terminated"
+
+
+@pytest.mark.parametrize("instance_type", ["p4d.24xlarge", "c5.metal"])
+def test_large_gpu_and_metal_types_shut_down_longer(
+    aws: EmulatedAws, client: Client, network: Network, instance_type: str
+) -> None:
+    (name,) = launch(client, network, InstanceType=instance_type)
+    aws.advance_clock(PENDING_SECONDS)
+    client("ec2").terminate_instances(InstanceIds=[name])
+    aws.advance_clock(SHUTTING_DOWN_SECONDS)
+    assert state(client, name) == "shutting-down"
+    aws.advance_clock(LARGE_SECONDS - SHUTTING_DOWN_SECONDS)
     assert state(client, name) == "terminated"
 
 
