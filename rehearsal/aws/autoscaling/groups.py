@@ -16,6 +16,12 @@ from rehearsal.aws.ec2.launch_validation import launch_error
 from rehearsal.aws.lookup import find_group, find_member
 from rehearsal.aws.moto_extension import extend
 
+_moto_create_group = AutoScalingBackend.create_auto_scaling_group
+_moto_create = AutoScalingResponse.create_auto_scaling_group
+_moto_describe = AutoScalingResponse.describe_auto_scaling_groups
+_moto_set_capacity = AutoScalingResponse.set_desired_capacity
+_moto_update = AutoScalingResponse.update_auto_scaling_group
+_moto_terminate = AutoScalingResponse.terminate_instance_in_auto_scaling_group
 _SUPPORTED_KEYS = frozenset(
     [
         "AutoScalingGroupName",
@@ -41,25 +47,33 @@ _SUPPORTED_KEYS = frozenset(
 
 def install() -> None:
     """Extend moto's operations on groups."""
-    moto_create = AutoScalingBackend.create_auto_scaling_group
+    extend(AutoScalingBackend, create_auto_scaling_group=_create_group)
+    extend(
+        AutoScalingResponse,
+        create_auto_scaling_group,
+        describe_auto_scaling_groups,
+        set_desired_capacity,
+        update_auto_scaling_group,
+        terminate_instance_in_auto_scaling_group,
+        set_instance_health,
+        delete_auto_scaling_group,
+    )
 
-    def create_auto_scaling_group(self: Any, name: str, **options: Any) -> Any:
-        """Reject groups that AWS rejects; moto creates groups that can never launch."""
-        if name in self.autoscaling_groups:
-            raise AutoscalingClientError("AlreadyExists", f"AutoScalingGroup by this name already exists - {name}")
-        minimum, maximum = int(options["min_size"]), int(options["max_size"])
-        desired = minimum if options.get("desired_capacity") is None else int(options["desired_capacity"])
-        if not minimum <= desired <= maximum:
-            raise ValidationError(
-                f"Desired capacity:{desired} must be between the specified min size:{minimum} and max size:{maximum}"
-            )
-        _validate_template(self.ec2_backend, options)
-        group = moto_create(self, name, **options)
-        group.health_check_grace_period = int(options.get("health_check_period") or 0)  # moto's default is 300
-        return group
 
-    extend(AutoScalingBackend, create_auto_scaling_group)
-    _install_responses()
+def _create_group(self: Any, name: str, **options: Any) -> Any:
+    """Reject groups that AWS rejects; moto creates groups that can never launch."""
+    if name in self.autoscaling_groups:
+        raise AutoscalingClientError("AlreadyExists", f"AutoScalingGroup by this name already exists - {name}")
+    minimum, maximum = int(options["min_size"]), int(options["max_size"])
+    desired = minimum if options.get("desired_capacity") is None else int(options["desired_capacity"])
+    if not minimum <= desired <= maximum:
+        raise ValidationError(
+            f"Desired capacity:{desired} must be between the specified min size:{minimum} and max size:{maximum}"
+        )
+    _validate_template(self.ec2_backend, options)
+    group = _moto_create_group(self, name, **options)
+    group.health_check_grace_period = int(options.get("health_check_period") or 0)  # moto's default is 300
+    return group
 
 
 def _validate_template(backend: Any, options: dict[str, Any]) -> None:
@@ -126,120 +140,108 @@ def _without_member(group: Any, instance_id: str) -> Any:
     return visible
 
 
-def _install_responses() -> None:
-    moto_create, moto_set_capacity, moto_update = (
-        AutoScalingResponse.create_auto_scaling_group,
-        AutoScalingResponse.set_desired_capacity,
-        AutoScalingResponse.update_auto_scaling_group,
-    )
-    moto_terminate = AutoScalingResponse.terminate_instance_in_auto_scaling_group
-    moto_describe = AutoScalingResponse.describe_auto_scaling_groups
+def create_auto_scaling_group(self: Any) -> ActionResult:
+    """Refuse parameters that are not emulated, and keep the reservations, which moto ignores."""
+    unsupported = {key for key, value in self._get_params().items() if value not in (None, [], {})} - _SUPPORTED_KEYS
+    if unsupported:
+        raise NotImplementedError(f"an Auto Scaling group with {', '.join(sorted(unsupported))}")
+    specification = self._get_param("CapacityReservationSpecification")
+    _validate_reservations(specification)
+    response = _moto_create(self)
+    group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+    group.capacity_reservation_specification = specification
+    return response
 
-    def create_auto_scaling_group(self: Any) -> ActionResult:
-        unsupported = {
-            key for key, value in self._get_params().items() if value not in (None, [], {})
-        } - _SUPPORTED_KEYS
-        if unsupported:
-            raise NotImplementedError(f"an Auto Scaling group with {', '.join(sorted(unsupported))}")
-        specification = self._get_param("CapacityReservationSpecification")
-        _validate_reservations(specification)
-        response = moto_create(self)
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        group.capacity_reservation_specification = specification
-        return response
 
-    def set_desired_capacity(self: Any) -> ActionResult:
-        name, desired = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
-        group = find_group(self.autoscaling_backend, name)
-        for limit, side, outside in (
-            (group.max_size, "above max", desired > group.max_size),
-            (group.min_size, "below min", desired < group.min_size),
-        ):
-            if outside:
-                message = f"New SetDesiredCapacity value {desired} is {side} value {limit} for the AutoScalingGroup."
-                raise ValidationError(message)
-        return moto_set_capacity(self)
+def set_desired_capacity(self: Any) -> ActionResult:
+    """Refuse a capacity outside the limits of the group."""
+    name, desired = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
+    group = find_group(self.autoscaling_backend, name)
+    for limit, side, outside in (
+        (group.max_size, "above max", desired > group.max_size),
+        (group.min_size, "below min", desired < group.min_size),
+    ):
+        if outside:
+            message = f"New SetDesiredCapacity value {desired} is {side} value {limit} for the AutoScalingGroup."
+            raise ValidationError(message)
+    return _moto_set_capacity(self)
 
-    def update_auto_scaling_group(self: Any) -> ActionResult:
-        """Apply parameters that moto ignores."""
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        _validate_reservations(self._get_param("CapacityReservationSpecification"))
-        policy, template = self._get_param("MixedInstancesPolicy"), self._get_param("LaunchTemplate")
-        if policy or template:
-            options = {"mixed_instances_policy": policy, "launch_template": template}
-            _validate_template(group.ec2_backend, {**options, "placement_group": group.placement_group})
-        earlier_policy = group.mixed_instances_policy
-        response = moto_update(self)
-        if not (policy or template):
-            group.mixed_instances_policy = earlier_policy  # moto removes it
-        for key, attribute in (
-            ("DefaultCooldown", "default_cooldown"),
-            ("PlacementGroup", "placement_group"),
-            ("TerminationPolicies", "termination_policies"),
-            ("CapacityRebalance", "capacity_rebalance"),
-            ("CapacityReservationSpecification", "capacity_reservation_specification"),
-        ):
-            if self._get_param(key) is not None:
-                setattr(group, attribute, self._get_param(key))
-        bound = min(max(group.desired_capacity, group.min_size), group.max_size)
-        if bound != group.desired_capacity:  # moto counts members that are terminating
-            group.set_desired_capacity(bound)
-        return response
 
-    def terminate_instance_in_auto_scaling_group(self: Any) -> ActionResult:
-        group = find_member(self.autoscaling_backend, self._get_param("InstanceId")).auto_scaling_group
-        _require_no_launch(group)
-        if self._get_bool_param("ShouldDecrementDesiredCapacity", False) and group.desired_capacity <= group.min_size:
-            raise ValidationError(
-                f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement "
-                "will violate group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or "
-                "lower group's min size."
-            )
-        return moto_terminate(self)
+def update_auto_scaling_group(self: Any) -> ActionResult:
+    """Apply parameters that moto ignores."""
+    group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+    _validate_reservations(self._get_param("CapacityReservationSpecification"))
+    policy, template = self._get_param("MixedInstancesPolicy"), self._get_param("LaunchTemplate")
+    if policy or template:
+        options = {"mixed_instances_policy": policy, "launch_template": template}
+        _validate_template(group.ec2_backend, {**options, "placement_group": group.placement_group})
+    earlier_policy = group.mixed_instances_policy
+    response = _moto_update(self)
+    if not (policy or template):
+        group.mixed_instances_policy = earlier_policy  # moto removes it
+    for key, attribute in (
+        ("DefaultCooldown", "default_cooldown"),
+        ("PlacementGroup", "placement_group"),
+        ("TerminationPolicies", "termination_policies"),
+        ("CapacityRebalance", "capacity_rebalance"),
+        ("CapacityReservationSpecification", "capacity_reservation_specification"),
+    ):
+        if self._get_param(key) is not None:
+            setattr(group, attribute, self._get_param(key))
+    bound = min(max(group.desired_capacity, group.min_size), group.max_size)
+    if bound != group.desired_capacity:  # moto counts members that are terminating
+        group.set_desired_capacity(bound)
+    return response
 
-    def describe_auto_scaling_groups(self: Any) -> ActionResult:
-        """Omit the member that the fault `member-omission` names."""
-        result: Any = moto_describe(self).result
-        groups = result["AutoScalingGroups"]
-        described = [member.instance.id for group in groups for member in group.instance_states]
-        omitted = ACTIVE_FAULTS.omitted_member("DescribeAutoScalingGroups", described)
-        visible = [group if omitted is None else _without_member(group, omitted) for group in groups]
-        return ActionResult({**result, "AutoScalingGroups": visible})
 
-    def set_instance_health(self: Any) -> ActionResult:
-        health = self._get_param("HealthStatus")
-        if health not in {"Healthy", "Unhealthy"}:
-            raise ValidationError(f"Valid instance health states are: [Healthy, Unhealthy], not {health}.")
-        in_grace = self._get_bool_param("ShouldRespectGracePeriod", True)
-        self.autoscaling_backend.set_instance_health(self._get_param("InstanceId"), health, in_grace)
-        return EmptyResult()
+def terminate_instance_in_auto_scaling_group(self: Any) -> ActionResult:
+    """Refuse a termination during a launch, and a decrement below the minimum size."""
+    group = find_member(self.autoscaling_backend, self._get_param("InstanceId")).auto_scaling_group
+    _require_no_launch(group)
+    if self._get_bool_param("ShouldDecrementDesiredCapacity", False) and group.desired_capacity <= group.min_size:
+        raise ValidationError(
+            f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement "
+            "will violate group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or "
+            "lower group's min size."
+        )
+    return _moto_terminate(self)
 
-    def delete_auto_scaling_group(self: Any) -> ActionResult:
-        """Delete a group. With ForceDelete its instances terminate at once, without their lifecycle hooks."""
-        backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
-        group = find_group(backend, name)
-        _require_no_launch(group)
-        if group.instance_states and not self._get_bool_param("ForceDelete", False):
-            raise AutoscalingClientError(
-                "ResourceInUse",
-                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) "
-                "still in the group.",
-            )
-        for member in list(group.instance_states):
-            remove(member)
-        backend.delete_auto_scaling_group(name)
-        for index in (backend.scheduled_actions, backend.lifecycle_hooks, backend.policies):
-            for key in [key for key, each in index.items() if each.auto_scaling_group_name == name]:
-                del index[key]
-        return EmptyResult()
 
-    extend(
-        AutoScalingResponse,
-        create_auto_scaling_group,
-        describe_auto_scaling_groups,
-        set_desired_capacity,
-        update_auto_scaling_group,
-        terminate_instance_in_auto_scaling_group,
-        set_instance_health,
-        delete_auto_scaling_group,
-    )
+def describe_auto_scaling_groups(self: Any) -> ActionResult:
+    """Omit the member that the fault `member-omission` names."""
+    result: Any = _moto_describe(self).result
+    groups = result["AutoScalingGroups"]
+    described = [member.instance.id for group in groups for member in group.instance_states]
+    omitted = ACTIVE_FAULTS.omitted_member("DescribeAutoScalingGroups", described)
+    visible = [group if omitted is None else _without_member(group, omitted) for group in groups]
+    return ActionResult({**result, "AutoScalingGroups": visible})
+
+
+def set_instance_health(self: Any) -> ActionResult:
+    """Set the health of a member."""
+    health = self._get_param("HealthStatus")
+    if health not in {"Healthy", "Unhealthy"}:
+        raise ValidationError(f"Valid instance health states are: [Healthy, Unhealthy], not {health}.")
+    in_grace = self._get_bool_param("ShouldRespectGracePeriod", True)
+    self.autoscaling_backend.set_instance_health(self._get_param("InstanceId"), health, in_grace)
+    return EmptyResult()
+
+
+def delete_auto_scaling_group(self: Any) -> ActionResult:
+    """Delete a group. With ForceDelete its instances terminate at once, without their lifecycle hooks."""
+    backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
+    group = find_group(backend, name)
+    _require_no_launch(group)
+    if group.instance_states and not self._get_bool_param("ForceDelete", False):
+        raise AutoscalingClientError(
+            "ResourceInUse",
+            "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) "
+            "still in the group.",
+        )
+    for member in list(group.instance_states):
+        remove(member)
+    backend.delete_auto_scaling_group(name)
+    for index in (backend.scheduled_actions, backend.lifecycle_hooks, backend.policies):
+        for key in [key for key, each in index.items() if each.auto_scaling_group_name == name]:
+            del index[key]
+    return EmptyResult()
