@@ -31,6 +31,7 @@ from infra.components.storage import DataArgs, DataBucket, StagingArgs, StagingB
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
 from infra.lookups.account import look_up_account, make_scope, zone_is_default
 from infra.lookups.budget import budgets_allowed
+from infra.lookups.errors import access_error
 from infra.lookups.image import look_up_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import look_up_retained
@@ -223,3 +224,7 @@ try:
     main(ROOT)
 except InputError as error:
     raise pulumi.RunError(str(error)) from error
+except Exception as error:
+    if user_error := access_error(error):
+        raise pulumi.RunError(str(user_error)) from user_error
+    raise

@@ -1,7 +1,8 @@
 """User errors: one form for every message about invalid input."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -31,3 +32,9 @@ class InputError(ValueError):
         assert problems, "an InputError needs a problem"
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `Did you mean X? `, the start of a fix, for the names most similar to `name`; empty if none is similar."""
+    similar = get_close_matches(name, sorted(known), n=3)
+    return f"Did you mean {' or '.join(similar)}? " if similar else ""

@@ -1,4 +1,4 @@
-"""The `trainyard` command. Exit status: 0 success, 1 failure, 2 invalid input, 130 interrupted."""
+"""The `trainyard` command. Exit status: 0 success, 1 failure, 2 user error, 130 interrupted."""
 
 import sys
 import tomllib
@@ -10,6 +10,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 from typer.core import TyperGroup
 
+from trainyard.aws.credentials import access_problem
 from trainyard.cli.bake import bake
 from trainyard.cli.blocks import blocks
 from trainyard.cli.destroy import destroy
@@ -36,6 +37,8 @@ class _Commands(TyperGroup):
         except InputError as error:
             _fail(str(error), 2)
         except (RuntimeError, TimeoutError, BotoCoreError, ClientError) as error:
+            if problem := access_problem(error):
+                _fail(str(problem), 2)
             _fail(str(error), 1)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
@@ -70,7 +73,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 invalid input."""
+    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 user error."""
 
 
 app.command()(reserve)

@@ -42,7 +42,9 @@ def selftest(
         raise typer.Exit(0 if all(each.retained for each in leftovers) else 1)
     region = region or configured_region()
     if not region:
-        raise InputError([Problem("--region", None, "no AWS region is set", "Name one", "region_missing")])
+        raise InputError(
+            [Problem("--region", None, "no AWS region is set", "Name one, such as us-east-1", "region_missing")]
+        )
 
     def confirm(question: str) -> None:
         if not yes:

@@ -9,6 +9,7 @@ from typing import Self
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import tags
+from trainyard.aws.access_problems import region_missing
 from trainyard.aws.region import configured_region
 from trainyard.aws.s3 import Bucket, find_buckets
 from trainyard.errors import InputError, Problem
@@ -45,10 +46,7 @@ class Cluster:
             raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
         region = region or configured_region()
         if not region:
-            problem = Problem(
-                "AWS_REGION", None, "no AWS region is set", "Set it to the stack's aws:region", "region_missing"
-            )
-            raise InputError([problem])
+            raise InputError([region_missing()])
         return cls(stack, region, manifest_uri, manifest_sha256)
 
     def _find_bucket(self, role: str) -> Bucket | None:
