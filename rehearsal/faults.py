@@ -20,7 +20,7 @@ from rehearsal.aws.faults import (
 from trainyard.config.catalog import catalog
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError, Problem, did_you_mean
 
 _MODELS = {model.model_fields["kind"].default: model for model in get_args(Fault)}
 
@@ -85,7 +85,8 @@ def _parse_fault(spec: str) -> Fault:
     kind, *rest = (part.strip() for part in spec.split(","))
     model = _MODELS.get(kind)
     if model is None:
-        raise _error(spec, [f"unknown kind of fault {kind!r}"], f"Use one of {'; '.join(FAULT_SYNTAX)}")
+        fix = f"{did_you_mean(kind, _MODELS)}Use one of {'; '.join(FAULT_SYNTAX)}"
+        raise _error(spec, [f"unknown kind of fault {kind!r}"], fix)
     usage = f"Use the syntax {fault_syntax(kind)}"
     pairs = [part.partition("=") for part in rest]
     if invalid := [name for name, equals, _ in pairs if not equals or name == "kind"]:
@@ -97,8 +98,10 @@ def _parse_fault(spec: str) -> Fault:
         fault: Fault = model.model_validate(fields)
         _check_names(fault)
     except ValidationError as error:
+        unknown = [str(item["loc"][0]) for item in error.errors() if item["type"] == "extra_forbidden"]
+        suggestions = (did_you_mean(name, model.model_fields.keys() - {"kind"}) for name in unknown)
         reasons = [f"{item['loc'][0]}: {message_of(item).reason}" for item in error.errors(include_url=False)]
-        raise _error(spec, reasons, usage) from None
+        raise _error(spec, reasons, "".join(suggestions) + usage) from None
     except ValueError as error:
         raise _error(spec, [str(error)], usage) from None
     return fault

@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from rehearsal.aws.timing import Timing
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models.report import Substitution
 
 ProfileName = Literal["realistic", "instant"]
@@ -33,8 +33,9 @@ def select_profile(name: str) -> ProfileName:
     for known in get_args(ProfileName):
         if name == known:
             return known  # type: ignore[no-any-return]
-    names = ", ".join(get_args(ProfileName))
-    raise InputError([Problem("--profile", name, "unknown profile", f"Use one of {names}", "unknown_profile")])
+    names = get_args(ProfileName)
+    fix = f"{did_you_mean(name, names)}Use one of {', '.join(names)}"
+    raise InputError([Problem("--profile", name, "unknown profile", fix, "unknown_profile")])
 
 
 def profile_timing(profile: ProfileName) -> Timing:

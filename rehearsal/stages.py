@@ -16,9 +16,10 @@ from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
-from rehearsal.workspace import BAKED_STACK_FILE, find_stack_file
+from rehearsal.workspace import BAKED_STACK_FILE
 from trainyard.aws.s3 import Bucket
 from trainyard.config.cost import max_run_usd, usd_per_hour
+from trainyard.config.stack_config import find_stack_file
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
 

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,14 +26,13 @@ from rehearsal.substitutions import substitute_settings
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import MAX_NODES, StackSettings
+from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
 from trainyard.models.report import BackendName, EngineName, Substitution
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
 BAKED_STACK_FILE = "baked.yaml"  # a copy of the stack file that names the baked image
-_STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # the characters that Pulumi allows
-_STACK_FILE = re.compile(r"(?:^|/)Pulumi\.(.+)\.ya?ml$")
 
 
 def parse_nodes(text: str | None) -> int | None:
@@ -134,58 +132,6 @@ def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:
             raise InputError([Problem("--set", f"{key}={value}", reason, fix, "invalid_change")])
         target[name] = value
     return changed
-
-
-def find_stack_file(stack: str, stacks: Path) -> Path:
-    """Return the file of a stack. Raises InputError when it does not exist or `stack` is not a stack name."""
-    file = stacks / f"Pulumi.{stack}.yaml"
-    if "/" not in stack and file.is_file():
-        return file
-    if match := _STACK_FILE.search(stack):
-        reason, fix = "this is a stack file, but the option expects a stack name", f"Use --stack {match[1]}"
-    elif not _STACK_NAME.fullmatch(stack):
-        reason = "not a valid stack name: letters, digits, dots, hyphens and underscores are allowed"
-        fix = "Use a valid stack name"
-    else:
-        names = ", ".join(sorted(path.name[7:-5] for path in stacks.glob("Pulumi.*.yaml")))
-        reason, fix = f"stacks/{file.name} does not exist", f"Use one of {names}"
-    raise InputError([Problem("--stack", stack, reason, fix, "unknown_stack")])
-
-
-def read_config(file: Path, source: str) -> dict[str, Any]:
-    """Return the `config` object of a stack file. Raises InputError for an unreadable or invalid file."""
-    try:
-        document = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (subclass of SafeLoader)
-    except OSError as error:
-        reason, fix, code = f"cannot read the file: {error.strerror}", "Make the file readable", "file_not_readable"
-    except UnicodeDecodeError as error:
-        reason, fix, code = f"not UTF-8 text: {error}", "Convert the file to UTF-8", "invalid_utf8"
-    except yaml.YAMLError as error:
-        reason, fix, code = f"not a Pulumi stack file: {error}", "Fix the YAML syntax", "invalid_yaml"
-    else:
-        code = "config_section_missing"
-        config = document.get("config") if isinstance(document, dict) else document
-        if document is None or (config is None and not document):
-            reason, fix = "the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"
-        elif not isinstance(config, dict):
-            reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
-        else:
-            return config
-    raise InputError([Problem(source, "...", reason, fix, code)])
-
-
-class StackLoader(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys, as Pulumi does; PyYAML silently keeps the last value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping. Raises ConstructorError for a duplicate key."""
-        keys: set[Any] = set()
-        for name, _ in node.value:
-            key = self.construct_object(name, deep=True)
-            if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key}", name.start_mark)
-            keys.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def check_region(region: str, source: str, key: str = "aws:region") -> None:

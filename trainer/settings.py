@@ -112,7 +112,7 @@ def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
         if first["type"] == "json_invalid":  # the value of this error is the whole file
             reason = f"is not valid JSON: {first['ctx']['error']}"
             raise InputError([Problem("--config", file, reason, "Fix the syntax", "invalid_json")]) from None
-        raise InputError(problems_from(error, "config", file)) from None
+        raise InputError(problems_from(error, "config", file, TrainerConfig)) from None
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise InputError([Problem("--config", file, reason, "Set it to a JSON file", "config_not_readable")]) from None

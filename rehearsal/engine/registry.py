@@ -8,7 +8,7 @@ from rehearsal.engine.base import Engine
 from rehearsal.engine.cli import check_cli, cli_engine
 from rehearsal.engine.mocks import mocks_engine
 from rehearsal.engine.plugin import check_plugin, plugin_engine
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models.report import EngineName
 
 ENGINES: dict[EngineName, Callable[[Context], AbstractContextManager[Engine]]] = {
@@ -29,5 +29,5 @@ def select_engine(value: str) -> EngineName:
         if value == name:
             _CHECKS[name]()
             return name
-    fix = f"Use one of {', '.join(ENGINES)}"
+    fix = f"{did_you_mean(value, ENGINES)}Use one of {', '.join(ENGINES)}"
     raise InputError([Problem("--engine", value, "no such engine", fix, "unknown_engine")])

@@ -10,7 +10,7 @@ from rehearsal.hypervisor.nspawn import backend as nspawn
 from rehearsal.hypervisor.nspawn.requirements import missing_requirements
 from rehearsal.hypervisor.process.backend import ProcessBackend
 from rehearsal.hypervisor.processes import kill_rehearsal_processes
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models.report import BackendName
 
 Log = Callable[[str], None]
@@ -27,7 +27,7 @@ def select_backend(name: str) -> BackendName:
             if backend == "nspawn" and (problems := missing_requirements()):
                 raise InputError(problems)
             return backend
-    fix = f"Use one of {', '.join(BACKENDS)}"
+    fix = f"{did_you_mean(name, BACKENDS)}Use one of {', '.join(BACKENDS)}"
     raise InputError([Problem("--backend", name, "unknown backend", fix, "unknown_backend")])
 
 

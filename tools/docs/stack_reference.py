@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from trainyard.config import CONFIG_KEY
+from trainyard.config.model_fields import kind_of, models_in
 from trainyard.config.settings import StackSettings
 
 _INTRO = f"""# Stack reference
@@ -16,13 +17,6 @@ _INTRO = f"""# Stack reference
 Every key of `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Unknown keys are refused.
 `python -m tools.docs.stack_reference > docs/stack-reference.md` generates this page from `trainyard/config/settings/`.
 """
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models of a field's type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def type_text(annotation: Any) -> str:
@@ -70,12 +64,6 @@ def rows(model: type[BaseModel], prefix: str = "", kind: str = "") -> list[str]:
         for child in models:
             result += rows(child, f"{key}.", kind_of(child) if len(models) > 1 else kind)
     return result
-
-
-def kind_of(model: type[BaseModel]) -> str:
-    """Return the value of `kind` that selects the model in a union."""
-    (kind,) = get_args(model.model_fields["kind"].annotation)
-    return str(kind)
 
 
 def reference() -> str:

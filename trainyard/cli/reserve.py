@@ -31,13 +31,12 @@ def reserve(
         if not yes:
             typer.confirm(question, abort=True, err=True)
 
-    cluster = Cluster.from_environment(stack)
     with create_display() as display:
         if cancel:
-            names = operation.release_capacity(cluster, display)
+            names = operation.release_capacity(Cluster.from_environment(stack), display)
             print(json.dumps({"cancelled": names}) if as_json else f"{len(names)} reservations cancelled")
             return
         settings = operation.read_stack_settings(stack, file)
-        held = operation.hold_capacity(cluster, settings, hours, display, confirm)
+        held = operation.hold_capacity(Cluster.from_environment(stack), settings, hours, display, confirm)
         text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}; next: pulumi up -s {stack}"
         print(held.model_dump_json() if as_json else text)

@@ -28,7 +28,7 @@ def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
     try:
         settings = StackSettings.model_validate(raw)
     except ValidationError as error:
-        raise InputError(problems_from(error, CONFIG_KEY, source)) from None
+        raise InputError(problems_from(error, CONFIG_KEY, source, StackSettings)) from None
     if problems := validate(settings, root):
         raise InputError(problems)
     return settings

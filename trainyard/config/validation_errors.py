@@ -1,16 +1,14 @@
 """Convert pydantic's validation errors into problems with a reason and a fix."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trainyard.config import CONFIG_KEY
-from trainyard.errors import Problem
-
-_BRACKETED = re.compile(r"\[\w+\]")
+from trainyard.config.model_fields import key_path, known_keys
+from trainyard.errors import Problem, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,13 @@ def invalid_setting(key: str, value: Any, reason: str, fix: str, code: str = "")
     return Problem(f"{CONFIG_KEY}.{key}", value, reason, fix, code)
 
 
-def problems_from(error: ValidationError, prefix: str, source: str) -> list[Problem]:
-    """Convert each of pydantic's errors. `prefix` is the key of the validated object in `source`, a file name."""
+def problems_from(
+    error: ValidationError, prefix: str, source: str, model: type[BaseModel] | None = None
+) -> list[Problem]:
+    """Convert each of pydantic's errors. `prefix` is the key of the validated object in `source`, a file name.
+
+    `model`: the model of that object, from which the message of an unknown key suggests similar keys.
+    """
     problems = []
     for item in error.errors(include_url=False):
         path: list[str | int] = key_path(item["loc"])
@@ -76,13 +79,11 @@ def problems_from(error: ValidationError, prefix: str, source: str) -> list[Prob
         key = ".".join([prefix, *(str(part) for part in path)])
         message = message_of(item)
         fix = f"{message.fix} in {source}"
+        if item["type"] == "extra_forbidden" and model is not None:
+            *above, unknown = item["loc"]
+            fix = did_you_mean(str(unknown), known_keys(model, above)) + fix
         problems.append(Problem(key, value, message.reason, fix, item["type"]))
     return problems
-
-
-def key_path(location: Sequence[str | int]) -> list[str | int]:
-    """The keys of pydantic's error location, without its own bracketed parts: `[key]` and union tags."""
-    return [part for part in location if not (isinstance(part, str) and _BRACKETED.fullmatch(part))]
 
 
 def message_of(item: Mapping[str, Any]) -> Message:

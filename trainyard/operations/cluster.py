@@ -17,7 +17,7 @@ from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations.stack_file import stack_region
+from trainyard.operations.stack_file import stack_region, suggest_stack
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack has no data bucket in {self.region}",
-                f"Deploy the stack first (pulumi up -s {self.stack}), or set AWS_REGION to its region; an existing "
-                "bucket that the stack uses (storage.bucket) is found only while the stack is deployed",
+                f"{suggest_stack(self.stack)}Deploy the stack first (pulumi up -s {self.stack}), or set AWS_REGION to "
+                "its region; an existing bucket that the stack uses (storage.bucket) is found only while the stack is "
+                "deployed",
                 "data_bucket_missing",
             )
             raise InputError([problem])
@@ -101,7 +102,8 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack is not deployed in {self.region}: it has no manifest",
-                f"Run pulumi up -s {self.stack}, or set AWS_REGION and AWS_PROFILE to its region and account",
+                f"{suggest_stack(self.stack)}Run pulumi up -s {self.stack}, or set AWS_REGION and AWS_PROFILE to its "
+                "region and account",
                 "stack_not_deployed",
             )
             raise InputError([problem])

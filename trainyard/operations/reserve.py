@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from trainyard.aws import placement, tags
@@ -19,12 +18,13 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import node_usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
+from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import cancel_reservations, delete_held_groups
-from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
+from trainyard.operations.stack_file import PROJECT_ROOT
 
 
 class HeldCapacity(StrictModel):
@@ -40,13 +40,8 @@ class HeldCapacity(StrictModel):
 
 def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
     """Return the settings of a stack's file. Raises InputError."""
-    path = file or stack_file_path(stack)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        fix = "Name an existing stack, or its file with --file"
-        raise InputError([Problem("--stack", stack, str(error), fix, "stack_file_unreadable")]) from None
-    config = (document or {}).get("config") or {}
+    path = file or find_stack_file(stack, PROJECT_ROOT / "stacks")
+    config = read_config(path, str(file) if file else f"stacks/{path.name}")
     return load_settings(config.get(CONFIG_KEY), PROJECT_ROOT, path.name)
 
 

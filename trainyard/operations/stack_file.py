@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from trainyard.config import CONFIG_KEY
-from trainyard.errors import InputError, Problem
+from trainyard.config.stack_config import stack_names
+from trainyard.errors import InputError, Problem, did_you_mean
 
 PROJECT_ROOT = Path(__file__).parents[2]
 KEY = "image"
@@ -17,6 +18,12 @@ _PREVIOUS_KEY = "instance_type"  # every stack has this key; a new image line fo
 def stack_file_path(stack: str) -> Path:
     """Return the path of a stack's file (stackConfigDir in Pulumi.yaml)."""
     return PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
+
+
+def suggest_stack(stack: str) -> str:
+    """Return `Did you mean X? ` for a stack without a file whose name is similar to another; else an empty string."""
+    names = stack_names(PROJECT_ROOT / "stacks")
+    return "" if stack in names else did_you_mean(stack, names)
 
 
 def stack_region(stack: str) -> str | None:

@@ -82,3 +82,20 @@ def test_rehearse_without_the_rehearsal_package_is_refused(tmp_path: Path, monke
     result = invoke("rehearse", "--stack", "local")
     assert result.exit_code == 2
     assert f"rehearse = '{tmp_path}': this folder does not contain the package rehearsal" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["reserve", "blocks"])
+def test_unknown_stack_is_one_message_with_a_suggestion(command: str) -> None:
+    result = invoke(command, "--stack", "a100-clster")
+    assert result.exit_code == 2
+    reason, fix = "stacks/Pulumi.a100-clster.yaml does not exist", "Did you mean a100-cluster"
+    assert result.stderr.startswith(f"trainyard: --stack = 'a100-clster': {reason}. {fix}")
+    assert "Use one of a100-cluster, b200-cluster" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["reserve", "blocks"])
+def test_missing_stack_file_is_one_message(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.a.yaml"
+    result = invoke(command, "--stack", "a", "--file", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"trainyard: {file} = '...': the file does not exist")

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.trainyard.config.stacks import changed
-from tools.docs.stack_reference import kind_of, models_in
 from trainyard.config.loader import load_settings
+from trainyard.config.model_fields import kind_of, models_in
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import MESSAGES
 from trainyard.errors import InputError
@@ -161,6 +161,29 @@ def test_invalid_setting_is_reported_with_its_key(path: str, value: Any, key: st
 def test_similar_instance_types_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"p4d\.24xlarge"):
         load_settings(changed({"instance_type": "p4d.24xlrage"}), tmp_path, "stacks/x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "suggestion"),
+    [
+        ("instance_typ", "c7i.xlarge", "instance_type"),
+        ("guardrails", {"max_cost": 5}, "max_cost_usd"),
+        ("capacity", {"spot": {"max_price": 5}}, "max_price_usd"),
+        ("job.train", {"optimizer": {"learning_rat": 1}}, "learning_rate"),
+        ("job.train", {"model": {"kind": "images", "clases": 5}}, "classes"),
+    ],
+)
+def test_similar_keys_of_the_same_level_are_suggested(path: str, value: Any, suggestion: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=rf"unknown key\. Did you mean {suggestion}( or \w+)*\? Remove it, or use a key"
+    ):
+        load_settings(changed({path: value}), tmp_path, "stacks/x.yaml")
+
+
+def test_key_of_another_kind_of_model_is_not_suggested(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_settings(changed({"job.train": {"model": {"kind": "images", "dim": 64}}}), tmp_path, "stacks/x.yaml")
+    assert "Did you mean" not in str(caught.value)
 
 
 def test_unknown_key_names_the_stack_file(tmp_path: Path) -> None:

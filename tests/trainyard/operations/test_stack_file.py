@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from trainyard.errors import InputError
-from trainyard.operations.stack_file import StackFile, stack_file_path, with_image
+from trainyard.operations.stack_file import StackFile, stack_file_path, suggest_stack, with_image
 
 STACKS = sorted((Path(__file__).parents[3] / "stacks").glob("Pulumi.*.yaml"))
 
@@ -90,3 +90,9 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_stack_file_path_is_in_the_stacks_folder() -> None:
     assert stack_file_path("local").exists()
+
+
+def test_similar_stack_is_suggested_for_a_stack_without_a_file() -> None:
+    assert suggest_stack("locl") == "Did you mean local? "
+    assert suggest_stack("local") == ""
+    assert suggest_stack("selftest-1a2b") == ""
