@@ -68,24 +68,26 @@ def reserve_capacity(
     return result
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a zone has no reservation. `code`: AWS's error code, or the name of the error of a request without answer."""
+
+    code: str
+    message: str
+
+
 def _search(request: CapacityRequest, display: Display, before_attempt: Callable[[], None]) -> CapacityReservation:
     deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
+    refusals: dict[str, _Refusal] = {}
     while True:
         before_attempt()
-        failures: dict[str, str] = {}
-        for zone in request.zones:
-            display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
-            result = _create(request, zone)
-            if isinstance(result, CapacityReservation):
-                price = request.instances * request.usd_per_hour
-                text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
-                display.line("capacity", text)
-                return result
-            failures[zone] = result
-        tried = ", ".join(f"{zone}: {code}" for zone, code in failures.items())
+        if reservation := _try_zones(request, attempt, refusals, display):
+            return reservation
+        tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
+            attempts = f"{attempt} attempt{'s' if attempt > 1 else ''}"
             raise CapacityError(
-                f"no Availability Zone has capacity for {request.summary} after {attempt} attempts in "
+                f"no Availability Zone has capacity for {request.summary} after {attempts} in "
                 f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}"
             )
         remaining = max(0.0, deadline - time.monotonic()) / 60
@@ -95,14 +97,40 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
         attempt, delay = attempt + 1, min(2 * delay, LAST_RETRY_SECONDS)
 
 
-def _create(request: CapacityRequest, zone: str) -> CapacityReservation | str:
-    """Return the reservation, or the error code if another zone or a later request may succeed.
+def _try_zones(
+    request: CapacityRequest, attempt: int, refusals: dict[str, _Refusal], display: Display
+) -> CapacityReservation | None:
+    """Return the reservation in the first zone with the capacity; None without one.
+
+    Writes the refusals by zone, and displays each whose code differs from that of the attempt before.
+    """
+    for zone in request.zones:
+        display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
+        result = _create(request, zone, refusals)
+        if isinstance(result, CapacityReservation):
+            price = request.instances * request.usd_per_hour
+            text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
+            display.line("capacity", text)
+            return result
+        if zone not in refusals or refusals[zone].code != result.code:
+            display.line("capacity", f"no {request.summary} in {zone}: {result.code}: {result.message}")
+        refusals[zone] = result
+    return None
+
+
+def _format_refusals(refusals: Mapping[str, _Refusal]) -> str:
+    return ", ".join(f"{zone}: {refusal.code}" for zone, refusal in refusals.items())
+
+
+def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal]) -> CapacityReservation | _Refusal:
+    """Return the reservation, or the refusal if another zone or a later request may succeed.
+
+    Raises CapacityError for any other error of AWS, with the `refusals` of other zones.
 
     A request without an answer is repeated with its token: EC2 then returns the reservation that it created (EC2
     developer guide, "Ensuring idempotency in Amazon EC2 API requests").
     """
     token, end = str(uuid.uuid4()), time.time() + request.hold_seconds
-    code = ""
     for number in range(MAX_TRIES):
         time.sleep(number * TRY_DELAY_SECONDS)
         try:
@@ -117,14 +145,16 @@ def _create(request: CapacityRequest, zone: str) -> CapacityReservation | str:
                 token=token,
             )
         except HTTPClientError as error:
-            code = type(error).__name__
+            refusal = _Refusal(type(error).__name__, str(error))
         except ClientError as error:
-            code = str(error.response["Error"]["Code"])
-            if code in _SHORTAGES:
-                return code
-            if code not in _UNKNOWN_RESULTS:
-                raise CapacityError(f"AWS does not reserve {request.summary}: {error}") from error
-    return code
+            details = error.response["Error"]
+            refusal = _Refusal(details["Code"], details.get("Message", ""))
+            if refusal.code in _SHORTAGES:
+                return refusal
+            if refusal.code not in _UNKNOWN_RESULTS:
+                others = f"; no capacity in {_format_refusals(refusals)}" if refusals else ""
+                raise CapacityError(f"AWS does not reserve {request.summary} in {zone}: {error}{others}") from error
+    return refusal
 
 
 def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import ClientError, ReadTimeoutError
 
-from rehearsal.aws.faults import Outage
+from rehearsal.aws.faults import Capacity, Outage
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
@@ -16,6 +16,7 @@ from trainyard.aws.clients import client
 from trainyard.aws.reservations import CapacityReservation, cancel_reservation, find_reservations
 from trainyard.operations import capacity_search
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
+from trainyard.operations.errors import CapacityError
 
 ZONE_A, ZONE_B = "us-east-1a", "us-east-1b"
 _numbers = itertools.count(1)
@@ -99,3 +100,17 @@ def test_reservation_of_an_interrupted_request_is_cancelled(
     with pytest.raises(KeyboardInterrupt):
         reserve_capacity(request_of_two, RecordingDisplay())
     assert active(request_of_two) == []
+
+
+def test_error_that_ends_the_search_names_its_zone_and_the_refusals_before(
+    account: EmulatedAws, request_of_two: CapacityRequest, after_creation: AfterCreation
+) -> None:
+    def deny(parameters: dict[str, Any]) -> None:
+        raise ClientError({"Error": {"Code": "UnauthorizedOperation", "Message": "No."}}, "CreateCapacityReservation")
+
+    account.inject(Capacity(limit=0, instance_type="c7i.xlarge", zone=ZONE_A))
+    after_creation(deny)
+    with pytest.raises(CapacityError) as caught:
+        reserve_capacity(request_of_two, RecordingDisplay())
+    assert str(caught.value).startswith(f"AWS does not reserve 2 x c7i.xlarge in {ZONE_B}: ")
+    assert str(caught.value).endswith(f"; no capacity in {ZONE_A}: InsufficientInstanceCapacity")

@@ -111,6 +111,20 @@ def test_shortage_deletes_the_placement_group(account: EmulatedAws, operator: Op
     assert operator.placement_groups() == []
 
 
+def test_zones_that_refuse_are_displayed_with_the_reason(account: EmulatedAws, operator: Operator) -> None:
+    account.inject(Capacity(limit=3, instance_type=WORKER_TYPE, zone="us-east-1a"))
+    operator.reserve()
+    refused, reserved = operator.display.lines
+    assert refused.startswith("capacity no 4 x p4d.24xlarge in us-east-1a: InsufficientInstanceCapacity: ")
+    assert reserved.startswith("capacity reserved 4 x p4d.24xlarge in us-east-1b ")
+
+
+def test_shortage_names_one_attempt(account: EmulatedAws, operator: Operator) -> None:
+    account.inject(Capacity(limit=0, instance_type=WORKER_TYPE))
+    with pytest.raises(CapacityError, match="after 1 attempt in 0 minutes"):
+        operator.reserve()
+
+
 def test_failure_to_delete_the_placement_group_does_not_hide_the_shortage(
     account: EmulatedAws, operator: Operator
 ) -> None:
