@@ -171,6 +171,6 @@ class Stages:
             check=False,
         )
         if process.returncode:
-            message = process.stderr.strip()  # progress lines, then the error message of the command
-            raise RuntimeError(f"trainyard {command} failed: {message[max(0, message.rfind('trainyard: ')) :]}")
+            message = process.stderr.strip().rpartition("trainyard: ")[2]  # its error message follows progress lines
+            raise RuntimeError(f"trainyard {command} failed: {message}")
         return process.stdout

@@ -10,12 +10,15 @@ from trainyard.cli.options import JsonOption
 from trainyard.errors import InputError, Problem
 from trainyard.operations import selftest as operation
 from trainyard.operations.progress import PlainDisplay
-from trainyard.operations.selftest_plan import Runs
+from trainyard.operations.selftest_plan import Runs, select_runs
 from trainyard.operations.selftest_report import format_leftovers, format_summary
 
 
 def selftest(
-    run: Annotated[Runs, typer.Option("--run", help="Runs of docs/first-real-run.md to execute.")] = Runs.ALL,
+    run: Annotated[
+        str,
+        typer.Option("--run", metavar=f"[{'|'.join(Runs)}]", help="Runs of docs/first-real-run.md to execute."),
+    ] = Runs.ALL.value,
     region: Annotated[
         str | None, typer.Option("--region", help="AWS region. Default: that of the environment or the AWS profile.")
     ] = None,
@@ -35,6 +38,7 @@ def selftest(
 
     It shows the maximum cost and requires confirmation. Exit status 1 unless all steps passed and nothing remains.
     """
+    runs = select_runs(run)
     display = PlainDisplay()  # Pulumi's lines would not fit into rows
     if destroy:
         leftovers = operation.destroy_existing_stacks(folder, display)
@@ -43,14 +47,14 @@ def selftest(
     region = region or configured_region()
     if not region:
         raise InputError(
-            [Problem("--region", None, "no AWS region is set", "Name one, such as us-east-1", "region_missing")]
+            [Problem("--region", None, "no AWS region is set", "Name one such as us-east-1", "region_missing")]
         )
 
     def confirm(question: str) -> None:
         if not yes:
             typer.confirm(question, abort=True, err=True)
 
-    options = operation.SelftestOptions(runs=run, region=region, folder=folder, report=report)
+    options = operation.SelftestOptions(runs=runs, region=region, folder=folder, report=report)
     result = operation.selftest(options, display, confirm)
     print(result.model_dump_json() if as_json else "\n".join(format_summary(result, report)))
     if not result.ok:

@@ -11,6 +11,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import base_usd_per_hour, max_run_usd, usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError, Problem
 from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
 
 # Methods of Selftest.
@@ -31,6 +32,14 @@ class Runs(StrEnum):
     FIRST = "1"
     SECOND = "2"
     ALL = "all"
+
+
+def select_runs(value: str) -> Runs:
+    """Return the runs that `--run` names. Raises InputError for any other value."""
+    if value in set(Runs):
+        return Runs(value)
+    fix = f"Use one of {', '.join(Runs)}; make the other runs of docs/first-real-run.md by hand"
+    raise InputError([Problem("--run", value, "no run of the selftest", fix, "unknown_selftest_run")])
 
 
 @dataclass(frozen=True, kw_only=True)
