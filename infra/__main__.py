@@ -62,7 +62,7 @@ def main(root: Path) -> None:
     facts = look_up_account(settings, stack)
     retained = look_up_retained(stack)
     validate_account(settings, facts, retained.is_up)
-    if warning := expiring_credentials(os.environ, settings.launch.startup_timeout_minutes, datetime.now(UTC)):
+    if warning := expiring_credentials(os.environ, settings, datetime.now(UTC)):
         pulumi.log.warn(warning)
     for entry in {entry.name: entry for plan in settings.groups for entry in settings.types_of(plan)}.values():
         compare_with_catalog(entry)

@@ -40,7 +40,7 @@ class Stages:
     def reserve(self) -> None:
         """Reserve capacity where the stack's file system is in one zone, as the documentation recommends."""
         settings, options = self.context.settings, self.context.options
-        if settings.fsx is None or not any(map(settings.reserves_capacity, settings.groups)):
+        if settings.fsx is None or not settings.reserves_any_capacity:
             return
         self.context.clock.start("reserve")
         file = options.folder / RESERVED_STACK_FILE

@@ -8,6 +8,7 @@ from typing import Any
 from rehearsal.profiles import TIME_SCALE
 from rehearsal.seed import to_emulated_account
 from trainyard.config.catalog import catalog
+from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import ParallelConfig
@@ -102,6 +103,18 @@ def substitute_settings(
         replacement=f"{STARTUP_TIMEOUT_MINUTES:g} minutes",
         reason="the nodes install no packages",
     )
+    if StackSettings.model_validate(raw).reserves_any_capacity:
+        _shorten_capacity_search(substitution)
+    _remove_container(substitution)
+    _read_data_from_s3(substitution)
+    _move_to_emulated_account(substitution)
+    if nodes is not None:
+        _adjust_batch_size(substitution)
+    _replace_gpus(substitution)
+    return settings, substitution.changes
+
+
+def _shorten_capacity_search(substitution: SettingsSubstitution) -> None:
     capacity = substitution.section("capacity")
     wait = float(capacity.get("wait_minutes", CapacitySettings().wait_minutes))
     substitution.change(
@@ -112,13 +125,6 @@ def substitute_settings(
         replacement=f"{wait / TIME_SCALE * 60:g} seconds",
         reason="the rehearsal takes minutes",
     )
-    _remove_container(substitution)
-    _read_data_from_s3(substitution)
-    _move_to_emulated_account(substitution)
-    if nodes is not None:
-        _adjust_batch_size(substitution)
-    _replace_gpus(substitution)
-    return settings, substitution.changes
 
 
 def _remove_container(substitution: SettingsSubstitution) -> None:

@@ -147,7 +147,7 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
         reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,
-        held=look_up_held_capacity(stack) if any(map(settings.reserves_capacity, settings.groups)) else None,
+        held=look_up_held_capacity(stack) if settings.reserves_any_capacity else None,
         head_zone=None if existing else look_up_head_zone(stack),
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
         bucket_region=_collect(lambda: look_up_bucket(bucket), problems) if bucket else None,

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from trainyard.config.settings import StackSettings
+
 EXPIRATION = "AWS_CREDENTIAL_EXPIRATION"
 
 
-def expiring_credentials(environment: Mapping[str, str], startup_minutes: float, now: datetime) -> str | None:
-    """Return a warning if static credentials of the environment expire within `startup_minutes` of `now`.
+def expiring_credentials(environment: Mapping[str, str], settings: StackSettings, now: datetime) -> str | None:
+    """Return a warning if static credentials of the environment expire before the deadline of a launch at `now`.
+
+    The launch uses them while it waits for capacity that it reserves, and then until the job has started.
 
     `aws configure export-credentials --format env` exports the expiration. SDKs refresh the credentials of profiles
     (IAM Identity Center, assumed roles) and of instance roles themselves. Reading the environment needs no AWS call.
@@ -20,11 +24,15 @@ def expiring_credentials(environment: Mapping[str, str], startup_minutes: float,
     except ValueError:
         return f"{EXPIRATION} = {text!r} is not a time in ISO 8601: the expiration is not validated"
     expiration = expiration.astimezone(UTC) if expiration.tzinfo else expiration.replace(tzinfo=UTC)
-    if expiration >= now + timedelta(minutes=startup_minutes):
+    startup, wait = settings.launch.startup_timeout_minutes, settings.capacity.wait_minutes
+    limit, duration = startup, f"launch.startup_timeout_minutes ({startup:g})"
+    if settings.reserves_any_capacity and wait:
+        limit, duration = wait + startup, f"capacity.wait_minutes ({wait:g}) and {duration}"
+    if expiration >= now + timedelta(minutes=limit):
         return None
     minutes = max(0.0, (expiration - now).total_seconds() / 60)
     return (
         f"the AWS credentials of the environment expire in {minutes:.0f} minutes, at {expiration:%Y-%m-%d %H:%M} UTC, "
-        f"and the launch may last launch.startup_timeout_minutes ({startup_minutes:g}). Without credentials it fails, "
-        "and only the lease terminates its nodes. Renew them, or use a profile whose credentials are refreshed"
+        f"and the launch may last {duration}. Without credentials it fails, and only the lease terminates its nodes. "
+        "Renew them, or use a profile whose credentials are refreshed"
     )

@@ -186,7 +186,7 @@ def test_reservation_brings_its_placement_group(
         account={"reservations": {RESERVATION: properties}},
         nodes=2,
         guardrails={"max_cost_usd": 1000},
-        network={"placement_group": True},
+        network={},
         capacity={"reservation": {"id": RESERVATION}},
     )
     assert not run.resources_of_type("aws:ec2/placementGroup:PlacementGroup")

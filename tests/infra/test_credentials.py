@@ -1,6 +1,7 @@
 """The warning of credentials that expire before the launch's deadline."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -8,14 +9,25 @@ from infra.validators.credentials import expiring_credentials
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT, stack_config
+from trainyard.config import CONFIG_KEY
+from trainyard.config.settings import StackSettings
 
+
+def settings_of(stack: str, **changes: Any) -> StackSettings:
+    """Return the settings of a shipped stack, with a startup timeout of 45 minutes."""
+    return StackSettings.model_validate(
+        {**stack_config(stack)[CONFIG_KEY], "launch": {"startup_timeout_minutes": 45}, **changes}
+    )
+
+
+CPU = settings_of("local")
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 KEY = {"AWS_ACCESS_KEY_ID": "ASIA", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"}
 
 
 @pytest.mark.parametrize("text", ["2026-11-23T12:44:00Z", "2026-11-23T12:44:00", "2026-11-23T13:44:00+01:00"])
 def test_static_credentials_that_expire_too_early_are_a_warning(text: str) -> None:
-    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": text}, 45.0, NOW)
+    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": text}, CPU, NOW)
     assert warning is not None
     assert "expire in 44 minutes" in warning
     assert "launch.startup_timeout_minutes (45)" in warning
@@ -31,11 +43,27 @@ def test_static_credentials_that_expire_too_early_are_a_warning(text: str) -> No
     ],
 )
 def test_other_credentials_are_no_warning(environment: dict[str, str]) -> None:
-    assert expiring_credentials(environment, 45.0, NOW) is None
+    assert expiring_credentials(environment, CPU, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("capacity", "minutes"), [({}, 75), ({"wait_minutes": 120}, 165), ({"reserve": False}, 45), ({"spot": {}}, 45)]
+)
+def test_deadline_includes_the_wait_for_capacity(capacity: dict[str, Any], minutes: int) -> None:
+    settings = settings_of("a100-cluster", capacity=capacity)
+
+    def warning(after: int) -> str | None:
+        expiration = (NOW + timedelta(minutes=after)).isoformat()
+        return expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": expiration}, settings, NOW)
+
+    assert warning(minutes) is None
+    text = warning(minutes - 1)
+    assert text is not None
+    assert ("capacity.wait_minutes" in text) == (minutes > 45)
 
 
 def test_unreadable_expiration_is_a_warning() -> None:
-    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": "soon"}, 45.0, NOW)
+    warning = expiring_credentials({**KEY, "AWS_CREDENTIAL_EXPIRATION": "soon"}, CPU, NOW)
     assert warning == "AWS_CREDENTIAL_EXPIRATION = 'soon' is not a time in ISO 8601: the expiration is not validated"
 
 

@@ -105,7 +105,8 @@ def _load(stack: str, changes: Mapping[str, Any], job: Mapping[str, Any]) -> tup
 
 
 def _launch_minutes(settings: StackSettings) -> float:
-    return CREATE_MINUTES + settings.capacity.wait_minutes + settings.launch.startup_timeout_minutes
+    wait = settings.capacity.wait_minutes if settings.reserves_any_capacity else 0.0
+    return CREATE_MINUTES + wait + settings.launch.startup_timeout_minutes
 
 
 def _end_step(settings: StackSettings, expectation: str, proves: str) -> PlannedStep:
@@ -129,7 +130,7 @@ def _destroy_step(proves: str) -> PlannedStep:
 
 
 def _cpu_part() -> Part:
-    raw, settings = _load("local", {"capacity": {"wait_minutes": 0}}, {})
+    raw, settings = _load("local", {}, {})
     minutes = _launch_minutes(settings)
     steps = (
         PlannedStep(
@@ -162,7 +163,7 @@ def _cpu_part() -> Part:
 
 
 def _gpu_part(spot: bool) -> Part:
-    capacity = {"wait_minutes": 10, **({"spot": {}} if spot else {})}
+    capacity: dict[str, Any] = {"spot": {}} if spot else {"wait_minutes": 10}
     changes = {"nodes": 1, "capacity": capacity, "guardrails": {"max_cost_usd": 20, "idle_timeout_minutes": 30}}
     train = {"steps": 100, "checkpoint": {"interval_steps": 50}, "evaluation": {"interval_steps": 50}}
     raw, settings = _load("spot-cluster", changes, {"time_limit_minutes": 60, "train": train})

@@ -82,6 +82,28 @@ EXAMPLES: dict[str, list[Example]] = {
             ("capacity.reservation.id",),
         ),
     ],
+    "capacity_search_used": [
+        Example({"capacity": {"wait_minutes": 10}}, "capacity.wait_minutes", ("= 10", "c7i.xlarge has no GPU")),
+        Example({"capacity": {"reserve": True}}, "capacity.reserve", ("= True", "c7i.xlarge has no GPU")),
+        Example({**P5, "capacity": {"spot": {}, "reserve": False}}, "capacity.reserve", ("Spot Instances",)),
+        Example({**P5, "capacity": {"reserve": False, "wait_minutes": 5}}, "capacity.wait_minutes", ("reserve is",)),
+        Example({**P5, "capacity": {**BLOCK, "wait_minutes": 5}}, "capacity.wait_minutes", ("capacity_block.id",)),
+        Example({**P5, "capacity": {"reservation": {}, "wait_minutes": 5}}, "capacity.wait_minutes", ("reservation",)),
+    ],
+    "expiry_of_named_reservation": [
+        Example(
+            {"capacity": {"reservation": {"on_expiry": "refuse"}}},
+            "capacity.reservation.on_expiry",
+            ("= 'refuse'", "capacity.reservation.id"),
+        ),
+    ],
+    "placement_group_not_of_reservation": [
+        Example(
+            {"capacity": {"reservation": {"id": "cr-0123456789abcdef0"}}, "network.placement_group": True},
+            "network.placement_group",
+            ("= True", "cr-0123456789abcdef0"),
+        ),
+    ],
     "purchase_option_offered": [
         Example({"capacity": BLOCK}, "capacity.capacity_block", ("c7i.xlarge",)),
         Example({"instance_type": "p5e.48xlarge"}, "capacity", ("p5e.48xlarge",)),
@@ -309,6 +331,18 @@ def test_validator_runs_on_load(validator: Validator, monkeypatch: pytest.Monkey
     monkeypatch.setattr(validators, "VALIDATORS", replaced)
     with pytest.raises(InputError, match="always"):
         load_settings(changed({}), tmp_path, "stacks/x.yaml")
+
+
+@pytest.mark.parametrize("capacity", [{}, {"reserve": True, "wait_minutes": 5}, {"reserve": False}])
+def test_search_for_capacity_of_on_demand_gpu_nodes_is_accepted(capacity: dict[str, Any], root: Path) -> None:
+    settings = StackSettings.model_validate(changed({**P5, "capacity": capacity}))
+    assert list(BY_NAME["capacity_search_used"](settings, root)) == []
+
+
+def test_search_for_capacity_of_a_base_is_accepted(root: Path) -> None:
+    capacity = {"spot_above_base": {"base_nodes": 1}, "wait_minutes": 5}
+    settings = StackSettings.model_validate(changed({**P5, "capacity": capacity}))
+    assert list(BY_NAME["capacity_search_used"](settings, root)) == []
 
 
 def test_misspelled_role_variable_is_corrected() -> None:

@@ -109,10 +109,12 @@ class CapacitySettings(StrictModel):
     reserve: bool = Field(
         True,
         description="Whether the launch reserves the capacity of all on-demand GPU nodes in an On-Demand Capacity "
-        "Reservation before it starts one. The reservation ends with the run.",
+        "Reservation before it starts one. The reservation ends with the run. Only for such nodes.",
     )
     wait_minutes: Number = Field(
-        30, ge=0, description="Minutes that the launch waits for that capacity; it retries in all zones."
+        30,
+        ge=0,
+        description="Minutes that the launch waits for that capacity; it retries in all zones. Only with reserve.",
     )
 
     @property

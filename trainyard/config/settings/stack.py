@@ -154,10 +154,19 @@ class StackSettings(StrictModel):
         """The worker groups."""
         return self.capacity.groups(self.nodes)
 
+    def can_reserve(self, group: GroupPlan) -> bool:
+        """Whether `capacity.reserve` applies to the group: on-demand GPU nodes without a reservation of the user."""
+        is_plain = group.market == "on-demand" and group.reservation is None and not group.open_reservations
+        return is_plain and self.worker_type.gpu is not None
+
     def reserves_capacity(self, group: GroupPlan) -> bool:
         """Whether the launch reserves the capacity of the group's nodes before it starts them."""
-        is_plain = group.market == "on-demand" and group.reservation is None and not group.open_reservations
-        return is_plain and self.capacity.reserve and self.worker_type.gpu is not None
+        return self.capacity.reserve and self.can_reserve(group)
+
+    @property
+    def reserves_any_capacity(self) -> bool:
+        """Whether the launch reserves capacity, and waits for it for `capacity.wait_minutes`."""
+        return any(map(self.reserves_capacity, self.groups))
 
     @property
     def processes_per_node(self) -> int:
