@@ -1,0 +1,87 @@
+"""The inputs of the program: settings, archives and lookups, all read and validated before the first resource.
+
+The engine creates resources as they are registered, so everything that can fail precedes them.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pulumi
+
+from infra.components.archives import Kind
+from infra.lookups.account import AccountFacts, look_up_account, make_scope
+from infra.lookups.budget import budgets_allowed
+from infra.lookups.image import Image, look_up_image
+from infra.lookups.instance_type import compare_with_catalog
+from infra.lookups.retained import RetainedResources, look_up_retained
+from infra.packaging.archive import Packed
+from infra.packaging.bundle import pack_bundle
+from infra.packaging.source import pack_source
+from infra.scope import Scope
+from infra.validators.account import validate_account
+from infra.validators.credentials import expiring_credentials
+from trainyard.config.cost import max_run_usd
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The inputs of one stack. `root`: folder of Pulumi.yaml. `budget_usd`: per month; None: no budget."""
+
+    root: Path
+    settings: StackSettings
+    archives: Mapping[Kind, Packed]
+    facts: AccountFacts
+    retained: RetainedResources
+    head_image: Image
+    worker_image: Image
+    budget_usd: float | None
+    scope: Scope
+
+
+def read_inputs(root: Path) -> Inputs:
+    """Read and validate the inputs of the stack. Raises InputError with the problems of the first step that has any."""
+    stack = pulumi.get_stack()
+    settings = load_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
+    archives = _pack_archives(root, settings)
+    facts, retained = look_up_account(settings, stack), look_up_retained(stack)
+    validate_account(settings, facts, retained.is_up)
+    if warning := expiring_credentials(os.environ, settings, datetime.now(UTC)):
+        pulumi.log.warn(warning)
+    _compare_types_with_catalog(settings)
+    return Inputs(
+        root=root,
+        settings=settings,
+        archives=archives,
+        facts=facts,
+        retained=retained,
+        head_image=look_up_image(settings.head_image, settings.root_volume_gib),
+        worker_image=look_up_image(settings.worker_image, settings.root_volume_gib),
+        budget_usd=_budget_usd(settings, stack),
+        scope=make_scope(pulumi.get_project(), stack, settings, facts),
+    )
+
+
+def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:
+    archives: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
+    if settings.job.source:
+        archives["job"] = pack_source(root, settings.job.source)
+    return archives
+
+
+def _compare_types_with_catalog(settings: StackSettings) -> None:
+    """Compare each instance type of the workers with EC2 once."""
+    entries = {entry.name: entry for plan in settings.groups for entry in settings.types_of(plan)}
+    for entry in entries.values():
+        compare_with_catalog(entry)
+
+
+def _budget_usd(settings: StackSettings, stack: str) -> float | None:
+    """Return the amount of the budget; None without a budget, or without permission to read budgets."""
+    if not settings.guardrails.budget or not budgets_allowed(stack):
+        return None
+    return settings.guardrails.budget_usd or max_run_usd(settings)

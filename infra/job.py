@@ -1,0 +1,46 @@
+"""The job of a stack: the manifest that nodes and launch read, and the launch."""
+
+import pulumi
+
+from infra.components.filesystem import FileSystem
+from infra.components.launch import Launch, LaunchArgs
+from infra.components.manifest import ManifestArgs, ManifestObject
+from infra.components.network import Network
+from infra.inputs import Inputs
+from infra.nodes import Nodes
+from infra.storage import Storage
+from infra.validators.account import capacity_end_time, capacity_start_time
+
+
+def create_manifest(
+    inputs: Inputs, storage: Storage, network: Network, filesystem: FileSystem | None, nodes: Nodes
+) -> ManifestObject:
+    """Create the manifest object."""
+    return ManifestObject(
+        "manifest",
+        ManifestArgs(
+            scope=inputs.scope,
+            settings=inputs.settings,
+            bucket=storage.staging.name,
+            data_bucket=storage.data.name,
+            archives=storage.archives.references,
+            head=nodes.head,
+            groups=nodes.groups,
+            subnets=network.worker_subnets,
+            placement_group_arn=nodes.placement_group.arn,
+            filesystem=filesystem,
+            capacity_start_time=capacity_start_time(inputs.facts),
+            capacity_end_time=capacity_end_time(inputs.facts),
+        ),
+    )
+
+
+def create_launch(
+    inputs: Inputs, storage: Storage, manifest: ManifestObject, dependencies: list[pulumi.Resource | None]
+) -> Launch:
+    """Create the launch. `dependencies`: all that the job uses, so that `destroy` stops the job first."""
+    return Launch(
+        "launch",
+        LaunchArgs(scope=inputs.scope, manifest=manifest.text, bucket=storage.staging.name),
+        pulumi.ResourceOptions(depends_on=[manifest, *(each for each in dependencies if each is not None)]),
+    )
