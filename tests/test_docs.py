@@ -13,6 +13,7 @@ from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tools.docs.stacks_table import PAGES, TABLES, load_stacks, with_tables
 from trainyard.cli.app import app
+from trainyard.config.cost import max_run_usd
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = (ROOT / "docs/deploy.md").read_text()
@@ -71,3 +72,20 @@ def test_permissions_table_has_every_service(stack: str) -> None:
         re.findall(r"^\| `(\w+)` \|", DEPLOY[DEPLOY.index("### IAM permissions") : DEPLOY.index("### Quotas")], re.M)
     )
     assert {SERVICES.get(module, module) for module in modules(stack)} <= documented
+
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", [README, DEPLOY], ids=["README", "deploy"])
+def test_first_deployed_stack_is_the_cheapest(page: str) -> None:
+    (first, *_) = re.findall(r"^pulumi stack init (\S+)$", page, re.M)
+    costs = {stack: max_run_usd(settings) for stack, settings in load_stacks(ROOT).items()}
+    assert costs[first] == min(costs.values())
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_commands_assume_the_activated_environment(path: Path) -> None:
+    assert ".venv/bin/trainyard" not in path.read_text()
