@@ -12,6 +12,7 @@ from rehearsal.aws.faults import (
     CapacityBlockStart,
     Fault,
     FsxDeployment,
+    PaymentFailure,
     Reclaim,
     SpotInterruption,
     check_operation,
@@ -73,7 +74,7 @@ def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
         if isinstance(fault, Reclaim) and not settings.capacity.interruptible:
             fix = "Remove this fault, or rehearse a stack with capacity.reservation.interruptible"
             raise _error(format_fault(fault), ["the stack has no interruptible reservation"], fix)
-        if isinstance(fault, CapacityBlockStart) and settings.capacity.capacity_block is None:
+        if isinstance(fault, (CapacityBlockStart, PaymentFailure)) and settings.capacity.capacity_block is None:
             fix = "Remove this fault, or rehearse a stack with capacity.capacity_block"
             raise _error(format_fault(fault), ["the stack has no Capacity Block"], fix)
         if isinstance(fault, FsxDeployment) and (settings.fsx is None or settings.fsx.deployment_type != fault.type):

@@ -11,10 +11,13 @@ TIME_SCALE = 60.0
 _MINUTE = 60.0
 # Durations on AWS. GPU instances are pending and shutting-down for minutes: packer issue 682 measured 19 minutes on
 # c5.metal, Bottlerocket issue 337 doubled a limit of five minutes. "Several minutes" until reserved capacity is
-# available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2 user
-# guide, "Create a Capacity Reservation". The Pulumi provider waits 10 minutes for the deletion of a file system
-# (measured). How much SkipOsShutdown saves is an assumption, and that an assessment takes all of the five days which a
-# future-dated reservation is requested in advance at least (API reference, CreateCapacityReservation, StartDate).
+# available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2
+# user guide, "Create a Capacity Reservation". It is pending for up to five minutes at first (same guide, "View the
+# state of a Capacity Reservation"): one minute is an assumption. The Pulumi provider waits 10 minutes for the
+# deletion of a file system (measured). How much SkipOsShutdown saves is an assumption, and that an assessment takes
+# all of the five days which a future-dated reservation is requested in advance at least (API reference,
+# CreateCapacityReservation, StartDate). AWS processes the payment of a Capacity Block within 12 hours (EC2 user
+# guide, "View Capacity Blocks"): five minutes are an assumption.
 _REAL = Timing(
     pending_seconds=2 * _MINUTE,
     shutting_down_seconds=2 * _MINUTE,
@@ -22,7 +25,9 @@ _REAL = Timing(
     skip_os_shutdown_seconds=5 * _MINUTE,
     reserved_capacity_return_seconds=5 * _MINUTE,
     reservation_end_delay_seconds=60 * _MINUTE,
+    reservation_pending_seconds=_MINUTE,
     reservation_assessment_seconds=5 * 24 * 60 * _MINUTE,
+    block_payment_seconds=5 * _MINUTE,
     fsx_creating_seconds=10 * _MINUTE,
     fsx_deleting_seconds=10 * _MINUTE,
 )

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import boto3
 
-from rehearsal.aws.faults import CapacityBlockStart, Fault
+from rehearsal.aws.faults import CapacityBlockStart, Fault, PaymentFailure
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
 from trainyard.config.quotas import quota_of, required_vcpu_quotas
@@ -16,20 +16,24 @@ _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of th
 
 
 def create_existing_resources(
-    aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None, faults: Iterable[Fault] = ()
+    aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None, faults: Collection[Fault] = ()
 ) -> list[str]:
     """Create the resources that the settings name by id, unless they exist. Returns their ids.
 
-    `faults`: those of the rehearsal, one of which may set the start of the Capacity Block. `quotas`: codes of the vCPU
-    quotas that the account has; all others are 0. None: the account has all. Call it before the account's state is
-    recorded: the resources are kept after destroy and are not leaks. Raises ValueError with the reason when a resource
-    is impossible; then none is created.
+    `faults`: those of the rehearsal, which may set the start of the Capacity Block and let its payment fail. `quotas`:
+    codes of the vCPU quotas that the account has; all others are 0. None: the account has all. Call it before the
+    account's state is recorded: the resources are kept after destroy and are not leaks. Raises ValueError with the
+    reason when a resource is impossible; then none is created.
     """
     delays = [fault.seconds for fault in faults if isinstance(fault, CapacityBlockStart)]
-    seed = account_seed(settings, aws.region, _availability_zone(settings), max(delays, default=0.0))
+    payment_failures = [fault for fault in faults if isinstance(fault, PaymentFailure)]
+    zone = _availability_zone(settings)
+    seed = account_seed(settings, aws.region, zone, max(delays, default=0.0), is_paid=not payment_failures)
     if quotas is not None:
         seed = seed.model_copy(update={"increased_quota_codes": tuple(quotas)})
+    aws.inject(*payment_failures)  # only during the seed, for a payment that takes no time; the stages inject all
     aws.seed(seed)
+    aws.remove_faults(payment_failures)
     return [
         *(reservation.id for reservation in seed.reservations),
         *(network.id for network in seed.networks),
@@ -38,10 +42,12 @@ def create_existing_resources(
     ]
 
 
-def account_seed(settings: StackSettings, region: str, zone: str, block_delay_seconds: float = 0.0) -> AccountSeed:
+def account_seed(
+    settings: StackSettings, region: str, zone: str, block_delay_seconds: float = 0.0, *, is_paid: bool = True
+) -> AccountSeed:
     """Return the resources that the settings name by id. `zone`: Availability Zone of the reservation and subnet.
 
-    `block_delay_seconds`: seconds until the Capacity Block starts.
+    `block_delay_seconds`: seconds until the Capacity Block starts. `is_paid`: whether its payment is processed.
     """
     reservation, existing, storage = settings.capacity.reservation_id, settings.network.existing, settings.storage
     reservations: tuple[SeedReservation, ...] = ()
@@ -54,6 +60,7 @@ def account_seed(settings: StackSettings, region: str, zone: str, block_delay_se
                 zone=zone,
                 count=sum(group.nodes for group in settings.groups if group.reservation),
                 block=is_block,
+                paid=is_paid,
                 interruptible=settings.capacity.interruptible,
                 start=_block_start(block_delay_seconds) if is_block and block_delay_seconds else None,
                 end=time.time() + _BLOCK_SECONDS if is_block else None,

@@ -78,13 +78,13 @@ _NAME_FINDERS: dict[str, dict[str, tuple[str, NameFinder] | list[tuple[str, Name
             ),
         ),
         "attachments": None,
-        # A cancelled, expired or unsupported reservation holds no capacity, though EC2 lists it for a while.
+        # A cancelled, expired, unsupported or unpaid reservation holds no capacity, though EC2 lists it for a while.
         "capacity_reservations": (
             "capacity-reservation",
             lambda resources: (
                 key
                 for key, reservation in resources.items()
-                if reservation.state not in ("cancelled", "expired", "unsupported")
+                if reservation.state not in ("cancelled", "expired", "unsupported", "payment-failed")
             ),
         ),
         "groups": ("security-group", lambda resources: (key for groups in resources.values() for key in groups)),

@@ -21,6 +21,7 @@ from rehearsal.aws.faults import (
     InterfaceQuota,
     MemberOmission,
     Outage,
+    PaymentFailure,
     Quota,
     Reclaim,
     SpotInterruption,
@@ -136,6 +137,10 @@ class ActiveFaults:
         """Return whether FSx has this deployment type in the zone."""
         faults = (active.fault for active in self._active if isinstance(active.fault, FsxDeployment))
         return all((fault.type, fault.zone) != (deployment_type, zone) for fault in faults)
+
+    def payments_fail(self) -> bool:
+        """Return whether payments of Capacity Blocks fail."""
+        return any(isinstance(active.fault, PaymentFailure) for active in self._active)
 
     def interruptions(self, instance: Any) -> Iterator[tuple[_ActiveFault, float]]:
         """Yield the faults that interrupt this Spot Instance, each with the Unix time of its notice."""

@@ -160,6 +160,15 @@ class CapacityBlockStart(StrictModel):
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds from the start of the rehearsal.")
 
 
+class PaymentFailure(StrictModel):
+    """A failed payment: Capacity Blocks and extensions whose payment is pending are not paid.
+
+    API reference, CapacityReservation, State `payment-failed`: AWS releases the block.
+    """
+
+    kind: Literal["payment-failure"] = "payment-failure"
+
+
 Fault = (
     Capacity
     | Throttle
@@ -174,6 +183,7 @@ Fault = (
     | FsxDeployment
     | ExpiredCredentials
     | CapacityBlockStart
+    | PaymentFailure
 )
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"

@@ -13,6 +13,7 @@ from moto.ec2.utils import random_id
 from moto.kms import models as kms
 from moto.s3.models import s3_backends
 
+from rehearsal.aws.ec2.block_payments import Payment
 from rehearsal.aws.ec2.interruptible import allocate
 from rehearsal.aws.ec2.quotas import set_increased_quotas
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
@@ -86,6 +87,8 @@ def _create_reservation(backend: Any, seed: SeedReservation) -> None:
         start=seed.start,
         end=seed.end,
     )
+    if seed.block and not seed.paid:
+        created.payment = Payment()
     reservations(backend)[created.id] = created
     if seed.interruptible:
         allocate(created, seed.id, seed.count, "retain")

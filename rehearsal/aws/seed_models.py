@@ -20,6 +20,9 @@ class SeedReservation(StrictModel):
     interruptible: bool = Field(
         default=False, description="Whether it is interruptible: then the seed also has its source, without capacity."
     )
+    paid: bool = Field(
+        default=True, description="Whether a Capacity Block is paid; otherwise its payment is pending, see Timing."
+    )
     ultraserver_type: str | None = Field(
         default=None, description="UltraServer type of a Capacity Block, such as u-p6e-gb200x36; none: instances."
     )

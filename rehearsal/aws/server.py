@@ -28,6 +28,7 @@ from rehearsal.aws.ec2 import (
     assessment,
     block_extensions,
     block_offerings,
+    block_payments,
     block_terminations,
     dependencies,
     endpoints,
@@ -164,6 +165,7 @@ def _extend_moto(launcher: Launcher) -> None:
     interruptible.install()
     interruptible_actions.install()
     block_offerings.install()
+    block_payments.install()
     block_terminations.install()
     block_extensions.install()
     quotas.install()

@@ -19,8 +19,14 @@ class Timing(StrictModel):
     reservation_end_delay_seconds: NonNegativeFloat = Field(
         0.0, description="From the EndDate of an On-Demand Capacity Reservation until it ends."
     )
+    reservation_pending_seconds: NonNegativeFloat = Field(
+        0.0, description="From the request of an On-Demand Capacity Reservation until it is active."
+    )
     reservation_assessment_seconds: NonNegativeFloat = Field(
         0.0, description="From the request of a future-dated capacity reservation until EC2 approves or refuses it."
+    )
+    block_payment_seconds: NonNegativeFloat = Field(
+        0.0, description="From the purchase of a Capacity Block or of its extension until the payment is processed."
     )
     fsx_creating_seconds: NonNegativeFloat = Field(1.0, description="From a file system's creation to AVAILABLE.")
     fsx_deleting_seconds: NonNegativeFloat = Field(0.5, description="From a file system's deletion request to its end.")

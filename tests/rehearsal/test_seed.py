@@ -45,6 +45,7 @@ def test_block_has_an_end(tmp_path: Path) -> None:
     (reservation,) = account_seed(settings(tmp_path, capacity=capacity), "us-east-1", "us-east-1b").reservations
     assert reservation.block
     assert reservation.end is not None
+    assert reservation.paid
 
 
 def test_network_bucket_and_key_have_the_ids_of_the_settings(tmp_path: Path) -> None:

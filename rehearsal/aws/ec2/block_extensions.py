@@ -1,38 +1,37 @@
 """API actions on existing Capacity Blocks: their description, and the offers and purchase of extensions.
 
-Sources: EC2 user guide, "Extend Capacity Blocks"; API reference of these actions and of CapacityBlockExtension. The
-user guide names no error codes: those of refused extensions are assumptions.
+Sources: EC2 user guide, "Extend Capacity Blocks"; API reference of these actions and of CapacityBlockExtension. AWS
+documents no error codes for extensions ("Error codes for the Amazon EC2 API" has those of block offerings only): all
+codes of this module are assumptions.
 """
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from moto.core.responses import ActionResult
-from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from rehearsal.aws.clock import CLOCK, Due
+from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2.block_offerings import BLOCK_HOURS, block_price, offering_id
+from rehearsal.aws.ec2.block_payments import Payment
 from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
 from rehearsal.aws.moto_extension import ec2_error, extend
 
 _HOUR_SECONDS, _DAY_SECONDS = 3600.0, 86400.0
 # "up to a minimum of 1 hour or a maximum of 56 days before it expires"; "up to 182 days (26 weeks) total"
 _LATEST_SECONDS, _EARLIEST_SECONDS, _MAXIMUM_SECONDS = _HOUR_SECONDS, 56 * _DAY_SECONDS, 182 * _DAY_SECONDS
-# An extension is payment-pending "until the bill is paid". The user guide names the limit of 12 hours only.
-PAYMENT_SECONDS = 2.0
+# The payment has to be processed "up to 35 minutes before the Capacity Block is scheduled to end".
+_LATEST_PAYMENT_SECONDS = 35 * 60.0
 
 
 class BlockExtension:
-    """A purchased extension, with the fields of CapacityBlockExtension as attributes. The block ends later once it is
-    paid."""
+    """A purchased extension, with the fields of CapacityBlockExtension as attributes. Its payment moves the end."""
 
     currency_code = "USD"
 
     def __init__(self, reservation: CapacityReservation, offering: dict[str, Any]) -> None:
         self.reservation, self.purchased = reservation, CLOCK.now()
-        self.capacity_reservation_id, self.is_paid = reservation.id, False
+        self.capacity_reservation_id = reservation.id
         self.instance_type, self.availability_zone = reservation.instance_type, reservation.availability_zone
         self.instance_count = reservation.total_instance_count
         self.capacity_block_extension_offering_id = offering["CapacityBlockExtensionOfferingId"]
@@ -41,16 +40,16 @@ class BlockExtension:
         self.capacity_block_extension_start_date = offering["CapacityBlockExtensionStartDate"]
         self.capacity_block_extension_end_date = offering["CapacityBlockExtensionEndDate"]
         self.upfront_fee = offering["UpfrontFee"]
+        assert reservation.end is not None
+        self.payment = Payment(reservation.end - _LATEST_PAYMENT_SECONDS, self._move_end)
 
     @property
     def capacity_block_extension_status(self) -> str:
-        """`payment-pending` until it is paid."""
-        return "payment-succeeded" if self.is_paid else "payment-pending"
+        """`payment-pending`, `payment-succeeded` or `payment-failed`."""
+        return f"payment-{self.payment.status}"
 
-    def pay(self) -> None:
-        """Move the end of the block."""
+    def _move_end(self) -> None:
         assert self.reservation.end is not None
-        self.is_paid = True
         self.reservation.end += self.capacity_block_extension_duration_hours * _HOUR_SECONDS
 
 
@@ -64,7 +63,7 @@ def _find_extensible(backend: Any, name: str, hours: int) -> CapacityReservation
     reservation = find_reservation(backend, name)
     if not reservation.is_block or reservation.end is None:
         raise ec2_error("InvalidParameterValue", f"The capacity reservation {name} is not a Capacity Block.")
-    pending = any(each.reservation is reservation and not each.is_paid for each in _extensions(backend))
+    pending = any(each.reservation is reservation and each.payment.status == "pending" for each in _extensions(backend))
     if reservation.state not in {"active", "scheduled"} or pending:
         state = "has an extension that is payment-pending" if pending else f"is {reservation.state}"
         raise ec2_error("InvalidCapacityReservationState", f"The Capacity Block {name} {state} and can't be extended.")
@@ -146,19 +145,11 @@ def _utc(time: float) -> datetime:
     return datetime.fromtimestamp(time, UTC).replace(tzinfo=None)
 
 
-def _due_payments() -> Iterator[Due]:
-    for _, _, backend in ec2_backends.iter_backends():
-        for extension in _extensions(backend):
-            if not extension.is_paid:
-                yield extension.purchased + PAYMENT_SECONDS, extension.pay
-
-
 def install() -> None:
-    """Add the actions to moto, and the payments to the clock."""
+    """Add the actions to moto."""
     extend(
         EC2Response,
         describe_capacity_block_extension_offerings,
         purchase_capacity_block_extension,
         describe_capacity_blocks,
     )
-    CLOCK.add_source(_due_payments)

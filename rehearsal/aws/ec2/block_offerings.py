@@ -13,6 +13,7 @@ from moto.ec2.responses import EC2Response
 from moto.ec2.utils import random_id
 
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.block_payments import Payment
 from rehearsal.aws.ec2.reference import load_reference
 from rehearsal.aws.ec2.reservation_actions import offering_zones, parse_time
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
@@ -76,11 +77,14 @@ def block_price(instance_type: str, count: int, hours: int) -> str:
 
 
 def purchase_capacity_block(self: Any) -> ActionResult:
-    """Purchase an offering: its Capacity Block becomes a reservation."""
+    """Purchase an offering: its Capacity Block becomes a reservation, which is payment-pending at first.
+
+    Code for an unknown offering: API reference, "Error codes for the Amazon EC2 API".
+    """
     backend, name = self.ec2_backend, self._get_param("CapacityBlockOfferingId")
     offering = vars(backend).get("_capacity_block_offers", {}).pop(name, None)
     if offering is None:
-        raise ec2_error("InvalidCapacityBlockOfferingId.NotFound", f"The Capacity Block offering {name} does not exist")
+        raise ec2_error("InvalidCapacityBlockOfferingIdNotFound", f"The Capacity Block offering {name} does not exist")
     reservation = CapacityReservation(
         backend,
         random_id("cr", 17),
@@ -93,6 +97,7 @@ def purchase_capacity_block(self: Any) -> ActionResult:
         platform=self._get_param("InstancePlatform") or "Linux/UNIX",
     )
     reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
+    reservation.payment = Payment()
     reservations(backend)[reservation.id] = reservation
     return ActionResult({"CapacityReservation": reservation, "CapacityReservations": [reservation]})
 

@@ -73,6 +73,11 @@ def allocate_capacity(
         if reservation.market_type != market:
             required = reservation.market_type or "of On-Demand Instances"
             raise _invalid_combination(f"{target} requires the MarketType {required}, not {market}.")
+        if reservation.state in ("scheduled", "payment-pending") and reservation.is_block:
+            # API reference, "Error codes for the Amazon EC2 API"
+            raise ec2_error(
+                "InvalidCapacityReservationState.PendingActivation", f"Your Capacity Block {target} is not active yet."
+            )
         usable = reservation.accepts_launches and reservation.matches(instance_type, zone)
         return _from_reservations([reservation] if usable else [], group, count, minimum_count)
     if market == "spot":

@@ -14,6 +14,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX
 
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.block_payments import Payment
 from rehearsal.aws.moto_extension import ec2_error, extend
 from rehearsal.aws.timing import timing
 
@@ -62,7 +63,9 @@ class CapacityReservation(TaggedEC2Resource):
         self.instance_match_criteria = "targeted" if block else criteria
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
         self.placement_group = placement_group
+        self.pending_until = 0.0  # Unix time
         self.instances_terminated = False
+        self.payment: Payment | None = None  # of a Capacity Block; None: paid
         self.assessment: Assessment | None = None
         self.source_id = source_id  # of an interruptible reservation: the reservation that it was created from
         self.interruptible_capacity_allocation: Any = None
@@ -93,15 +96,31 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def state(self) -> str:
-        """State by the account's clock: assessing, unsupported, scheduled, active, expired or cancelled."""
+        """State by the account's clock (API reference, CapacityReservation, State).
+
+        A new reservation can be `pending` for up to 5 minutes (EC2 user guide, "View the state of a Capacity
+        Reservation"). Launches may succeed meanwhile; here they do not, because "the capacity becomes available for use
+        only once the Capacity Reservation enters the active state" (same guide, "Create a Capacity Reservation").
+        Assumptions: a block whose payment is pending does not become active at its start; an unused reservation is
+        billed while it is pending.
+        """
         now = CLOCK.now()
         if self.cancelled_at is not None:
             return "cancelled"
         if self.assessment in ("assessing", "unsupported"):
             return self.assessment
+        if self.payment is not None and self.payment.status != "succeeded":
+            return f"payment-{self.payment.status}"
         if self._expires_at is not None and now >= self._expires_at:
             return "expired"
-        return "active" if now >= self.start else "scheduled"
+        if now < self.start:
+            return "scheduled"
+        return "pending" if now < self.pending_until else "active"
+
+    @property
+    def holds_capacity(self) -> bool:
+        """Whether the capacity is not available to others."""
+        return self.state in ("active", "pending")
 
     @property
     def _expires_at(self) -> float | None:

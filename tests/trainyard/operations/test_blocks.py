@@ -9,6 +9,7 @@ import yaml
 
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests.conftest import REGION
 from tests.problems import rejects
 from trainyard.aws.clients import client
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("account")
 
 @pytest.fixture(scope="module")
 def account(own_account: EmulatedAws) -> EmulatedAws:
-    """An account of this file, because a test advances its clock."""
+    """An account of this file, because a test advances its clock. Payments take two seconds."""
+    own_account.set_timing(Timing(block_payment_seconds=2))
     return own_account
 
 
@@ -64,7 +66,7 @@ def test_offering_is_bought_after_its_price_is_confirmed() -> None:
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
     assert "not refundable" in questions[0]
     described = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[block.reservation])
-    assert described["CapacityReservations"][0]["State"] == "scheduled"
+    assert described["CapacityReservations"][0]["State"] == "payment-pending"
 
 
 def test_refused_offering_is_not_bought(account: EmulatedAws) -> None:

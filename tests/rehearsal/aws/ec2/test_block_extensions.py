@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.ec2.block_extensions import PAYMENT_SECONDS
+from rehearsal.aws.faults import PaymentFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import describe, in_block, launch, refused
 
 HOUR, DAY = 3600.0, 86400.0
+PAYMENT_SECONDS = 300.0
 pytestmark = pytest.mark.usefixtures("clean_blocks")
 _names = (f"cr-{number:017x}" for number in range(0xABC000, 0xABCFFF))
 
@@ -19,6 +21,8 @@ _names = (f"cr-{number:017x}" for number in range(0xABC000, 0xABCFFF))
 def clean_blocks(aws: EmulatedAws, client: Client) -> Any:
     """Terminate the instances of each test."""
     yield
+    aws.clear_faults()
+    aws.set_timing(Timing())
     running = [record.id for record in aws.instances() if record.state == "running"]
     if running:
         client("ec2").terminate_instances(InstanceIds=running)
@@ -80,6 +84,7 @@ def test_block_names_its_ultraserver_type_and_reservation(aws: EmulatedAws, clie
 
 
 def test_extension_moves_the_end_and_keeps_the_instances(aws: EmulatedAws, client: Client, network: Network) -> None:
+    aws.set_timing(Timing(block_payment_seconds=PAYMENT_SECONDS))
     name = block(aws, ends_in=4 * HOUR)
     (instance,) = launch(client, network, **in_block(name))
     end = describe(client, name)["EndDate"]
@@ -92,11 +97,25 @@ def test_extension_moves_the_end_and_keeps_the_instances(aws: EmulatedAws, clien
 
 
 def test_extension_is_refused_while_another_is_pending(aws: EmulatedAws, client: Client) -> None:
+    aws.set_timing(Timing(block_payment_seconds=PAYMENT_SECONDS))
     name = block(aws)
     purchase(client, name)
     assert refused(lambda: offer(client, name)) == "InvalidCapacityReservationState"
     aws.advance_clock(PAYMENT_SECONDS)
     assert offer(client, name)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_extension_is_paid_35_minutes_before_the_end_or_fails(aws: EmulatedAws, client: Client, fails: bool) -> None:
+    aws.set_timing(Timing(block_payment_seconds=12 * HOUR))
+    aws.inject(*([PaymentFailure()] if fails else []))
+    name = block(aws, ends_in=2 * HOUR)
+    end = describe(client, name)["EndDate"]
+    purchase(client, name)
+    aws.advance_clock(2 * HOUR - 36 * 60)
+    assert describe(client, name)["EndDate"] == end
+    aws.advance_clock(62)
+    assert (describe(client, name)["EndDate"] - end).total_seconds() == (0 if fails else DAY)
 
 
 @pytest.mark.parametrize("ends_in", [0.5 * HOUR, 57 * DAY])

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Capacity
+from rehearsal.aws.faults import Capacity, PaymentFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 
 _numbers = itertools.count(1)
@@ -251,7 +252,8 @@ def test_invalid_combination_of_market_and_reservation_is_refused(
 def test_scheduled_block_accepts_no_launch(client: Client, network: Network, aws: EmulatedAws) -> None:
     name = block(aws, starts_in=HOUR)
     assert describe(client, name)["State"] == "scheduled"
-    assert refused(lambda: launch(client, network, **in_block(name))) == "ReservationCapacityExceeded"
+    code = "InvalidCapacityReservationState.PendingActivation"
+    assert refused(lambda: launch(client, network, **in_block(name))) == code
     aws.advance_clock(HOUR + 1)
     assert describe(client, name)["State"] == "active"
     assert launch(client, network, **in_block(name))
@@ -299,6 +301,49 @@ def test_offered_block_can_be_purchased(client: Client, aws: EmulatedAws) -> Non
     )
     assert (described["StartDate"].hour, described["StartDate"].minute) == (11, 30)
     assert described["EndDate"] - described["StartDate"] == timedelta(hours=48)
+
+
+def test_unknown_offering_is_refused(client: Client) -> None:
+    def buy() -> None:
+        client("ec2").purchase_capacity_block(CapacityBlockOfferingId="cbo-1", InstancePlatform="Linux/UNIX")
+
+    assert refused(buy) == "InvalidCapacityBlockOfferingIdNotFound"
+
+
+@pytest.fixture
+def unpaid(client: Client, aws: EmulatedAws) -> Iterator[str]:
+    """The reservation of a Capacity Block that was just bought. AWS processes its payment in ten minutes."""
+    aws.set_timing(Timing(block_payment_seconds=600))
+    ec2, parameters = client("ec2"), {"InstanceType": "p4d.24xlarge", "InstanceCount": 2, "CapacityDurationHours": 24}
+    offering = ec2.describe_capacity_block_offerings(**parameters)["CapacityBlockOfferings"][0]
+    purchased = ec2.purchase_capacity_block(
+        CapacityBlockOfferingId=offering["CapacityBlockOfferingId"], InstancePlatform="Linux/UNIX"
+    )["CapacityReservation"]
+    assert purchased["State"] == "payment-pending"
+    yield str(purchased["CapacityReservationId"])
+    aws.set_timing(Timing())
+
+
+def test_block_is_scheduled_once_it_is_paid(client: Client, network: Network, aws: EmulatedAws, unpaid: str) -> None:
+    aws.advance_clock(590)
+    assert describe(client, unpaid)["State"] == "payment-pending"
+    code = "InvalidCapacityReservationState.PendingActivation"
+    assert refused(lambda: launch(client, network, **in_block(unpaid))) == code
+    aws.advance_clock(11)
+    assert describe(client, unpaid)["State"] in ("scheduled", "active")  # it may start then
+
+
+def test_unpaid_block_is_released(client: Client, network: Network, aws: EmulatedAws, unpaid: str) -> None:
+    aws.inject(PaymentFailure())
+    aws.advance_clock(601)
+    aws.clear_faults()
+    aws.advance_clock(2 * 24 * HOUR)
+    assert (describe(client, unpaid)["State"], describe(client, unpaid)["AvailableInstanceCount"]) == (
+        "payment-failed",
+        0,
+    )
+    assert refused(lambda: launch(client, network, **in_block(unpaid))) == "ReservationCapacityExceeded"
+    assert unpaid not in [record.id for record in aws.list_resources()]
 
 
 def test_group_launches_into_a_block_by_desired_capacity(
