@@ -12,6 +12,7 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
 from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.idempotency import once_per_token
 from rehearsal.aws.ec2.launch import Launcher, encode_user_data
 from rehearsal.aws.ec2.launch_validation import LaunchParameters, launch_error
 from rehearsal.aws.ec2.transitions import ENDED_STATES, start_launch, start_termination
@@ -35,14 +36,11 @@ def install(launcher: Launcher) -> None:
             key: value for key, value in params.items() if key not in _REQUEST_ONLY_KEYS
         }
         self.error_on_dryrun()
-        token = str(params.get("ClientToken") or "")
-        responses: dict[str, Any] = vars(backend).setdefault("_run_instances_tokens", {})
-        launched = responses.get(token)
-        if launched is None:
-            launched = _launch(launcher, backend, launch_parameters, params.get("LaunchTemplate"), minimum, maximum)
-            if token:
-                responses[token] = launched
-        return ActionResult(launched)
+
+        def launch() -> Any:
+            return _launch(launcher, backend, launch_parameters, params.get("LaunchTemplate"), minimum, maximum)
+
+        return ActionResult(once_per_token(backend, "RunInstances", params, launch))
 
     extend(EC2Response, run_instances, describe_instance_credit_specifications)
     _install_templates()

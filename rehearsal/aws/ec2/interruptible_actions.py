@@ -10,6 +10,7 @@ from moto.core.responses import ActionResult
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import random_id
 
+from rehearsal.aws.ec2.idempotency import once_per_token
 from rehearsal.aws.ec2.interruptible import Allocation, allocate
 from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation
 from rehearsal.aws.moto_extension import ec2_error, extend
@@ -23,19 +24,18 @@ def create_interruptible_capacity_reservation_allocation(self: Any) -> ActionRes
     source = find_reservation(backend, self._get_param("CapacityReservationId"))
     count, preference = self._get_int_param("InstanceCount"), self._get_param("ZeroSizePreference") or "default"
     self.error_on_dryrun()
-    tokens: dict[str, Allocation] = vars(backend).setdefault("_interruptible_allocation_tokens", {})
-    token = str(self._get_param("ClientToken") or "")
-    allocation = tokens.get(token)
-    if allocation is None:
+
+    def create() -> Allocation:
         _validate_source(source)
         if not 1 <= count <= min(MAXIMUM_INSTANCES, source.available_instance_count):
             raise _invalid_count(source, count)
         reservation = allocate(source, random_id("cr", 17), count, preference)
         reservation.add_tags(self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {}))
-        allocation = source.interruptible_capacity_allocation
-        if token:
-            tokens[token] = allocation
-    return ActionResult(_response(allocation))
+        allocation: Allocation = source.interruptible_capacity_allocation
+        return allocation
+
+    operation = "CreateInterruptibleCapacityReservationAllocation"
+    return ActionResult(_response(once_per_token(backend, operation, dict(self._get_params()), create)))
 
 
 def _validate_source(source: CapacityReservation) -> None:

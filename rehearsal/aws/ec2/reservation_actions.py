@@ -16,11 +16,13 @@ from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2.assessment import start_assessment
 from rehearsal.aws.ec2.capacity_requests import record_request
+from rehearsal.aws.ec2.idempotency import once_per_token
 from rehearsal.aws.ec2.placement import placement_groups, validate_placement
 from rehearsal.aws.ec2.quotas import check_on_demand
 from rehearsal.aws.ec2.reservations import CapacityReservation, find_reservation, reservations
 from rehearsal.aws.ec2.zone_capacity import free_capacity
 from rehearsal.aws.moto_extension import ec2_error, extend
+from rehearsal.aws.timing import timing
 
 _MINIMUM_COMMITMENT_SECONDS = 14 * 86400  # API reference, CreateCapacityReservation, CommitmentDuration
 _SUPPORTED_KEYS = frozenset(
@@ -48,10 +50,8 @@ def create_capacity_reservation(self: Any) -> ActionResult:
     backend, parameters = self.ec2_backend, dict(self._get_params())
     _require_supported(parameters)
     self.error_on_dryrun()
-    tokens: dict[str, CapacityReservation] = vars(backend).setdefault("_capacity_reservation_tokens", {})
-    token = str(parameters.get("ClientToken") or "")
-    reservation = tokens.get(token)
-    if reservation is None:
+
+    def create() -> CapacityReservation:
         tags = self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
         count, zone = int(parameters["InstanceCount"]), parameters["AvailabilityZone"]
         with record_request(backend, "reservation", parameters["InstanceType"], zone, count, tags) as grant:
@@ -60,8 +60,10 @@ def create_capacity_reservation(self: Any) -> ActionResult:
         reservation.add_tags(tags)
         reservations(backend)[reservation.id] = reservation
         start_assessment(reservation)
-        if token:
-            tokens[token] = reservation
+        reservation.pending_until = reservation.created + timing().reservation_pending_seconds
+        return reservation
+
+    reservation = once_per_token(backend, "CreateCapacityReservation", parameters, create)
     return ActionResult({"CapacityReservation": reservation})
 
 
@@ -119,10 +121,20 @@ def _insufficient_capacity(instance_type: str, zone: str) -> tuple[str, str, str
 
 
 def _start(parameters: dict[str, Any]) -> float | None:
-    """Return the Unix time at which a future-dated reservation starts; None for an immediate one."""
+    """Return the Unix time at which a future-dated reservation starts; None for an immediate one.
+
+    API reference, CreateCapacityReservation. Not emulated: a start 5 to 120 days ahead, 32 vCPUs or more, and instance
+    families C, G, I, M, R and T only.
+    """
     start = parse_time(parameters.get("StartDate"))
     if start is None:
         return None
+    if parameters.get("PlacementGroupArn"):  # "Not supported for future-dated Capacity Reservations"; code: assumption
+        raise ec2_error(
+            "InvalidParameterCombination", "A future-dated reservation can't be created in a placement group."
+        )
+    if parameters.get("InstanceMatchCriteria") != "targeted":  # "you must specify targeted"; code: an assumption
+        raise ec2_error("InvalidParameterCombination", "A future-dated reservation must be targeted.")
     if int(parameters.get("CommitmentDuration") or 0) < _MINIMUM_COMMITMENT_SECONDS:
         raise ec2_error(
             "InvalidParameterValue", "A future-dated reservation has a CommitmentDuration of 14 days or more."
@@ -157,7 +169,10 @@ def _placement_group(backend: Any, parameters: dict[str, Any]) -> str | None:
 
 
 def modify_capacity_reservation(self: Any) -> ActionResult:
-    """Change the number of instances, all or none, or the end of an active reservation."""
+    """Change the number of instances, all or none, or the end of an active reservation.
+
+    API reference: "You can't modify the Capacity Reservation in any way" while it is pending. Code: an assumption.
+    """
     backend, parameters = self.ec2_backend, dict(self._get_params())
     reservation = find_reservation(backend, self._get_param("CapacityReservationId"))
     self.error_on_dryrun()
@@ -192,7 +207,8 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
 def cancel_capacity_reservation(self: Any) -> ActionResult:
     """Cancel a reservation that is active or assessed. Its instances continue as On-Demand Instances.
 
-    A scheduled one requires a cancellation quote (API reference), which is not emulated.
+    A scheduled one requires a cancellation quote (API reference), which is not emulated. `pending` is not among the
+    states that the API reference lists; the code of the error is an assumption.
     """
     reservation = find_reservation(self.ec2_backend, self._get_param("CapacityReservationId"))
     _require_changeable(reservation, "cancelled")

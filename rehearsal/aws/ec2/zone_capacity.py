@@ -42,15 +42,15 @@ def _counts(limit: Capacity, use: _Use, group: str) -> bool:
 def _uses(backend: Any) -> Iterator[_Use]:
     """Yield the capacity in use. Capacity Blocks have separate capacity.
 
-    An active reservation uses the capacity of its instances. After its end they continue to run (EC2 user guide, "Work
-    with Capacity Reservations"), so that they use capacity of the zone themselves.
+    An active or pending reservation uses the capacity of its instances. After its end they continue to run (EC2 user
+    guide, "Work with Capacity Reservations"), so that they use capacity of the zone themselves.
     """
-    reserved = {name for name, each in reservations(backend).items() if each.state == "active" or each.is_block}
+    reserved = {name for name, each in reservations(backend).items() if each.holds_capacity or each.is_block}
     for instance in backend.all_instances():
         if instance.state in _RUNNING_STATES and instance.capacity_reservation_id not in reserved:
             group = instance.placement.group_name
             yield _Use(instance.instance_type, instance.availability_zone, group, 1)
     for reservation in reservations(backend).values():
-        if reservation.state == "active" and not reservation.is_block:
+        if reservation.holds_capacity and not reservation.is_block:
             group, count = reservation.placement_group or "", reservation.total_instance_count
             yield _Use(reservation.instance_type, reservation.availability_zone, group, count)

@@ -110,6 +110,19 @@ def test_reservation_is_described_as_created(client: Client, aws: EmulatedAws) -
     )
 
 
+def test_repeated_client_token_creates_one_reservation(client: Client) -> None:
+    name = reserve(client, 1, ClientToken="repeated")
+    assert reserve(client, 1, ClientToken="repeated") == name
+
+
+def test_client_token_with_other_parameters_is_refused(client: Client, network: Network) -> None:
+    reserve(client, 1, ClientToken="reservation")
+    launch(client, network, ClientToken="instance")
+    mismatch = "IdempotentParameterMismatch"
+    assert refused(lambda: reserve(client, 2, ClientToken="reservation")) == mismatch
+    assert refused(lambda: launch(client, network, 2, ClientToken="instance")) == mismatch
+
+
 def test_available_count_follows_launches_and_terminations(client: Client, network: Network) -> None:
     name = reserve(client, 2, InstanceMatchCriteria="targeted")
     ids = launch(client, network, 2, **targeting(name))

@@ -54,6 +54,25 @@ def test_reservation_holds_capacity_without_instances(client: Client, network: N
     assert refused(lambda: launch(client, network, **GPU)) == "InsufficientInstanceCapacity"
 
 
+def test_new_reservation_is_pending_at_first(client: Client, network: Network, aws: EmulatedAws) -> None:
+    """It holds its capacity, and can neither be used nor changed nor cancelled."""
+    aws.set_timing(Timing(reservation_pending_seconds=60))
+    aws.inject(Capacity(limit=2, instance_type=GPU["InstanceType"]))
+    ec2, name = client("ec2"), reserve(client, 2, **TARGETED)
+    pending = describe(client, name)
+    assert (pending["State"], pending["TotalInstanceCount"], pending["AvailableInstanceCount"]) == ("pending", 2, 0)
+    assert refused(lambda: launch(client, network, **GPU, **targeting(name))) == "ReservationCapacityExceeded"
+    assert refused(lambda: reserve(client, 1, **TARGETED)) == "InsufficientInstanceCapacity"
+    for change in (
+        lambda: ec2.modify_capacity_reservation(CapacityReservationId=name, InstanceCount=1),
+        lambda: ec2.cancel_capacity_reservation(CapacityReservationId=name),
+    ):
+        assert refused(change) == "InvalidCapacityReservationState"
+    aws.advance_clock(61)
+    launched = launch(client, network, 2, **GPU, **targeting(name))
+    client("ec2").terminate_instances(InstanceIds=launched)
+
+
 def test_cancelled_reservation_returns_its_capacity(client: Client, aws: EmulatedAws) -> None:
     aws.inject(Capacity(limit=2, instance_type=GPU["InstanceType"]))
     name = reserve(client, 2, **TARGETED)
@@ -100,6 +119,17 @@ def test_future_reservation_is_scheduled_until_it_starts(client: Client, aws: Em
     assert describe(client, name)["State"] == "scheduled"
     aws.advance_clock(6 * 86400 + 1)
     assert describe(client, name)["State"] == "active"
+
+
+@pytest.mark.parametrize("unsupported", ["PlacementGroupArn", "InstanceMatchCriteria"])
+def test_future_reservation_is_targeted_and_in_no_placement_group(
+    client: Client, aws: EmulatedAws, placement_group: str, unsupported: str
+) -> None:
+    start = datetime.fromtimestamp(int(aws.now()), UTC) + timedelta(days=6)
+    request: dict[str, Any] = {**TARGETED, "StartDate": start, "CommitmentDuration": 14 * 86400}
+    value = {"PlacementGroupArn": placement_group, "InstanceMatchCriteria": "open"}[unsupported]
+    assert refused(lambda: reserve(client, 1, **{**request, unsupported: value})) == "InvalidParameterCombination"
+    assert describe(client, reserve(client, 1, **request))["State"] == "scheduled"
 
 
 @pytest.fixture
