@@ -205,14 +205,14 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
 
 
 def look_up_held_capacity(stack: str) -> ReservationFacts | None:
-    """Look up the active capacity reservation that `trainyard reserve` made for the stack, by its tags."""
+    """Look up the active or pending capacity reservation that `trainyard reserve` made for the stack, by its tags."""
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["ec2:capacity-reservation"],
         tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [tags.HELD_CAPACITY]}],
     )
     names = sorted(entry.resource_arn.rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists)
     held = (look_up_reservation("reserve", name) for name in names)
-    return next((reservation for reservation in held if reservation.state == "active"), None)
+    return next((reservation for reservation in held if reservation.state in ("active", "pending")), None)
 
 
 def look_up_bucket(bucket: str) -> str:

@@ -10,10 +10,12 @@ from botocore.exceptions import ClientError
 from trainyard.aws.clients import client
 from trainyard.aws.tags import tag_filters, tag_specifications
 
+_ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported"])
+
 
 @dataclass(frozen=True)
 class CapacityReservation:
-    """An active reservation. `available`: instances that can be launched into it now."""
+    """A reservation. `available`: instances that can be launched into it now; `state`: CapacityReservation, State."""
 
     id: str
     instance_type: str
@@ -21,6 +23,7 @@ class CapacityReservation:
     instances: int
     available: int
     placement_group_arn: str | None
+    state: str
 
 
 def create_reservation(
@@ -57,14 +60,19 @@ def create_reservation(
 
 
 def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityReservation]:
-    """Return the active reservations with these tags, largest first."""
+    """Return the active and pending reservations with these tags, largest first."""
     pages = (
         client("ec2", region)
         .get_paginator("describe_capacity_reservations")
-        .paginate(Filters=[*tag_filters(tags), {"Name": "state", "Values": ["active"]}])
+        .paginate(Filters=[*tag_filters(tags), {"Name": "state", "Values": ["active", "pending"]}])
     )
     described = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
     return sorted(described, key=lambda reservation: reservation.instances, reverse=True)
+
+
+def read_reservation(region: str, reservation: str) -> CapacityReservation:
+    """Return a reservation in any state. Raises ClientError."""
+    return _parse(describe_reservation(region, reservation))
 
 
 def find_source(region: str, interruptible: str) -> str | None:
@@ -107,13 +115,22 @@ def extend_reservations(region: str, reservations: Iterable[str], end: float) ->
         )
 
 
-def cancel_reservation(region: str, reservation: str) -> None:
-    """Cancel a reservation, unless it has ended. Instances in it continue as On-Demand Instances."""
+def cancel_reservation(region: str, reservation: str) -> bool:
+    """Cancel a reservation, unless it has ended. Instances in it continue as On-Demand Instances.
+
+    Returns False for a pending reservation, which EC2 does not cancel (API reference, CancelCapacityReservation). AWS
+    documents no error code for a state: the state itself is read. Raises ClientError.
+    """
+    ec2 = client("ec2", region)
     try:
-        client("ec2", region).cancel_capacity_reservation(CapacityReservationId=reservation)
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "InvalidCapacityReservationState":
-            raise
+        ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+    except ClientError:
+        state = describe_reservation(region, reservation)["State"]
+        if state == "pending":
+            return False
+        if state not in _ENDED_STATES:  # it may have been pending until now
+            ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+    return True
 
 
 def _time(unix_time: float) -> datetime:
@@ -128,4 +145,5 @@ def _parse(reservation: Mapping[str, Any]) -> CapacityReservation:
         instances=reservation["TotalInstanceCount"],
         available=reservation["AvailableInstanceCount"],
         placement_group_arn=reservation.get("PlacementGroupArn"),
+        state=reservation["State"],
     )

@@ -9,11 +9,11 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from trainyard.aws.reservations import (
     CapacityReservation,
-    cancel_reservation,
     create_reservation,
     find_reservations,
 )
 from trainyard.operations.errors import CapacityError
+from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals
 
@@ -54,9 +54,9 @@ def reserve_capacity(
 ) -> CapacityReservation:
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
-    `before_attempt` raises an error to end the search. No other active reservation may have the request's tags: a
-    reservation whose creation was not answered has them, and is cancelled. Raises CapacityError, which names the zones
-    and their error codes.
+    `before_attempt` raises an error to end the search, and the wait for a pending reservation. No other reservation
+    that is active or pending may have the request's tags: one whose creation was not answered has them, and is
+    cancelled. Raises CapacityError, which names the zones and their error codes.
     """
     try:
         result = _search(request, display, before_attempt)
@@ -82,7 +82,7 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
     while True:
         before_attempt()
         if reservation := _try_zones(request, attempt, refusals, display):
-            return reservation
+            return wait_until_active(request.region, reservation, display, before_attempt)
         tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
             attempts = f"{attempt} attempt{'s' if attempt > 1 else ''}"
@@ -162,7 +162,6 @@ def _cancel_others(request: CapacityRequest, kept: str | None, display: Display)
     try:
         for reservation in find_reservations(request.region, request.tags):
             if reservation.id != kept:
-                cancel_reservation(request.region, reservation.id)
-                display.line("capacity", f"cancelled {reservation.id}, whose creation was not answered")
+                cancel_reservations(request.region, [reservation.id], display)
     except (BotoCoreError, ClientError) as error:
         display.line("capacity", f"reservations may exist that were not answered; they end by themselves: {error}")

@@ -15,6 +15,7 @@ from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
+from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 
 # AWS returns the capacity of a terminated instance to its reservation after several minutes.
@@ -79,7 +80,9 @@ class GroupReservations:
             else:
                 self._reject(reservation, is_held=reservation in held)
         self.cancel([each.id for each in fitting[1:]])
-        return fitting[0] if fitting else None
+        if not fitting:
+            return None
+        return wait_until_active(self._region, fitting[0], self._display, self._before_attempt)
 
     def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:
         """Cancel a reservation that does not fit. Raises CapacityError for one of `trainyard reserve`."""
@@ -164,16 +167,6 @@ class GroupReservations:
     def cancel(self, names: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
         cancel_reservations(self._region, names, self._display)
-
-
-def cancel_reservations(region: str, names: Iterable[str], display: Display) -> None:
-    """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
-    for name in names:
-        try:
-            reservations.cancel_reservation(region, name)
-            display.line("capacity", f"cancelled {name}")
-        except (BotoCoreError, ClientError) as error:
-            display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
 
 
 def cancel_all(region: str, stack: str, display: Display) -> None:

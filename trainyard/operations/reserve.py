@@ -22,8 +22,9 @@ from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import cancel_reservations, delete_held_groups
+from trainyard.operations.reservations import delete_held_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 
@@ -62,7 +63,7 @@ def hold_capacity(
     held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
     if existing := find_reservations(cluster.region, held_tags):
         display.line("capacity", f"{existing[0].id} is already held in {existing[0].zone}")
-        return _result(existing[0], price)
+        return _result(wait_until_active(cluster.region, existing[0], display), price)
     zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(f"Reserve {where} for {price:,.2f} USD per hour, {hours:g} hours?")

@@ -1,0 +1,58 @@
+"""Capacity reservations that are pending: until EC2 activates them, they are neither used nor changed nor cancelled.
+
+EC2 user guide, "View the state of a Capacity Reservation": it may be pending for up to 5
+minutes. API reference,
+ModifyCapacityReservation and CancelCapacityReservation: neither has an effect on a pending reservation.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainyard.aws import reservations
+from trainyard.aws.reservations import CapacityReservation
+from trainyard.operations.errors import CapacityError
+from trainyard.operations.progress import Display
+
+TIMEOUT_SECONDS, POLL_SECONDS = 10 * 60.0, 2.0
+
+
+def wait_until_active(
+    region: str, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None] = lambda: None
+) -> CapacityReservation:
+    """Return the reservation as soon as it is active.
+
+    `before_poll` raises an error to end the wait. Raises CapacityError after TIMEOUT_SECONDS, and for a reservation
+    that has failed.
+    """
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while reservation.state == "pending":
+        if time.monotonic() > deadline:
+            raise CapacityError(f"reservation {reservation.id} is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
+        display.line("capacity", f"{reservation.id} in {reservation.zone} is pending: waiting until it is active")
+        before_poll()
+        time.sleep(POLL_SECONDS)
+        reservation = reservations.read_reservation(region, reservation.id)
+    if reservation.state != "active":
+        raise CapacityError(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")
+    return reservation
+
+
+def cancel_reservations(region: str, names: Iterable[str], display: Display) -> None:
+    """Cancel reservations; wait for pending ones. One that AWS does not cancel ends by itself, after its end date."""
+    for name in names:
+        try:
+            _cancel(region, name, display)
+            display.line("capacity", f"cancelled {name}")
+        except (BotoCoreError, ClientError, CapacityError) as error:
+            display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
+
+
+def _cancel(region: str, name: str, display: Display) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not reservations.cancel_reservation(region, name):
+        if time.monotonic() > deadline:
+            raise CapacityError(f"it is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
+        display.line("capacity", f"{name} is pending: waiting until EC2 can cancel it")
+        time.sleep(POLL_SECONDS)
