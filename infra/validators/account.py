@@ -120,10 +120,17 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
     if start is not None and starts_later and reservation.is_capacity_block:
         limit = f"{settings.launch.startup_timeout_minutes:g} minutes (launch.startup_timeout_minutes)"
         text = f"Capacity Block {reservation.id} is {reservation.state} and starts at {_format(start)}"
+        if reservation.state == "payment-pending":
+            text += ". AWS has 12 hours to receive the payment, else it releases the block"
         pulumi.log.info(f"{text}. The launch waits for a start within {limit}, else it schedules the run")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
+    elif reservation.state == "payment-failed":
+        reason = (
+            "is payment-failed: AWS did not receive the payment within 12 hours and has released the Capacity Block"
+        )
+        fix = f"Buy another: trainyard blocks --stack {pulumi.get_stack()}, then set its id"
     else:
         reason, fix = f"is {reservation.state}", "Use an active reservation"
     yield _reservation_problem(settings, reason, fix)

@@ -190,6 +190,13 @@ EXAMPLES: dict[str, list[Example]] = {
             "capacity.spot_above_base.base_reservation",
             ("is cancelled",),
         ),
+        Example(
+            {"reservations": {RESERVATION: reservation_properties(State="payment-failed", TotalInstanceCount=0)}},
+            {},
+            "capacity.capacity_block.id",
+            ("is payment-failed", "has released the Capacity Block", "trainyard blocks"),
+            stack="h200-cluster",
+        ),
     ],
     "reservation_fits_workers": [
         Example(

@@ -1,5 +1,7 @@
 """The end of a Capacity Block for ML: until when its instances can be used, from the block's own data."""
 
+from typing import NamedTuple
+
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
@@ -28,17 +30,25 @@ def usable_end(end: float, instance_type: str, ultraserver_type: str | None = No
     return end - termination_seconds(instance_type, ultraserver_type) - LAST_CHECKPOINT_SECONDS
 
 
-def read_usable_end(region: str, reservation: str) -> float | None:
-    """Return the Unix time until which a run may use the Capacity Block now; None when it has no end.
+class BlockStatus(NamedTuple):
+    """State of a Capacity Block, and the Unix time until which a run may use it; None when it has no end."""
 
-    An extension moves it: the id of the reservation stays (EC2 user guide, "Extend Capacity Blocks"). Raises
+    state: str
+    usable_end: float | None
+
+
+def read_block(region: str, reservation: str) -> BlockStatus:
+    """Return the status of a Capacity Block now.
+
+    An extension moves its end: the id of the reservation stays (EC2 user guide, "Extend Capacity Blocks"). Raises
     ClientError.
     """
     described = describe_reservation(region, reservation)
+    state = str(described["State"])
     if "EndDate" not in described:
-        return None
+        return BlockStatus(state, None)
     ultraserver_type = _ultraserver_type(region, described.get("CapacityBlockId"))
-    return usable_end(described["EndDate"].timestamp(), described["InstanceType"], ultraserver_type)
+    return BlockStatus(state, usable_end(described["EndDate"].timestamp(), described["InstanceType"], ultraserver_type))
 
 
 def _ultraserver_type(region: str, block: str | None) -> str | None:

@@ -10,7 +10,19 @@ from botocore.exceptions import ClientError
 from trainyard.aws.clients import client
 from trainyard.aws.tags import tag_filters, tag_specifications
 
-_ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported"])
+_ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "payment-failed"])
+
+
+def describe_end(reservation: str, state: str) -> str | None:
+    """Return why a reservation in this state accepts no launch from now on; None if it does, or may later.
+
+    States: API reference, CapacityReservation.
+    """
+    if state not in _ENDED_STATES:
+        return None
+    if state == "payment-failed":
+        return f"{reservation} is {state}: AWS did not receive the payment within 12 hours and has released the block"
+    return f"{reservation} is {state}"
 
 
 @dataclass(frozen=True)

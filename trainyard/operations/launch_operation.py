@@ -22,7 +22,7 @@ from trainyard.operations.launch_messages import (
 from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import GroupReservations
+from trainyard.operations.reservations import GroupReservations, require_usable
 from trainyard.operations.run_record import create_run_record, format_run_duration, format_time
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline
@@ -151,6 +151,7 @@ class LaunchOperation:
             self.display.line("capacity", f"{group.reservation} starts at {format_time(start)}: the launch waits")
         while (remaining := start - time.time()) > 0:
             self._require_not_ended()
+            require_usable(self.manifest.region, self.manifest.stack, str(group.reservation))
             self.display.detail("capacity", f"{group.reservation} starts in {remaining / 60:.1f} minutes")
             time.sleep(min(remaining, START_POLL_SECONDS))
 

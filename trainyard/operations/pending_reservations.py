@@ -1,7 +1,6 @@
 """Capacity reservations that are pending: until EC2 activates them, they are neither used nor changed nor cancelled.
 
-EC2 user guide, "View the state of a Capacity Reservation": it may be pending for up to 5
-minutes. API reference,
+EC2 user guide, "View the state of a Capacity Reservation": it may be pending for up to 5 minutes. API reference,
 ModifyCapacityReservation and CancelCapacityReservation: neither has an effect on a pending reservation.
 """
 

@@ -5,12 +5,12 @@ The preview checks quotas, zones and the block; the launch checks the dataset an
 
 from trainyard.aws import tags
 from trainyard.aws.ec2 import describe_image, tags_of
-from trainyard.aws.reservations import describe_reservation
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.images import compute_content
 from trainyard.operations.progress import Display
+from trainyard.operations.reservations import require_usable
 
 # Instance type of a builder before the block starts: the group's own type would use the block.
 BUILDER_TYPE = "c7i.xlarge"
@@ -19,18 +19,15 @@ BUILDER_TYPE = "c7i.xlarge"
 def check_before_start(cluster: Cluster, display: Display) -> None:
     """Check the images and Capacity Blocks of the groups, and report what nodes install after the start.
 
-    Raises LaunchError for an image that cannot be launched, and for a block that will not start.
+    Raises LaunchError for an image that cannot be launched, and CapacityError for a block that will not start.
     """
     for group in cluster.manifest.groups:
         if group.image is not None:
             _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
     for block in cluster.manifest.capacity_blocks:
-        state = describe_reservation(cluster.region, block)["State"]
-        if state not in {"scheduled", "active", "payment-pending", "pending"}:
-            raise LaunchError(
-                f"Capacity Block {block} is {state}, so it will not start: buy another (trainyard blocks --stack "
-                f"{cluster.stack}), set capacity.capacity_block.id, then run pulumi up"
-            )
+        if require_usable(cluster.region, cluster.stack, block).state == "payment-pending":
+            text = f"{block} is payment-pending: AWS has 12 hours to receive the payment, else it releases the block"
+            display.line("capacity", f"{text} and the run fails")
 
 
 def _require_image(region: str, image: str) -> dict[str, str]:

@@ -115,10 +115,12 @@ class GroupReservations:
         """
         deadline = time.monotonic() + RETURN_TIMEOUT_SECONDS
         while True:
-            matches = [each for each in reservations.find_reservations(self._region, {}) if each.id == name]
-            if matches and matches[0].available >= missing:
-                return matches[0]
-            state = f"{matches[0].available} of {missing} instances are available" if matches else "it is not active"
+            reservation = require_usable(self._region, self._manifest.stack, name)
+            if reservation.state == "active" and reservation.available >= missing:
+                return reservation
+            state = f"{reservation.available} of {missing} instances are available"
+            if reservation.state != "active":
+                state = f"it is {reservation.state}"
             if time.monotonic() > deadline:
                 raise CapacityError(f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes")
             self._display.detail("capacity", f"reservation {name}: {state}, waiting")
@@ -167,6 +169,17 @@ class GroupReservations:
     def cancel(self, names: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
         cancel_reservations(self._region, names, self._display)
+
+
+def require_usable(region: str, stack: str, name: str) -> CapacityReservation:
+    """Return a reservation that accepts launches now or may later. Raises CapacityError for one that has ended."""
+    reservation = reservations.read_reservation(region, name)
+    if reason := reservations.describe_end(name, reservation.state):
+        raise CapacityError(
+            f"{reason}: set another reservation or Capacity Block (trainyard blocks --stack {stack}) in the file of "
+            f"the stack, then run pulumi up -s {stack}"
+        )
+    return reservation
 
 
 def cancel_all(region: str, stack: str, display: Display) -> None:

@@ -6,7 +6,7 @@ from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests.conftest import REGION
-from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, read_usable_end, usable_end
+from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, read_block, usable_end
 
 START, END = 4070000000.0, 4070950200.0
 pytestmark = pytest.mark.usefixtures("account")
@@ -35,14 +35,14 @@ def test_block_ends_before_its_instances_are_terminated(
     account: EmulatedAws, name: str, ultraserver: str | None, seconds: float
 ) -> None:
     block = seed_block(account, name, ultraserver)
-    assert read_usable_end(REGION, block) == END - seconds - LAST_CHECKPOINT_SECONDS
+    assert read_block(REGION, block).usable_end == END - seconds - LAST_CHECKPOINT_SECONDS
 
 
 def test_instance_type_decides_where_the_block_cannot_be_read(account: EmulatedAws) -> None:
     block = seed_block(account, "cr-000000000000e0003", "u-p6e-gb200x72")
     account.inject(Deny(operation="ec2:DescribeCapacityBlocks"))
     try:
-        assert read_usable_end(REGION, block) == END - 1800 - LAST_CHECKPOINT_SECONDS
+        assert read_block(REGION, block).usable_end == END - 1800 - LAST_CHECKPOINT_SECONDS
     finally:
         account.clear_faults()
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Capacity, ExpiredCredentials
+from rehearsal.aws.faults import Capacity, ExpiredCredentials, PaymentFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
@@ -18,7 +19,7 @@ from trainyard.models.events import HealthCheckResultEvent
 from trainyard.models.health_check import NodeFault
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations import startup
+from trainyard.operations import launch_operation, startup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError, StartupError
 from trainyard.operations.launch import Launch
@@ -97,6 +98,33 @@ def test_launch_waits_for_the_start_of_a_capacity_block(
     launch.start()
     assert any(f"{name} starts at" in line for line in display.lines)
     assert launch.record.created >= start
+
+
+@pytest.mark.parametrize("starts_in", [-60, 30])
+def test_launch_ends_when_the_payment_of_its_block_fails(
+    account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, starts_in: float
+) -> None:
+    """Before the start of the block and after it, without a wait for capacity that does not come."""
+    monkeypatch.setattr(launch_operation, "START_POLL_SECONDS", 0.1)
+    account.set_timing(Timing(block_payment_seconds=1))
+    account.inject(PaymentFailure())
+    name, start = f"cr-000000000000{1000 + int(starts_in):05x}", time.time() + starts_in
+    block = SeedReservation(id=name, instance_type="p5.48xlarge", zone="us-east-1a", count=2, block=True, start=start)
+    block = block.model_copy(update={"end": start + 86400, "paid": False})
+    account.seed(AccountSeed(region=REGION, reservations=(block,)))
+    account.set_timing(Timing())
+    (group,) = cluster.manifest.groups
+    changes = {"reservation": name, "market": "capacity-block", "capacity_start_time": start}
+    cluster.set_groups((group.model_copy(update=changes),))
+    cluster.write_head_ready_events()
+    launch, _ = create_launch(cluster)
+    started = time.monotonic()
+    try:
+        with pytest.raises(CapacityError, match=f"{name} is payment-failed: AWS did not receive"):
+            launch.start()
+    finally:
+        account.clear_faults()
+    assert time.monotonic() - started < 15
 
 
 def test_launch_without_capacity_reports_the_remaining_cost(account: EmulatedAws, cluster: clusters.Cluster) -> None:

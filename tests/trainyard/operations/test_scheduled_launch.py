@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Deny
+from rehearsal.aws.faults import Deny, PaymentFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
@@ -19,13 +20,13 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import LaunchResult, Outcome, RunRecord
 from trainyard.operations import stop
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import LaunchError
+from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.launch import Launch
 from trainyard.operations.status import format_status, read_status
 from trainyard.operations.stop import stop_run
 from trainyard.operations.worker_groups import WorkerGroups
 
-DAY = 86400.0
+DAY, PAYMENT_SECONDS = 86400.0, 600.0
 _numbers = count(0xD1000)
 pytestmark = pytest.mark.usefixtures("fast_polls")
 
@@ -45,11 +46,22 @@ def cluster(account: EmulatedAws) -> Iterator[clusters.Cluster]:
     account.clear_faults()
 
 
-def set_block(account: EmulatedAws, cluster: clusters.Cluster, start: float, nodes: int = 2) -> str:
+@pytest.fixture
+def unpaid(account: EmulatedAws, cluster: clusters.Cluster) -> Iterator[str]:
+    """Let the manifest name a Capacity Block with a payment that takes PAYMENT_SECONDS. Returns its reservation."""
+    account.set_timing(Timing(block_payment_seconds=PAYMENT_SECONDS))
+    yield set_block(account, cluster, account.now() + DAY, paid=False)
+    account.set_timing(Timing())
+
+
+def set_block(
+    account: EmulatedAws, cluster: clusters.Cluster, start: float, nodes: int = 2, *, paid: bool = True
+) -> str:
     """Let the manifest name a Capacity Block that starts at `start`. Returns its reservation."""
     name, start = f"cr-{next(_numbers):017x}", float(int(start))
     block = SeedReservation(id=name, instance_type="c7i.xlarge", zone="us-east-1a", count=4, block=True, start=start)
-    account.seed(AccountSeed(region=REGION, reservations=(block.model_copy(update={"end": start + DAY}),)))
+    block = block.model_copy(update={"end": start + DAY, "paid": paid})
+    account.seed(AccountSeed(region=REGION, reservations=(block,)))
     (group,) = cluster.manifest.groups
     changes = {
         "market": "capacity-block",
@@ -166,6 +178,25 @@ def test_aws_starts_the_nodes_without_the_operator(account: EmulatedAws, cluster
     assert cluster.describe_group()["DesiredCapacity"] == 0
     account.advance_clock(6)
     assert cluster.describe_group()["DesiredCapacity"] == 2
+
+
+def test_launch_schedules_a_block_with_a_pending_payment(
+    account: EmulatedAws, cluster: clusters.Cluster, unpaid: str
+) -> None:
+    result, display = launch(cluster)
+    assert result.state == "scheduled"
+    assert any(f"{unpaid} is payment-pending" in line and "12 hours" in line for line in display.lines)
+
+
+def test_launch_names_a_block_with_a_failed_payment(
+    account: EmulatedAws, cluster: clusters.Cluster, unpaid: str
+) -> None:
+    account.inject(PaymentFailure())
+    account.advance_clock(PAYMENT_SECONDS + 1)
+    text = f"{unpaid} is payment-failed: AWS did not receive .*trainyard blocks --stack {cluster.stack}"
+    with pytest.raises(CapacityError, match=text):
+        launch(cluster)
+    assert actions(cluster) == {}
 
 
 STEPS = ("write_record", "put_lease", "put_scheduled_start")

@@ -90,6 +90,8 @@ class RunController:
             if self.run.limited_by_capacity:
                 return self.create_outcome("failed", "the capacity of the run has ended")
             return self.create_outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
+        if self._deadline.unusable is not None:
+            return self.create_outcome("failed", self._deadline.unusable)
         if not self.control.started and now > self.run.start + limits.startup_timeout_minutes * 60:
             text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
             return self.create_outcome("failed", text + self._failed_health_check_reason())

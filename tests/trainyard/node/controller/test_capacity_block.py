@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Deny
+from rehearsal.aws.faults import Deny, PaymentFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
+from rehearsal.aws.timing import Timing
 from tests.clusters import create_cluster
 from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import Run
-from trainyard.aws.block_end import read_usable_end
+from trainyard.aws.block_end import read_block
 from trainyard.aws.capacity_blocks import find_extensions, purchase_extension
 from trainyard.aws.scheduled_start import put_scheduled_start, read_scheduled_start
 from trainyard.models.run import RunRecord
@@ -29,9 +30,9 @@ def account(own_account: EmulatedAws) -> EmulatedAws:
     return own_account
 
 
-def create_block(account: EmulatedAws, ends_in: float = 4 * HOUR) -> str:
+def create_block(account: EmulatedAws, ends_in: float = 4 * HOUR, *, paid: bool = True) -> str:
     name = f"cr-{next(_numbers):017x}"
-    block = SeedReservation(id=name, instance_type="p5.48xlarge", zone="us-east-1a", count=2, block=True)
+    block = SeedReservation(id=name, instance_type="p5.48xlarge", zone="us-east-1a", count=2, block=True, paid=paid)
     times = {"start": account.now() - HOUR, "end": float(int(account.now() + ends_in))}
     account.seed(AccountSeed(region=REGION, reservations=(block.model_copy(update=times),)))
     return name
@@ -40,7 +41,7 @@ def create_block(account: EmulatedAws, ends_in: float = 4 * HOUR) -> str:
 def run_in_block(block: str, minutes: float = 24 * 60, lease: float = 20.0, **changes: Any) -> Run:
     """Return a run whose record has the end of the block as its deadline."""
     run = Run(create_cluster(REGION))
-    end = read_usable_end(REGION, block)
+    end = read_block(REGION, block).usable_end
     assert end is not None
     limits = run.record.limits.model_copy(update={"time_limit_minutes": minutes, "lease_minutes": lease})
     update = {"limits": limits, "deadline": end, "capacity_blocks": (block,), **changes}
@@ -105,6 +106,22 @@ def test_run_ends_with_a_block_that_is_not_extended(account: EmulatedAws) -> Non
     outcome = run.step("ready", 0)
     assert outcome is not None
     assert outcome.reason == "the capacity of the run has ended"
+
+
+def test_run_ends_when_the_payment_of_its_block_fails(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    account.set_timing(Timing(block_payment_seconds=60))
+    block = create_block(account, paid=False)
+    account.set_timing(Timing())
+    run = run_in_block(block)
+    assert run.controller.step() is None
+    account.inject(PaymentFailure())
+    account.advance_clock(61)
+    account.clear_faults()
+    monkeypatch.setattr(deadline_module, "POLL_SECONDS", 0.0)
+    outcome = run.controller.step()
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith(f"{block} is payment-failed: AWS did not receive")
 
 
 def test_published_deadline_applies_while_aws_does_not_report_the_end(account: EmulatedAws) -> None:
