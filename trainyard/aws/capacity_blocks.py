@@ -1,5 +1,6 @@
 """Capacity Blocks for ML: GPU instances that are bought in advance for some days."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -9,22 +10,10 @@ from trainyard.aws.clients import client
 
 @dataclass(frozen=True, kw_only=True)
 class Offering:
-    """An offer of a Capacity Block. `start` and `end`: Unix times. `usd`: price, paid at once."""
+    """An offer of a Capacity Block or of its extension. `start` and `end`: Unix times. `usd`: price, paid at once."""
 
     id: str
-    instance_type: str
     zone: str
-    instances: int
-    start: float
-    end: float
-    usd: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtensionOffering:
-    """An offer to extend a Capacity Block by `end` - `start`, Unix times; `usd`: price, paid at once."""
-
-    id: str
     instances: int
     start: float
     end: float
@@ -46,20 +35,11 @@ def find_offerings(region: str, instance_type: str, instances: int, hours: int, 
             StartDateRange=datetime.fromtimestamp(earliest, UTC),
         )
     )
-    offerings = [_parse(offering) for page in pages for offering in page["CapacityBlockOfferings"]]
-    return sorted(offerings, key=lambda offering: (offering.start, offering.usd))
+    return _parse(pages, "CapacityBlock", "")
 
 
-def purchase_offering(region: str, offering: str) -> str:
-    """Purchase an offering, which is paid at once and not refundable; return the id of its capacity reservation."""
-    response = client("ec2", region, max_attempts=1).purchase_capacity_block(
-        CapacityBlockOfferingId=offering, InstancePlatform="Linux/UNIX"
-    )
-    return str(response["CapacityReservation"]["CapacityReservationId"])
-
-
-def find_extensions(region: str, reservation: str, hours: int) -> list[ExtensionOffering]:
-    """Return the offers to extend a Capacity Block by `hours` hours, earliest end first.
+def find_extensions(region: str, reservation: str, hours: int) -> list[Offering]:
+    """Return the offers to extend a Capacity Block by `hours` hours, from its end.
 
     AWS extends an active or scheduled block, from 56 days to 1 hour before its end, by days up to 14 days and by weeks
     up to 182 days in total (EC2 user guide, "Extend Capacity Blocks"). Raises ClientError outside these limits.
@@ -69,18 +49,16 @@ def find_extensions(region: str, reservation: str, hours: int) -> list[Extension
         .get_paginator("describe_capacity_block_extension_offerings")
         .paginate(CapacityReservationId=reservation, CapacityBlockExtensionDurationHours=hours)
     )
-    offerings = [
-        ExtensionOffering(
-            id=offering["CapacityBlockExtensionOfferingId"],
-            instances=offering["InstanceCount"],
-            start=offering["CapacityBlockExtensionStartDate"].timestamp(),
-            end=offering["CapacityBlockExtensionEndDate"].timestamp(),
-            usd=float(offering["UpfrontFee"]),
-        )
-        for page in pages
-        for offering in page["CapacityBlockExtensionOfferings"]
-    ]
-    return sorted(offerings, key=lambda offering: (offering.end, offering.usd))
+    return _parse(pages, "CapacityBlockExtension", "CapacityBlockExtension")
+
+
+def purchase_offering(region: str, offering: str) -> tuple[str, str]:
+    """Purchase an offering, which is paid at once and not refundable; return id and state of its reservation."""
+    response = client("ec2", region, max_attempts=1).purchase_capacity_block(
+        CapacityBlockOfferingId=offering, InstancePlatform="Linux/UNIX"
+    )
+    reservation = response["CapacityReservation"]
+    return str(reservation["CapacityReservationId"]), str(reservation["State"])
 
 
 def purchase_extension(region: str, reservation: str, offering: str) -> str:
@@ -91,13 +69,29 @@ def purchase_extension(region: str, reservation: str, offering: str) -> str:
     return str(response["CapacityBlockExtensions"][0]["CapacityBlockExtensionStatus"])
 
 
-def _parse(offering: dict[str, Any]) -> Offering:
-    return Offering(
-        id=offering["CapacityBlockOfferingId"],
-        instance_type=offering["InstanceType"],
-        zone=offering["AvailabilityZone"],
-        instances=offering["InstanceCount"],
-        start=offering["StartDate"].timestamp(),
-        end=offering["EndDate"].timestamp(),
-        usd=float(offering["UpfrontFee"]),
+def find_blocks(region: str) -> list[str]:
+    """Return the ids of the reservations of the Capacity Blocks that are active or scheduled."""
+    pages = client("ec2", region).get_paginator("describe_capacity_reservations").paginate()
+    described = (reservation for page in pages for reservation in page["CapacityReservations"])
+    return sorted(
+        reservation["CapacityReservationId"]
+        for reservation in described
+        if reservation["ReservationType"] == "capacity-block" and reservation["State"] in ("active", "scheduled")
     )
+
+
+def _parse(pages: Iterable[Mapping[str, Any]], prefix: str, date_prefix: str) -> list[Offering]:
+    """Return the offerings of responses whose keys start with `prefix`, those of dates with `date_prefix`."""
+    offerings = [
+        Offering(
+            id=offering[f"{prefix}OfferingId"],
+            zone=offering["AvailabilityZone"],
+            instances=offering["InstanceCount"],
+            start=offering[f"{date_prefix}StartDate"].timestamp(),
+            end=offering[f"{date_prefix}EndDate"].timestamp(),
+            usd=float(offering["UpfrontFee"]),
+        )
+        for page in pages
+        for offering in page[f"{prefix}Offerings"]
+    ]
+    return sorted(offerings, key=lambda offering: (offering.start, offering.usd))

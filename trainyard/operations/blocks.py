@@ -1,93 +1,162 @@
-"""List and buy Capacity Blocks for a stack: `trainyard blocks`."""
+"""List and buy Capacity Blocks for a stack, and extensions of its block: `trainyard blocks`."""
 
 from collections.abc import Callable
 
+from botocore.exceptions import ClientError
 from pydantic import Field
 
+from trainyard.aws import capacity_blocks
 from trainyard.aws.block_end import usable_end
-from trainyard.aws.capacity_blocks import Offering, find_offerings, purchase_offering
+from trainyard.aws.capacity_blocks import Offering
 from trainyard.base import StrictModel
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
 from trainyard.operations.run_record import format_time
 
-_HOUR_SECONDS, _DAY_HOURS = 3600, 24
+# "1-day increments up to 14 days, and 7-day increments up to 182 days" (API reference, DescribeCapacityBlockOfferings;
+# EC2 user guide, "Extend Capacity Blocks").
+BLOCK_HOURS: tuple[int, ...] = (*range(24, 14 * 24 + 1, 24), *range(21 * 24, 182 * 24 + 1, 7 * 24))
+EXTENSION_HOURS = 24  # default
 
 
 class BlockOffering(StrictModel):
     """One offering in `trainyard blocks --json`."""
 
     offering: str = Field(description="Id of the offering.")
+    extends: str | None = Field(None, description="Id of the reservation that it extends; none: a Capacity Block.")
     zone: str = Field(description="Availability Zone.")
     instances: int = Field(gt=0, description="Instances.")
-    start: float = Field(description="Unix time of the start, seconds.")
+    start: float = Field(description="Unix time of the start, seconds; of an extension: the current end.")
     end: float = Field(description="Unix time of the end, seconds; AWS terminates the instances before it.")
-    usd: float = Field(ge=0, description="Price of the Capacity Block, USD, paid at once.")
+    usd: float = Field(ge=0, description="Price of the offering, USD, paid at once.")
 
 
-class PurchasedBlock(StrictModel):
+class Purchase(StrictModel):
     """`trainyard blocks --buy --json`."""
 
     reservation: str = Field(description="Id of the reservation: capacity.capacity_block.id of the stack file.")
+    state: str = Field(description="State of the reservation, or of the extension's payment, after the purchase.")
     offering: BlockOffering = Field(description="The purchased offering.")
 
 
 def block_hours(settings: StackSettings) -> int:
     """Return the shortest duration, in hours, of a Capacity Block that lasts for the job's time limit.
 
-    Capacity Blocks have whole days up to 14 days, then whole weeks (EC2 user guide, "Capacity Blocks for ML"). A run
-    ends before the block, see trainyard.aws.block_end.
+    A run ends before the block, see trainyard.aws.block_end.
     """
     unused_minutes = -usable_end(0.0, settings.instance_type) / 60
-    hours = (settings.job.time_limit_minutes + settings.launch.startup_timeout_minutes + unused_minutes) / 60
-    days = max(1, -(-int(hours * 60) // (_DAY_HOURS * 60)))
-    return (days if days <= 14 else -(-days // 7) * 7) * _DAY_HOURS
+    minutes = settings.job.time_limit_minutes + settings.launch.startup_timeout_minutes + unused_minutes
+    return next((hours for hours in BLOCK_HOURS if hours * 60 >= int(minutes)), BLOCK_HOURS[-1])
 
 
 def list_offerings(region: str, settings: StackSettings, hours: int, earliest: float) -> list[BlockOffering]:
     """Return the offerings for all nodes of the stack, earliest first. `earliest`: Unix time.
 
-    Raises InputError for an instance type that is not sold in Capacity Blocks.
+    Raises InputError for an instance type that is not sold in Capacity Blocks, and for a duration that AWS does not
+    offer.
     """
     if settings.worker_type.capacity_block_usd is None:
         reason, fix = "is not sold in Capacity Blocks", "Choose an instance type such as p5en.48xlarge"
         raise InputError([Problem("instance_type", settings.instance_type, reason, fix, "no_capacity_blocks")])
-    offerings = find_offerings(region, settings.instance_type, settings.nodes, hours, earliest)
+    _require_offered(hours)
+    offerings = capacity_blocks.find_offerings(region, settings.instance_type, settings.nodes, hours, earliest)
     return [_result(offering) for offering in offerings]
 
 
-def buy_offering(
-    region: str, offerings: list[BlockOffering], name: str, confirm: Callable[[str], None]
-) -> PurchasedBlock:
+def list_extensions(region: str, settings: StackSettings, hours: int) -> list[BlockOffering]:
+    """Return the offers to extend the stack's Capacity Block by `hours`.
+
+    Raises InputError for a stack without an existing block and for a duration that AWS does not offer, and ClientError
+    for a block that AWS does not extend.
+    """
+    _require_offered(hours)
+    block = settings.capacity.capacity_block
+    if block is None:
+        raise _no_block(region, "capacity.capacity_block", None, "the stack has no Capacity Block")
+    try:
+        offerings = capacity_blocks.find_extensions(region, block.id, hours)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
+            raise
+        raise _no_block(region, "capacity.capacity_block.id", block.id, f"does not exist in {region}") from None
+    return [_result(offering, extends=block.id) for offering in offerings]
+
+
+def _require_offered(hours: int) -> None:
+    if hours not in BLOCK_HOURS:
+        shorter = [str(each) for each in BLOCK_HOURS if each < hours][-1:]
+        longer = [str(each) for each in BLOCK_HOURS if each > hours][:1]
+        reason = "AWS sells whole days of 24 hours up to 14 days, then whole weeks of 168 hours up to 26 weeks"
+        fix = f"Use {' or '.join(shorter + longer)}"
+        raise InputError([Problem("--hours", hours, reason, fix, "block_hours_not_offered")])
+
+
+def _no_block(region: str, key: str, value: str | None, reason: str) -> InputError:
+    names = ", ".join(capacity_blocks.find_blocks(region))
+    fix = f"Set the id of a Capacity Block of the account: {names}" if names else "Buy one: omit --extend"
+    return InputError([Problem(key, value, reason, fix, "no_capacity_block")])
+
+
+def buy_offering(region: str, offerings: list[BlockOffering], name: str, confirm: Callable[[str], None]) -> Purchase:
     """Purchase one of the offerings. `confirm` receives the price and raises to refuse it. Raises InputError."""
-    matches = [offering for offering in offerings if offering.offering == name]
-    if not matches:
-        fix = "List the offerings again without --buy: they change as others buy"
+    offering = next((offering for offering in offerings if offering.offering == name), None)
+    if offering is None:
+        fix = "List the offerings again, with the same options except --buy: they change as others buy"
         raise InputError([Problem("--buy", name, "AWS does not offer it now", fix, "unknown_offering")])
-    (offering,) = matches
+    action = f"Extend {offering.extends}" if offering.extends else "Buy a Capacity Block"
     confirm(
-        f"Buy {offering.instances} instances in {offering.zone} from {format_time(offering.start)} to "
+        f"{action}, {offering.instances} instances in {offering.zone}, from {format_time(offering.start)} to "
         f"{format_time(offering.end)} for {offering.usd:,.2f} USD, paid at once and not refundable?"
     )
-    return PurchasedBlock(reservation=purchase_offering(region, name), offering=offering)
+    if offering.extends:
+        state = capacity_blocks.purchase_extension(region, offering.extends, name)
+        return Purchase(reservation=offering.extends, state=state, offering=offering)
+    reservation, state = capacity_blocks.purchase_offering(region, name)
+    return Purchase(reservation=reservation, state=state, offering=offering)
 
 
-def format_offerings(offerings: list[BlockOffering], stack: str, hours: int, after_days: float) -> list[str]:
-    """Return one line per offering, and how to buy it: with the options of the list, which select the offerings."""
+def list_command(stack: str, hours: int, *, after_days: float = 0, extend: bool = False) -> str:
+    """Return the command with the options that select the same offerings again."""
+    options = ["--extend"] if extend else []
+    options += ["--hours", str(hours)] + (["--after-days", f"{after_days:g}"] if after_days else [])
+    return f"trainyard blocks --stack {stack} {' '.join(options)}"
+
+
+def format_offerings(offerings: list[BlockOffering], command: str) -> list[str]:
+    """Return one line per offering, and how to buy the first. `command`: that of the list."""
     if not offerings:
-        return ["AWS offers no Capacity Block for all nodes: try another duration (--hours), start or region"]
+        return ["AWS offers nothing for all nodes: try another duration (--hours), start (--after-days) or region"]
     rows = [
         f"{offering.offering}  {offering.zone}  {format_time(offering.start)} to {format_time(offering.end)}  "
         f"{offering.instances} instances  {offering.usd:,.2f} USD"
         for offering in offerings
     ]
-    options = f"--hours {hours}" + (f" --after-days {after_days:g}" if after_days else "")
-    return [*rows, f"To buy a Capacity Block: trainyard blocks --stack {stack} {options} --buy OFFERING"]
+    return [*rows, f"To buy the first: {command} --buy {offerings[0].offering}"]
 
 
-def _result(offering: Offering) -> BlockOffering:
+def format_purchase(purchase: Purchase, stack: str) -> str:
+    """Return the state of the purchase, and what follows from it."""
+    name, end = purchase.reservation, format_time(purchase.offering.end)
+    if purchase.offering.extends:
+        return (
+            f"the extension of {name} is {purchase.state}. When AWS has received the payment, for which it has 12 "
+            f"hours, the block ends at {end}. An active run then uses the later end, up to its time limit. To increase "
+            f"the limit: change job.time_limit_minutes, then pulumi up -s {stack}"
+        )
+    text = f"{name} is {purchase.state}: set it as capacity.capacity_block.id in the file of stack {stack}, then "
+    if purchase.state != "payment-pending":
+        return f"{text}pulumi up"
+    return (
+        f"{text}pulumi up, also while the payment is pending. AWS releases the block if it does not receive the "
+        f"payment within 12 hours. To read the state: aws ec2 "
+        f"describe-capacity-reservations --capacity-reservation-ids {name}"
+    )
+
+
+def _result(offering: Offering, extends: str | None = None) -> BlockOffering:
     return BlockOffering(
         offering=offering.id,
+        extends=extends,
         zone=offering.zone,
         instances=offering.instances,
         start=offering.start,

@@ -16,8 +16,15 @@ from trainyard.aws.clients import client
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
-from trainyard.operations.block_extensions import buy_extension, format_extensions, format_purchase, list_extensions
-from trainyard.operations.blocks import block_hours, buy_offering, format_offerings, list_offerings
+from trainyard.operations.blocks import (
+    block_hours,
+    buy_offering,
+    format_offerings,
+    format_purchase,
+    list_command,
+    list_extensions,
+    list_offerings,
+)
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("account")
@@ -49,15 +56,24 @@ def test_offerings_are_for_all_nodes_with_start_and_price() -> None:
     offerings = list_offerings(REGION, settings_of(), 24, earliest)
     assert offerings
     assert all(offering.instances == 4 and offering.usd > 0 and offering.start >= earliest for offering in offerings)
-    assert offerings[0].offering in format_offerings(offerings, "h200-cluster", 24, 3)[0]
+    assert offerings[0].offering in format_offerings(offerings, "trainyard blocks")[0]
 
 
-def test_purchase_command_has_the_options_of_the_list() -> None:
+def test_purchase_command_has_the_options_of_the_list_and_an_offering() -> None:
     """Other options list other offerings: the offering would be unknown."""
     offerings = list_offerings(REGION, settings_of(), 48, time.time())
-    assert format_offerings(offerings, "h200-cluster", 48, 0)[-1].endswith("--hours 48 --buy OFFERING")
-    later = format_offerings(offerings, "h200-cluster", 48, 2.5)[-1]
-    assert later.endswith("--stack h200-cluster --hours 48 --after-days 2.5 --buy OFFERING")
+    command = list_command("h200-cluster", 48, after_days=2.5)
+    assert command == "trainyard blocks --stack h200-cluster --hours 48 --after-days 2.5"
+    assert format_offerings(offerings, command)[-1].endswith(f"{command} --buy {offerings[0].offering}")
+    assert list_command("s", 24, extend=True) == "trainyard blocks --stack s --extend --hours 24"
+
+
+@pytest.mark.parametrize(("hours", "fix"), [(30, "24 or 48"), (12, "24"), (15 * 24, "336 or 504"), (5000, "4368")])
+def test_duration_that_aws_does_not_offer_names_the_nearest(hours: int, fix: str) -> None:
+    with rejects("block_hours_not_offered", str(hours), "14 days", f"Use {fix}"):
+        list_offerings(REGION, settings_of(), hours, time.time())
+    with rejects("block_hours_not_offered", f"Use {fix}"):
+        list_extensions(REGION, settings_of(), hours)
 
 
 def test_offering_is_bought_after_its_price_is_confirmed() -> None:
@@ -66,7 +82,12 @@ def test_offering_is_bought_after_its_price_is_confirmed() -> None:
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
     assert "not refundable" in questions[0]
     described = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[block.reservation])
-    assert described["CapacityReservations"][0]["State"] == "payment-pending"
+    assert described["CapacityReservations"][0]["State"] == block.state == "payment-pending"
+    text = format_purchase(block, "h200-cluster")
+    assert f"{block.reservation} is payment-pending: set it as capacity.capacity_block.id" in text
+    assert "also while the payment is pending" in text
+    paid = format_purchase(block.model_copy(update={"state": "scheduled"}), "h200-cluster")
+    assert "12 hours" not in paid
 
 
 def test_refused_offering_is_not_bought(account: EmulatedAws) -> None:
@@ -110,16 +131,15 @@ def test_extensions_are_listed_with_end_and_price(extensible: StackSettings) -> 
     (offering,) = list_extensions(REGION, extensible, 48)
     assert offering.end - offering.start == 48 * 3600
     assert offering.usd > 0
-    lines = format_extensions([offering], "h200-cluster", 48)
-    assert offering.offering in lines[0]
-    assert "--extend --hours 48 --buy OFFERING" in lines[-1]
+    assert offering.extends == EXTENDED
+    assert offering.offering in format_offerings([offering], "trainyard blocks")[0]
 
 
 def test_extension_is_bought_after_its_price_is_confirmed(extensible: StackSettings) -> None:
     offerings, questions = list_extensions(REGION, extensible, 24), list[str]()
-    purchased = buy_extension(REGION, offerings, offerings[0].offering, questions.append)
+    purchased = buy_offering(REGION, offerings, offerings[0].offering, questions.append)
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
-    assert purchased.status == "payment-pending"
+    assert (purchased.reservation, purchased.state) == (EXTENDED, "payment-pending")
     assert "pulumi up" in format_purchase(purchased, "h200-cluster")
 
 
@@ -130,10 +150,16 @@ def test_refused_extension_is_not_bought(account: EmulatedAws, extensible: Stack
     account.advance_clock(5)  # an extension of another test is paid then
     offerings, calls = list_extensions(REGION, extensible, 24), len(account.journal())
     with pytest.raises(KeyboardInterrupt):
-        buy_extension(REGION, offerings, offerings[0].offering, refuse)
+        buy_offering(REGION, offerings, offerings[0].offering, refuse)
     assert len(account.journal()) == calls
 
 
-def test_stack_without_a_block_has_no_extension() -> None:
-    with rejects("no_capacity_block", "capacity.capacity_block"):
+def test_stack_without_a_block_names_those_of_the_account(extensible: StackSettings) -> None:
+    with rejects("no_capacity_block", "capacity.capacity_block", "Set the id of a Capacity Block", EXTENDED):
         list_extensions(REGION, settings_of("local"), 24)
+
+
+def test_unknown_block_names_those_of_the_account(extensible: StackSettings) -> None:
+    """The shipped stack file has the id of a block that does not exist."""
+    with rejects("no_capacity_block", "does not exist in us-east-1", EXTENDED):
+        list_extensions(REGION, settings_of(), 24)
