@@ -257,8 +257,8 @@ class Manifest(StrictModel):
         )
 
     @property
-    def capacity_blocks(self) -> tuple[str, ...]:
-        """Reservations of the Capacity Blocks of the groups."""
+    def block_reservation_ids(self) -> tuple[str, ...]:
+        """Ids of the reservations of the Capacity Blocks of the groups."""
         return tuple(
             group.reservation for group in self.groups if group.market == "capacity-block" and group.reservation
         )

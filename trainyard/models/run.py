@@ -33,8 +33,8 @@ class RunRecord(StrictModel):
     reservations: tuple[str, ...] = Field(
         (), description="Capacity reservations that the controller extends with the lease and cancels with the run."
     )
-    capacity_blocks: tuple[str, ...] = Field(
-        (), description="Reservations of the Capacity Blocks of its nodes. The controller reads their end."
+    block_reservation_ids: tuple[str, ...] = Field(
+        (), description="Ids of the reservations of the Capacity Blocks of its nodes. The controller reads their end."
     )
     scheduled_start: float | None = Field(
         None, description="Unix time at which AWS starts the nodes, seconds; none: the launch started them."

@@ -98,7 +98,7 @@ class Launch(LaunchOperation):
         if (
             not is_starting
             or current.nodes != self.record.nodes
-            or current.capacity_blocks != self.record.capacity_blocks
+            or current.block_reservation_ids != self.record.block_reservation_ids
         ):
             return None
         self.record = self._update_deadlines(current)

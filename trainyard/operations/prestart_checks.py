@@ -24,7 +24,7 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
     for group in cluster.manifest.groups:
         if group.image is not None:
             _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
-    for block in cluster.manifest.capacity_blocks:
+    for block in cluster.manifest.block_reservation_ids:
         if require_usable(cluster.region, cluster.stack, block).state == "payment-pending":
             text = f"{block} is payment-pending: AWS has 12 hours to receive the payment, else it releases the block"
             display.line("capacity", f"{text} and the run fails")

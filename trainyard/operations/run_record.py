@@ -30,7 +30,7 @@ def create_run_record(manifest: Manifest, now: float, scheduled_start: float | N
         processes_per_node=processes.pop(),
         job=manifest.job,
         limits=manifest.limits,
-        capacity_blocks=manifest.capacity_blocks,
+        block_reservation_ids=manifest.block_reservation_ids,
         scheduled_start=scheduled_start,
     )
 
@@ -39,7 +39,7 @@ def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
     """Return the record of an active run with the deadlines and images of the manifest."""
     deadline = compute_run_deadline(run.start, manifest.limits, manifest.capacity_end_time)
     changes = {"limits": manifest.limits, "deadline": deadline, "images": manifest.images}
-    return run.model_copy(update={**changes, "capacity_blocks": manifest.capacity_blocks})
+    return run.model_copy(update={**changes, "block_reservation_ids": manifest.block_reservation_ids})
 
 
 def format_run_duration(run: RunRecord) -> str:

@@ -154,7 +154,7 @@ def test_second_launch_moves_the_start_of_the_same_run(
     record = current_run(cluster)
     assert (result.run, result.state) == (run, "scheduled")
     assert actions(cluster)["trainyard-start"] == (start_of(cluster), 3)
-    assert (record.nodes, record.scheduled_start, record.capacity_blocks) == (3, start_of(cluster), (block,))
+    assert (record.nodes, record.scheduled_start, record.block_reservation_ids) == (3, start_of(cluster), (block,))
 
 
 @pytest.mark.parametrize("update", [False, True], ids=["launch", "pulumi-up"])

@@ -32,7 +32,7 @@ class RunDeadline:
 
         While AWS does not report the end of the blocks, the deadline that the controller published last applies.
         """
-        if run.capacity_blocks and now - self._read_at >= POLL_SECONDS:
+        if run.block_reservation_ids and now - self._read_at >= POLL_SECONDS:
             self._read(run)
             self._read_at = now
         if self._capacity_end is None:
@@ -41,9 +41,9 @@ class RunDeadline:
 
     def _read(self, run: RunRecord) -> None:
         try:
-            blocks = {name: read_block(self._region, name) for name in run.capacity_blocks}
+            blocks = {name: read_block(self._region, name) for name in run.block_reservation_ids}
         except (BotoCoreError, ClientError) as error:
-            LOG.warning("the end of %s cannot be read: %s", ", ".join(run.capacity_blocks), error)
+            LOG.warning("the end of %s cannot be read: %s", ", ".join(run.block_reservation_ids), error)
             return
         ends = (block.usable_end for block in blocks.values())
         self._capacity_end = min((end for end in ends if end is not None), default=None)

@@ -44,7 +44,7 @@ def run_in_block(block: str, minutes: float = 24 * 60, lease: float = 20.0, **ch
     end = read_block(REGION, block).usable_end
     assert end is not None
     limits = run.record.limits.model_copy(update={"time_limit_minutes": minutes, "lease_minutes": lease})
-    update = {"limits": limits, "deadline": end, "capacity_blocks": (block,), **changes}
+    update = {"limits": limits, "deadline": end, "block_reservation_ids": (block,), **changes}
     run.record = run.record.model_copy(update=update)
     run.start_controller()
     return run
