@@ -23,6 +23,8 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         "the controller reads whether the Capacity Block is one of UltraServers, which end earlier",
         f"{_REFERENCE}list_amazonec2.html",
     ),
+    # EC2's Describe actions support no resource-level permissions (EC2 user guide, "IAM policies"). That this holds for
+    # DescribeInstanceTopology, which is newer than that page, is an assumption.
     "ec2:DescribeInstanceTopology": (
         "the controller orders the ranks by the network topology of the nodes",
         f"{_REFERENCE}list_amazonec2.html",

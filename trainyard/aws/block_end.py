@@ -8,7 +8,8 @@ from trainyard.aws.clients import client
 from trainyard.aws.reservations import describe_reservation
 
 # EC2 terminates the instances that still run 30 minutes before the end (EC2 user guide, "Capacity Blocks for ML"). The
-# instances of an UltraServer have to be terminated 60 minutes before it (same page, for P6e-GB200).
+# instances of a P6e-GB200 UltraServer have to be terminated 60 minutes before it (same page). The page names no time
+# for other UltraServers (Trn2): the longer one is an assumption, which costs 30 minutes if it is wrong.
 _TERMINATION_SECONDS, _ULTRASERVER_TERMINATION_SECONDS = 1800.0, 3600.0
 # Types that exist only in UltraServers (EC2 user guide, "Capacity Blocks for ML", supported instance types).
 _ULTRASERVER_TYPES = ("p6e-gb", "trn2u.")

@@ -1,4 +1,9 @@
-"""Auto Scaling's LaunchInstances: a synchronous launch, which reports the launched instances and the errors."""
+"""Auto Scaling's LaunchInstances: a synchronous launch, which reports the launched instances and the errors.
+
+Sources: API reference, LaunchInstances; Auto Scaling user guide, "Launch instances synchronously". Neither names
+capacity reservations. Assumptions: the group's CapacityReservationSpecification applies as in other launches of the
+group, and groups of Capacity Blocks and interruptible reservations are not supported.
+"""
 
 from typing import Any
 

@@ -15,8 +15,8 @@ from rehearsal.aws.ec2.terminations import reclaim_instance
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
 TERMINATION_LEAD_SECONDS = 1800.0
-# The user has to terminate instances of an UltraServer 60 minutes before the end (EC2 user guide, "Capacity Blocks for
-# ML"). That EC2 terminates them at that time is an assumption.
+# The user has to terminate instances of a P6e-GB200 UltraServer 60 minutes before the end (EC2 user guide, "Capacity
+# Blocks for ML"). Assumptions: that EC2 terminates them at that time, and the same for other UltraServers (Trn2).
 ULTRASERVER_TERMINATION_LEAD_SECONDS = 3600.0
 
 

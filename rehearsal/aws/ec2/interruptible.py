@@ -2,8 +2,9 @@
 
 Sources: EC2 user guide, "Interruptible Capacity Reservations for capacity owners", "... for capacity consumers" and
 "Monitor interruptible Capacity Reservations". The guide documents two signs of a reclaim: EventBridge events, and the
-status `updating` of the source reservation's allocation. It documents none in the instance metadata. The text of
-StateTransitionReason and which of the running instances EC2 terminates (here the newest) are assumptions.
+status `updating` of the source reservation's allocation. It documents none in the instance metadata. Assumptions: the
+text of StateTransitionReason; which of the running instances EC2 terminates (here the newest); that launches continue
+during a reclaim, as far as instances are available, and their error code ReservationCapacityExceeded otherwise.
 """
 
 import json

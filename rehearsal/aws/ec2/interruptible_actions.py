@@ -1,7 +1,9 @@
 """API actions on interruptible Capacity Reservations: create an allocation, and change its number of instances.
 
-Sources: API reference of these actions; EC2 user guide, "Interruptible Capacity Reservations for capacity owners". AWS
-documents no error codes: they are assumptions.
+Sources: API reference of these actions; EC2 user guide, "Interruptible Capacity Reservations for capacity owners" (one
+allocation per source, 1,000 instances at once, a source that is active without end date). Neither these nor "Error
+codes for the Amazon EC2 API" name error codes for them: all codes of this module, except that of a repeated client
+token, are assumptions.
 """
 
 from typing import Any

@@ -223,7 +223,7 @@ def cancel_capacity_reservation(self: Any) -> ActionResult:
 def _require_changeable(reservation: CapacityReservation, action: str) -> None:
     """Refuse changes of Capacity Blocks (API reference) and of interruptible reservations (EC2 user guide).
 
-    The error code is an assumption.
+    "Error codes for the Amazon EC2 API" names none for it: OperationNotPermitted is an assumption.
     """
     if reservation.market_type is not None:
         raise ec2_error("OperationNotPermitted", f"The {reservation.market_type} {reservation.id} can't be {action}.")
