@@ -1,10 +1,14 @@
 """The Availability Zones of workers and head, with held capacity and in a deployed stack."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pulumi_aws as aws
 import pytest
 
+from infra.lookups import account
 from infra.lookups.account import AccountFacts, ReservationFacts
 from infra.lookups.subnet import HEAD_SUBNET_ROLE
 from rehearsal.adapter.deployment import Deployment
@@ -94,3 +98,15 @@ def test_zone_of_the_deployed_head_is_kept(changed: Callable[..., Deployment], m
     zones = {each.name: each.inputs["availabilityZone"] for each in run.resources_of_type(SUBNET_TYPE)}
     assert zones == {"private": B, "public": B, "private-a": A, "private-c": C}
     assert run.resource(SUBNET_TYPE, "private").inputs["tags"][tags.ROLE] == HEAD_SUBNET_ROLE
+
+
+@pytest.mark.parametrize(("state", "is_usable"), [("active", True), ("pending", True), ("cancelled", False)])
+def test_held_capacity_is_usable_while_it_is_pending(
+    monkeypatch: pytest.MonkeyPatch, state: str, is_usable: bool
+) -> None:
+    """EC2 may need minutes to activate a reservation; the tagging API also lists those that have ended."""
+    arn = SimpleNamespace(resource_arn="arn:aws:ec2:us-east-1:123456789012:capacity-reservation/cr-0123456789abcdef0")
+    tagged = SimpleNamespace(resource_tag_mapping_lists=[arn])
+    monkeypatch.setattr(aws.resourcegroupstaggingapi, "get_resources", lambda **_: tagged)
+    monkeypatch.setattr(account, "look_up_reservation", lambda path, name: replace(held_in(A), state=state))
+    assert (account.look_up_held_capacity("local") is not None) == is_usable
