@@ -32,7 +32,11 @@ def wait_until_active(
         display.line("capacity", f"{reservation.id} in {reservation.zone} is pending: waiting until it is active")
         before_poll()
         time.sleep(POLL_SECONDS)
-        reservation = reservations.read_reservation(region, reservation.id)
+        try:
+            reservation = reservations.read_reservation(region, reservation.id)
+        except ClientError as error:  # EC2 is eventually consistent: it may not describe a reservation at once
+            if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
+                raise
     if reservation.state != "active":
         raise CapacityError(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")
     return reservation

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.conftest import REGION
 from tests.trainyard.operations.test_reservations import ZONE_A, ReservedCluster, reserved
 from tests.trainyard.operations.test_reserve import Operator
-from trainyard.aws import tags
+from trainyard.aws import reservations, tags
 from trainyard.aws.reservations import CapacityReservation, create_reservation, describe_reservation
 from trainyard.operations import pending_reservations
 from trainyard.operations.errors import CapacityError, LaunchError
@@ -60,6 +61,20 @@ def test_pending_reservation_of_an_earlier_launch_is_used(reserved: ReservedClus
     reservation = reserved.reserve()  # also resizes it, which EC2 refuses while it is pending
     assert (reservation.id, reservation.available) == (earlier.id, 2)
     assert [each.id for each in reserved.active()] == [earlier.id]
+
+
+def test_reservation_that_ec2_does_not_describe_yet_is_waited_for(
+    reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, errors = reservations.read_reservation, iter(["InvalidCapacityReservationId.NotFound"])
+
+    def read_later(region: str, name: str) -> CapacityReservation:
+        for code in errors:
+            raise ClientError({"Error": {"Code": code, "Message": name}}, "DescribeCapacityReservations")
+        return read(region, name)
+
+    monkeypatch.setattr(reservations, "read_reservation", read_later)
+    assert reserved.reserve().state == "active"
 
 
 def test_pending_reservation_is_cancelled_by_stop(reserved: ReservedCluster) -> None:
