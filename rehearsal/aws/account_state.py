@@ -84,7 +84,7 @@ _NAME_FINDERS: dict[str, dict[str, tuple[str, NameFinder] | list[tuple[str, Name
             lambda resources: (
                 key
                 for key, reservation in resources.items()
-                if reservation.state not in ("cancelled", "expired", "unsupported", "payment-failed")
+                if reservation.state not in ("cancelled", "expired", "failed", "unsupported", "payment-failed")
             ),
         ),
         "groups": ("security-group", lambda resources: (key for groups in resources.values() for key in groups)),

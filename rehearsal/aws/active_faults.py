@@ -24,6 +24,7 @@ from rehearsal.aws.faults import (
     PaymentFailure,
     Quota,
     Reclaim,
+    ReservationFailure,
     SpotInterruption,
     Throttle,
     check_operation,
@@ -141,6 +142,12 @@ class ActiveFaults:
     def payments_fail(self) -> bool:
         """Return whether payments of Capacity Blocks fail."""
         return any(isinstance(active.fault, PaymentFailure) for active in self._active)
+
+    def reservations_fail(self, zone: str) -> bool:
+        """Return whether reservations in the zone fail."""
+        return any(
+            isinstance(active.fault, ReservationFailure) and active.fault.zone == zone for active in self._active
+        )
 
     def interruptions(self, instance: Any) -> Iterator[tuple[_ActiveFault, float]]:
         """Yield the faults that interrupt this Spot Instance, each with the Unix time of its notice."""

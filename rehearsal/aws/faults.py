@@ -169,6 +169,16 @@ class PaymentFailure(StrictModel):
     kind: Literal["payment-failure"] = "payment-failure"
 
 
+class ReservationFailure(StrictModel):
+    """On-Demand Capacity Reservations in the zone are pending at first, and then fail.
+
+    API reference, CapacityReservation, State `failed`: for example because of capacity constraints.
+    """
+
+    kind: Literal["reservation-failure"] = "reservation-failure"
+    zone: str = Field(description="Availability Zone.")
+
+
 Fault = (
     Capacity
     | Throttle
@@ -184,6 +194,7 @@ Fault = (
     | ExpiredCredentials
     | CapacityBlockStart
     | PaymentFailure
+    | ReservationFailure
 )
 FAULTS: TypeAdapter[list[Fault]] = TypeAdapter(list[Annotated[Fault, Field(discriminator="kind")]])
 DENY_VARIABLE = "REHEARSAL_DENY"

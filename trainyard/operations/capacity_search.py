@@ -13,7 +13,11 @@ from trainyard.aws.reservations import (
     find_reservations,
 )
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
+from trainyard.operations.pending_reservations import (
+    ReservationEndedError,
+    cancel_reservations,
+    wait_until_active,
+)
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals
 
@@ -81,8 +85,8 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
     refusals: dict[str, _Refusal] = {}
     while True:
         before_attempt()
-        if reservation := _try_zones(request, attempt, refusals, display):
-            return wait_until_active(request.region, reservation, display, before_attempt)
+        if reservation := _try_zones(request, attempt, refusals, display, before_attempt):
+            return reservation
         tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
             attempts = f"{attempt} attempt{'s' if attempt > 1 else ''}"
@@ -98,15 +102,21 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
 
 
 def _try_zones(
-    request: CapacityRequest, attempt: int, refusals: dict[str, _Refusal], display: Display
+    request: CapacityRequest,
+    attempt: int,
+    refusals: dict[str, _Refusal],
+    display: Display,
+    before_poll: Callable[[], None],
 ) -> CapacityReservation | None:
-    """Return the reservation in the first zone with the capacity; None without one.
+    """Return the active reservation in the first zone with the capacity; None without one.
 
     Writes the refusals by zone, and displays each whose code differs from that of the attempt before.
     """
     for zone in request.zones:
         display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
         result = _create(request, zone, refusals)
+        if isinstance(result, CapacityReservation):
+            result = _activate(request, result, display, before_poll)
         if isinstance(result, CapacityReservation):
             price = request.instances * request.usd_per_hour
             text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
@@ -116,6 +126,16 @@ def _try_zones(
             display.line("capacity", f"no {request.summary} in {zone}: {result.code}: {result.message}")
         refusals[zone] = result
     return None
+
+
+def _activate(
+    request: CapacityRequest, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None]
+) -> CapacityReservation | _Refusal:
+    """Return the active reservation, or the refusal if it failed: EC2 may find a shortage while it is pending."""
+    try:
+        return wait_until_active(request.region, reservation, display, before_poll)
+    except ReservationEndedError as error:
+        return _Refusal(error.state, str(error))
 
 
 def _format_refusals(refusals: Mapping[str, _Refusal]) -> str:

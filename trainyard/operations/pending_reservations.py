@@ -17,13 +17,21 @@ from trainyard.operations.progress import Display
 TIMEOUT_SECONDS, POLL_SECONDS = 10 * 60.0, 2.0
 
 
+class ReservationEndedError(CapacityError):
+    """A pending reservation did not become active. `state`: its state, such as failed for lack of capacity."""
+
+    def __init__(self, reservation: CapacityReservation) -> None:
+        super().__init__(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")
+        self.state = reservation.state
+
+
 def wait_until_active(
     region: str, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None] = lambda: None
 ) -> CapacityReservation:
     """Return the reservation as soon as it is active.
 
-    `before_poll` raises an error to end the wait. Raises CapacityError after TIMEOUT_SECONDS, and for a reservation
-    that has failed.
+    `before_poll` raises an error to end the wait. Raises CapacityError after TIMEOUT_SECONDS, and
+    ReservationEndedError for a reservation that has failed or was cancelled.
     """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while reservation.state == "pending":
@@ -38,7 +46,7 @@ def wait_until_active(
             if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
                 raise
     if reservation.state != "active":
-        raise CapacityError(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")
+        raise ReservationEndedError(reservation)
     return reservation
 
 

@@ -12,7 +12,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import generic_filter, random_id
 
-from rehearsal.aws.active_faults import ApiError, InsufficientCapacityError
+from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError, InsufficientCapacityError
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.ec2.assessment import start_assessment
 from rehearsal.aws.ec2.capacity_requests import record_request
@@ -60,6 +60,7 @@ def create_capacity_reservation(self: Any) -> ActionResult:
         reservation.add_tags(tags)
         reservations(backend)[reservation.id] = reservation
         start_assessment(reservation)
+        reservation.fails = ACTIVE_FAULTS.reservations_fail(zone)
         reservation.pending_until = reservation.created + timing().reservation_pending_seconds
         return reservation
 

@@ -64,6 +64,7 @@ class CapacityReservation(TaggedEC2Resource):
         self.start, self.end, self.created = CLOCK.now() if start is None else start, end, CLOCK.now()
         self.placement_group = placement_group
         self.pending_until = 0.0  # Unix time
+        self.fails = False  # when it is no longer pending
         self.instances_terminated = False
         self.payment: Payment | None = None  # of a Capacity Block; None: paid
         self.assessment: Assessment | None = None
@@ -115,7 +116,9 @@ class CapacityReservation(TaggedEC2Resource):
             return "expired"
         if now < self.start:
             return "scheduled"
-        return "pending" if now < self.pending_until else "active"
+        if now < self.pending_until:
+            return "pending"
+        return "failed" if self.fails else "active"
 
     @property
     def holds_capacity(self) -> bool:

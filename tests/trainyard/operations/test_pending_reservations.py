@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.faults import ReservationFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.conftest import REGION
-from tests.trainyard.operations.test_reservations import ZONE_A, ReservedCluster, reserved
+from tests.trainyard.operations.test_reservations import ZONE_A, ZONE_B, ReservedCluster, reserved
 from tests.trainyard.operations.test_reserve import Operator
 from trainyard.aws import reservations, tags
 from trainyard.aws.reservations import CapacityReservation, create_reservation, describe_reservation
@@ -53,6 +54,16 @@ def test_launch_waits_until_its_reservation_is_active(reserved: ReservedCluster)
     reservation = reserved.reserve()
     assert (reservation.state, reservation.available) == ("active", 2)
     assert len(reserved.add_nodes(reservation)) == 2
+
+
+def test_next_zone_is_used_when_a_pending_reservation_fails(reserved: ReservedCluster, account: EmulatedAws) -> None:
+    account.inject(ReservationFailure(zone=ZONE_A))
+    try:
+        reservation = reserved.reserve()
+    finally:
+        account.clear_faults()
+    assert (reservation.zone, reservation.state) == (ZONE_B, "active")
+    assert [each.id for each in reserved.active()] == [reservation.id]
 
 
 def test_pending_reservation_of_an_earlier_launch_is_used(reserved: ReservedCluster) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Capacity, PaymentFailure
+from rehearsal.aws.faults import Capacity, PaymentFailure, ReservationFailure
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from rehearsal.aws.timing import Timing
@@ -357,6 +357,18 @@ def test_unpaid_block_is_released(client: Client, network: Network, aws: Emulate
     )
     assert refused(lambda: launch(client, network, **in_block(unpaid))) == "ReservationCapacityExceeded"
     assert unpaid not in [record.id for record in aws.list_resources()]
+
+
+def test_pending_reservation_can_fail(client: Client, aws: EmulatedAws) -> None:
+    aws.set_timing(Timing(reservation_pending_seconds=60))
+    aws.inject(ReservationFailure(zone="us-east-1a"))
+    name = reserve(client, 1, AvailabilityZone="us-east-1a")
+    aws.clear_faults()
+    aws.set_timing(Timing())
+    assert describe(client, name)["State"] == "pending"
+    aws.advance_clock(60)
+    assert describe(client, name)["State"] == "failed"
+    assert name not in [record.id for record in aws.list_resources()]
 
 
 def test_group_launches_into_a_block_by_desired_capacity(
