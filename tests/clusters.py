@@ -269,9 +269,9 @@ def create_group(region: str, name: str, template: str, subnet: str) -> None:
     )
 
 
-def create_cluster(region: str, **job: Any) -> Cluster:
-    """Create a cluster; `job` changes fields of the manifest's job."""
-    stack = f"stack-{next(_numbers)}"
+def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
+    """Create a cluster; `stack`: its name, else generated; `job` changes fields of the manifest's job."""
+    stack = stack or f"stack-{next(_numbers)}"
     s3, ec2 = client("s3", region), client("ec2", region)
     for role in ("data", "staging"):
         s3.create_bucket(Bucket=f"{stack}-{role}")

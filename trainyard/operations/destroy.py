@@ -33,6 +33,9 @@ class ExistingResource(StrictModel):
     id: str = Field(description="Id or name.")
     state: str = Field(description="State; empty for kinds without one.")
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}{f' ({self.state})' if self.state else ''}"
+
 
 class DestroyResult(StrictModel):
     """`trainyard destroy --json`."""
@@ -108,13 +111,9 @@ def _existing(resource: TaggedResource) -> ExistingResource:
 
 def format_result(result: DestroyResult) -> list[str]:
     """Format the result for people."""
-    lines = [f"{name}: {_described(each)}" for name in ("retained", "remaining") for each in getattr(result, name)]
+    lines = [f"{name}: {each}" for name in ("retained", "remaining") for each in getattr(result, name)]
     if result.pulumi_exit_status:
         lines.append(f"pulumi destroy failed with exit status {result.pulumi_exit_status}")
     if result.complete:
         return [*lines, f"stack {result.stack} is destroyed"]
     return [*lines, f"stack {result.stack} is not destroyed: run trainyard destroy --stack {result.stack} again"]
-
-
-def _described(resource: ExistingResource) -> str:
-    return f"{resource.kind} {resource.id}{f' ({resource.state})' if resource.state else ''}"

@@ -35,6 +35,12 @@ def test_version_is_printed() -> None:
     assert result.stdout.startswith("trainyard 0.")
 
 
+def test_unknown_step_of_the_selftest_is_one_line_and_exit_status_2() -> None:
+    result = invoke("selftest", "--step", "3")
+    message = "trainyard: --step = '3': the selftest has no such step. Use 1 or 2, or omit --step for both.\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_a_json_option(command: str) -> None:
     result = invoke(command, "--help")

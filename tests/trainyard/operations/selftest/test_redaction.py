@@ -1,12 +1,8 @@
 """The report of the selftest: what is redacted, and what is not."""
 
-from pathlib import Path
-
 import pytest
 
-from trainyard.operations.selftest_facts import private_texts
-from trainyard.operations.selftest_project import error_lines, progress_lines
-from trainyard.operations.selftest_report import Leftover, Redactor, SelftestReport, Step, write_report
+from trainyard.operations.selftest.redaction import private_texts, redact
 
 ACCOUNT, ARN = "210987654321", "arn:aws:sts::210987654321:assumed-role/Operators/jane.doe"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -31,7 +27,7 @@ SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     ],
 )
 def test_private_texts_are_redacted(text: str, redacted: str) -> None:
-    assert Redactor().text(text) == redacted
+    assert redact(text) == redacted
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ def test_private_texts_are_redacted(text: str, redacted: str) -> None:
     ],
 )
 def test_facts_of_the_launch_are_not_redacted(text: str) -> None:
-    assert Redactor().text(text) == text
+    assert redact(text) == text
 
 
 def test_texts_of_this_machine_and_account_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,46 +51,6 @@ def test_texts_of_this_machine_and_account_are_redacted(monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_TOKEN", "token-of-the-job")
     monkeypatch.setenv("HOME", "/data/jane")
     monkeypatch.setattr("getpass.getuser", lambda: "jdoe42")
-    redactor = Redactor(private_texts({"Account": ACCOUNT, "Arn": ARN}))
-    text = redactor.text(f"jane.doe in Operators: {SECRET} token-of-the-job /data/jane/x jdoe42")
-    assert text == "<name> in <name>: <secret> <secret> ~/x <user>"
-
-
-def test_both_files_are_redacted(tmp_path: Path) -> None:
-    step = Step(run="1", command="c", expectation="e", proves="p", status="failed", errors=(f"denied: {ARN}",))
-    leftover = Leftover(kind="s3", id=f"logs-{ACCOUNT}", state="", retained=False, price="p", command=ACCOUNT)
-    report = SelftestReport(
-        ok=False,
-        interrupted=False,
-        stack="selftest-1",
-        region="us-east-1",
-        started="now",
-        versions={},
-        steps=(step,),
-        leftovers=(leftover,),
-        errors=(ACCOUNT,),
-        estimated_usd=1.0,
-        maximum_usd=2.0,
-    )
-    write_report(report, tmp_path / "report.json", Redactor([(ACCOUNT, "<account>"), ("jane.doe", "<name>")]))
-    for name in ("report.json", "report.md"):
-        text = (tmp_path / name).read_text()
-        assert "denied" in text
-        assert ACCOUNT not in text
-        assert "jane" not in text
-        assert text.rstrip().rstrip('"}\n').endswith("issue tracker of the project.")
-
-
-def test_errors_are_the_diagnostics_without_warnings() -> None:
-    output = " +  a creating\nDiagnostics:\n  a (x):\n    warning: w\n    error: e\nResources:\n    + 3 created\n"
-    assert error_lines(output) == ["Diagnostics:", "  a (x):", "    error: e"]
-
-
-def test_without_diagnostics_the_last_lines_are_the_errors() -> None:
-    assert error_lines("one\n\ntwo\n") == ["one", "two"]
-
-
-def test_progress_lines_are_listed_once() -> None:
-    line = "  12.0 s  head                 10.42.0.5 ready"
-    output = f" +  command:local:Command launch creating (5s) {line}\nDiagnostics:\n    {line}\n"
-    assert progress_lines(output) == [line.strip()]
+    private = private_texts({"Account": ACCOUNT, "Arn": ARN})
+    text = f"jane.doe in Operators: {SECRET} token-of-the-job /data/jane/x jdoe42"
+    assert redact({"key": [text]}, private)["key"][0] == "<name> in <name>: <secret> <secret> ~/x <user>"
