@@ -18,7 +18,7 @@ TIMEOUT_SECONDS, POLL_SECONDS = 10 * 60.0, 2.0
 
 
 class ReservationEndedError(CapacityError):
-    """A pending reservation did not become active. `state`: its state, such as failed for lack of capacity."""
+    """A pending reservation did not become active. `state`: its state, such as failed when EC2 has no capacity."""
 
     def __init__(self, reservation: CapacityReservation) -> None:
         super().__init__(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")

@@ -37,7 +37,7 @@ Diagnostics:
 """
 NO_CAPACITY = """\
     3.0 s  capacity             attempt 1: none for 1 x g6e.12xlarge (us-east-1a: InsufficientInstanceCapacity)
-trainyard: no Availability Zone has capacity for 1 x g6e.12xlarge after 1 attempts
+trainyard: no Availability Zone has capacity for 1 x g6e.12xlarge after 1 attempt
 """
 
 
