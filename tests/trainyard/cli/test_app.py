@@ -105,9 +105,3 @@ def test_missing_stack_file_is_one_message(command: str, tmp_path: Path) -> None
     result = invoke(command, "--stack", "a", "--file", str(file))
     assert result.exit_code == 2
     assert result.stderr.startswith(f"trainyard: {file} = '...': the file does not exist")
-
-
-def test_unknown_run_of_the_selftest_is_one_message() -> None:
-    result = invoke("selftest", "--run", "3")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("trainyard: --run = '3': no run of the selftest. Use one of 1, 2, all; ")
