@@ -15,6 +15,7 @@ from tests.clusters import Cluster
 from tests.conftest import REGION
 from tests.metrics import metric
 from tests.rehearsal.aws.instances import example_record
+from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, chunk_key, chunk_prefix
 from trainyard.models.manifest import Manifest
@@ -38,7 +39,8 @@ def cluster(deployment: Deployment) -> Cluster:
 def read_timeline(deployment: Deployment, account: EmulatedAws, *, trainer: bool = True) -> Timeline:
     """Return the timeline of the deployment."""
     timeline = Timeline()
-    fill_timeline(timeline, deployment, account.instances(), REGION, time.time(), trainer=trainer)
+    instances = [each for each in account.instances() if each.tags.get(tags.STACK) == "timeline"]
+    fill_timeline(timeline, deployment, instances, REGION, time.time(), trainer=trainer)
     return timeline
 
 
@@ -71,7 +73,7 @@ def test_timeline_has_nodes_and_metrics_of_the_current_run(
     chunk = chunk_key(chunk_prefix(RunLayout(record.run).metrics, "i-1", "0001", "metrics"), 0)
     cluster.data.write(chunk, metric(1, 5.0).model_dump_json().encode())
     timeline = read_timeline(replace(deployment, exports={}), account)
-    nodes = [(node.role, node.spans[-1].name) for node in timeline.nodes]
+    nodes = sorted((node.role, node.spans[-1].name) for node in timeline.nodes)
     assert nodes == [("head", "booting"), ("head", "serving"), ("worker", "working")]
     assert [line.loss for line in timeline.metrics or []] == [5.0]
     assert read_timeline(deployment, account, trainer=False).metrics is None

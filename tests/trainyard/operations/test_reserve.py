@@ -34,10 +34,11 @@ _numbers = itertools.count(1)
 
 
 def settings_of(**changes: Any) -> StackSettings:
-    """Return the settings of the shipped A100 stack, with changes."""
+    """Return the settings of the shipped A100 stack, with changes. None removes a key of `capacity`."""
     file = ROOT / "stacks/Pulumi.a100-cluster.yaml"
     raw = yaml.safe_load(file.read_text())["config"][CONFIG_KEY]
     capacity = {"wait_minutes": 0, **changes.pop("capacity", {})}
+    capacity = {key: value for key, value in capacity.items() if value is not None}
     return load_settings({**raw, "capacity": capacity, **changes}, ROOT, file.name)
 
 
@@ -135,7 +136,7 @@ def test_failure_to_delete_the_placement_group_does_not_hide_the_shortage(
 
 def test_stack_without_a_reserving_launch_is_refused(operator: Operator) -> None:
     with rejects("nothing_to_reserve", operator.cluster.stack):
-        operator.reserve(settings_of(capacity={"reserve": False}))
+        operator.reserve(settings_of(capacity={"reserve": False, "wait_minutes": None}))
 
 
 def test_release_cancels_the_reservation_and_its_group(operator: Operator) -> None:
