@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 from trainyard.aws import autoscaling
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
+from trainyard.operations.scaling import set_desired_capacity
 
 # Instances by desired capacity are those of a Capacity Block or an interruptible reservation, which are paid for, used
 # or not: waiting costs nothing. Auto Scaling retries a refused launch after one or two minutes, so that this time
@@ -74,11 +75,11 @@ def raise_desired_capacity(
     """
     name = group.autoscaling_group
     earlier_activities = {activity["ActivityId"] for activity in autoscaling.describe_activities(region, name)}
+    deadline = time.monotonic() + CAPACITY_TIMEOUT_SECONDS
     try:
-        autoscaling.set_desired_capacity(region, name, current + count)
+        set_desired_capacity(region, name, lambda: current + count, display, deadline)
     except ClientError as error:
         return LaunchedNodes(reasons=[_describe_error(error)])
-    deadline = time.monotonic() + CAPACITY_TIMEOUT_SECONDS
     while True:
         nodes = new_nodes()
         if len(nodes) >= count:

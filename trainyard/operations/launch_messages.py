@@ -1,6 +1,6 @@
 """Messages of a launch that failed: what still runs or is billed, and how to end it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from trainyard.models.manifest import Manifest
 
@@ -30,25 +30,22 @@ def describe_not_terminated(prices: Mapping[str, float]) -> str:
     return f"AWS did not terminate nodes that cost {sum(prices.values()):,.2f} USD per hour: {nodes}"
 
 
-def describe_expiration_before_nodes(reason: str, reservations: Iterable[str]) -> str:
-    """Return the message for credentials that expired before the launch added nodes."""
+def describe_remaining_reservations(cause: str, reservations: Iterable[str]) -> str:
+    """Return the message for a launch that could not be undone before it added nodes. `cause`: one or two sentences."""
     names = ", ".join(reservations)
     reserved = (
         f" Reserved capacity is billed until AWS ends it within an hour after the lease: {names}." if names else ""
     )
-    return f"{_expired(reason)} No node was added.{reserved} Then launch again: pulumi up"
+    return f"{cause} No node was added.{reserved} Then launch again: pulumi up"
 
 
-def describe_expiration_with_nodes(reason: str, nodes: Iterable[str], manifest: Manifest) -> str:
-    """Return the message for credentials that expired after the launch had requested nodes."""
+def describe_remaining_nodes(cause: str, nodes: Collection[str], manifest: Manifest) -> str:
+    """Return the message for a launch that could not be undone after it had requested nodes."""
     names = ", ".join(nodes) or "all that AWS launched"
+    price = sum(group.nodes * group.node_usd_per_hour for group in manifest.groups)
     return (
-        f"{_expired(reason)} The nodes that it added continue to run ({names}) and are billed: the controller starts "
-        "the job on them, or terminates them after launch.startup_timeout_minutes; without the controller, the lease "
-        f"of {manifest.limits.lease_minutes:g} minutes terminates them. To terminate them now: trainyard stop --stack "
-        f"{manifest.stack}"
+        f"{cause} The nodes that it added continue to run ({names}) and are billed, all nodes of the stack with at "
+        f"most {price:,.2f} USD per hour: the controller starts the job on them, or terminates them after "
+        f"launch.startup_timeout_minutes; without the controller, the lease of {manifest.limits.lease_minutes:g} "
+        f"minutes terminates them. To terminate them now: trainyard stop --stack {manifest.stack}"
     )
-
-
-def _expired(reason: str) -> str:
-    return f"the AWS credentials expired during the launch ({reason}). Renew them."

@@ -15,9 +15,9 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch_messages import (
     TERMINATE_BY_HAND,
-    describe_expiration_before_nodes,
-    describe_expiration_with_nodes,
     describe_not_terminated,
+    describe_remaining_nodes,
+    describe_remaining_reservations,
 )
 from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start
@@ -51,23 +51,19 @@ class LaunchOperation:
     def with_rollback(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
         """Run the operation; when it fails, call `undo` with the reason and terminate the nodes that were added.
 
-        With expired credentials neither is possible: then raises LaunchError that reports what still runs.
+        Raises LaunchError that reports what still runs when AWS refuses that or cannot be reached, as with expired
+        credentials.
         """
-        try:
-            return self._run_or_undo(operation, undo)
-        except Exception as error:
-            if (reason := describe_expiration(error)) is None:
-                raise
-            raise LaunchError(self._expiration_message(reason)) from None
-
-    def _run_or_undo(self, operation: Callable[[], LaunchResult], undo: Callable[[str], None]) -> LaunchResult:
         with sigterm_as_interrupt():
             try:
                 return operation()
             except BaseException as error:
                 reason = str(error) or type(error).__name__
                 with ignore_signals():
-                    not_terminated = self._undo(undo, reason)
+                    try:
+                        not_terminated = self._undo(undo, reason)
+                    except (BotoCoreError, ClientError) as failure:
+                        raise LaunchError(self._describe_failed_rollback(reason, failure)) from None
                 if not_terminated:
                     running = describe_not_terminated(self.workers.usd_per_hour(not_terminated))
                     raise LaunchError(f"{reason}. {running}: {TERMINATE_BY_HAND}") from None
@@ -81,7 +77,7 @@ class LaunchOperation:
         except (BotoCoreError, ClientError) as error:
             failure = error
         try:
-            not_terminated = self.workers.rollback(self.display)
+            not_terminated = self.workers.rollback(self.display, superseded=self._is_superseded())
         finally:
             self._rollback_reservations()
         if failure is not None:
@@ -89,6 +85,16 @@ class LaunchOperation:
                 raise failure
             self.display.line("run", f"its record could not be written: {failure}")
         return not_terminated
+
+    def _is_superseded(self) -> bool:
+        """Return whether another launch has started a run since this one has started; False when S3 does not tell."""
+        own = {self.record.run, self.growing_run.run if self.growing_run else self.record.run}
+        try:
+            run = self.cluster.current_run()
+        except (BotoCoreError, ClientError) as error:
+            self.display.detail("run", str(error))
+            return False
+        return self.is_adding_nodes and run is not None and run.run not in own
 
     def _rollback_reservations(self) -> None:
         """End what the launch reserved, and the reservations of earlier launches unless a run or launch uses them."""
@@ -98,10 +104,17 @@ class LaunchOperation:
         if not continues and not self.pending.is_ended:
             self.reservations.cancel_all_of_groups()
 
-    def _expiration_message(self, reason: str) -> str:
+    def _describe_failed_rollback(self, reason: str, failure: Exception) -> str:
+        """Return the message for a launch that failed for `reason`, and whose rollback failed too."""
+        expiration = describe_expiration(failure)
+        cause = (
+            f"the AWS credentials expired during the launch ({expiration}). Renew them."
+            if expiration is not None
+            else f"{reason}. The launch could not be undone: {failure}."
+        )
         if self.is_adding_nodes:
-            return describe_expiration_with_nodes(reason, self.added_nodes, self.manifest)
-        return describe_expiration_before_nodes(reason, self.reservation_ids())
+            return describe_remaining_nodes(cause, self.added_nodes, self.manifest)
+        return describe_remaining_reservations(cause, self.reservation_ids())
 
     def _require_not_ended(self) -> None:
         """Raise LaunchError when the launch was ended during its wait for capacity."""

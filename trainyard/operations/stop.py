@@ -12,7 +12,8 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.pending_launch import end_pending_launch
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import cancel_all, delete_held_groups
-from trainyard.operations.worker_groups import LAUNCH_IN_PROGRESS, WorkerGroups
+from trainyard.operations.scaling import LAUNCH_IN_PROGRESS
+from trainyard.operations.worker_groups import WorkerGroups
 
 POLL_SECONDS = 1.0
 # A node drains, and then metal and large GPU types shut down for up to 20 minutes.

@@ -1,12 +1,11 @@
 """The stack's worker groups, as the operator's commands use them: members, adding nodes, rollback, scaling to zero."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import autoscaling, ec2
+from trainyard.aws import autoscaling
 from trainyard.aws.lease import put_lease, read_lease
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.aws.scheduled_start import cancel_scheduled_start, put_scheduled_start, read_scheduled_start
@@ -14,12 +13,8 @@ from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.operations.capacity import LaunchedNodes, launch_instances, raise_desired_capacity
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
+from trainyard.operations.scaling import NodeTermination, launch_deadline, set_desired_capacity
 
-MAX_TRIES, RETRY_DELAY_SECONDS = 3, 2.0
-# Auto Scaling refuses terminations with this error while an instance of the group is pending. GPU instances are pending
-# for minutes.
-LAUNCH_IN_PROGRESS = "ScalingActivityInProgress"
-LAUNCH_TIMEOUT_SECONDS = 15 * 60.0
 _TERMINATING_STATES = ("Terminat", "Detach")
 
 
@@ -29,6 +24,7 @@ class WorkerGroups:
     def __init__(self, manifest: Manifest) -> None:
         self._groups = {group.autoscaling_group: group for group in manifest.groups}
         self._earlier_members: set[str] | None = None
+        self._launched: list[str] = []
         self._earlier_capacity: dict[str, int] = {}
         self._group_of: dict[str, WorkerGroup] = {}
         self._region = manifest.region
@@ -109,6 +105,7 @@ class WorkerGroups:
                     self._region, group, capacity, count, self._new_members_of(group), display
                 )
             added += launched.nodes
+            self._launched += launched.nodes
             if len(launched.nodes) < count:
                 where = f"group {group.name}: " if len(self._groups) > 1 else ""
                 terminated = ", so all are terminated" if added else ""
@@ -143,7 +140,7 @@ class WorkerGroups:
 
     def _terminate_partial_launch(self, group: WorkerGroup, nodes: list[str], display: Display) -> None:
         """Raises CapacityError if AWS does not accept a termination: then no further node is launched."""
-        deadline = time.monotonic() + LAUNCH_TIMEOUT_SECONDS
+        deadline = launch_deadline()
         for name in nodes:
             self._group_of[name] = group
             if not self.terminate(name, display, deadline):
@@ -177,106 +174,72 @@ class WorkerGroups:
         assert self._earlier_members is not None
         return name not in self._earlier_members and not state.startswith(_TERMINATING_STATES)
 
-    def rollback(self, display: Display) -> list[str]:
-        """Terminate the members that joined after `add_nodes` started, and restore the desired capacities.
+    def rollback(self, display: Display, *, superseded: bool = False) -> list[str]:
+        """Terminate the members that `add_nodes` launched, and restore the desired capacities.
 
-        Also covers instances whose launch was interrupted before its response. Returns the nodes that AWS did not
-        terminate.
+        Covers instances whose launch was interrupted before its response, but no instance with which Auto Scaling
+        replaced a node of the run meanwhile. `superseded`: another launch has started a run since; then only instances
+        are terminated whose launch was answered. Returns the nodes that AWS did not terminate.
         """
         if self._earlier_members is None:
             return []
         self._describe()
-        groups = self._describe()
-        new = [name for name in _instance_ids(groups) if name not in self._earlier_members]
-        for group in groups:
-            if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity":
-                self._lower_desired_capacity(group, sum(name in new for name in _instance_ids([group])), display)
-        deadline = time.monotonic() + LAUNCH_TIMEOUT_SECONDS
-        not_terminated = [name for name in new if not self.terminate(name, display, deadline)]
-        if terminated := [name for name in new if name not in not_terminated]:
+        deadline = launch_deadline()
+        surplus: list[str] = []
+        for group in self._describe():
+            of_group = self._surplus_members(group, superseded=superseded)
+            if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity" and not superseded:
+                self._lower_desired_capacity(group, len(of_group), display, deadline)
+            surplus += of_group
+        not_terminated = [name for name in surplus if not self._try_to_terminate(name, display, deadline)]
+        if terminated := [name for name in surplus if name not in not_terminated]:
             display.line("nodes", f"rolled back, terminated: {', '.join(terminated)}")
         return not_terminated
 
-    def _lower_desired_capacity(self, group: dict[str, Any], new_members: int, display: Display) -> None:
-        """Cancel the requests that are not fulfilled: each termination of a new member lowers the capacity by one."""
+    def _surplus_members(self, group: dict[str, Any], *, superseded: bool) -> list[str]:
+        """Return the members of a group to terminate: those that were launched, and others above its earlier capacity.
+
+        Auto Scaling may replace earlier members meanwhile: then not all new members are above that capacity.
+        """
+        assert self._earlier_members is not None
+        states = {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
+        active = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
+        launched = [name for name in active if name in self._launched]
+        if superseded:
+            return launched
+        excess = max(0, len(active) - self._earlier_capacity[group["AutoScalingGroupName"]])
+        unknown = [name for name in active if name not in self._earlier_members and name not in launched]
+        if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity":
+            return [*launched, *unknown][:excess]  # its new members include replacements
+        return [*launched, *unknown[: max(0, excess - len(launched))]]
+
+    def _try_to_terminate(self, name: str, display: Display, deadline: float) -> bool:
+        try:
+            return self.terminate(name, display, deadline)
+        except (BotoCoreError, ClientError) as error:
+            display.line(name, f"could not be terminated: {error}")
+            return False
+
+    def _lower_desired_capacity(self, group: dict[str, Any], surplus: int, display: Display, deadline: float) -> None:
+        """Cancel unfulfilled requests: each termination of a surplus member lowers the capacity by one."""
         name = group["AutoScalingGroupName"]
-        capacity = self._earlier_capacity[name] + new_members
+        capacity = self._earlier_capacity[name] + surplus
         if group["DesiredCapacity"] <= capacity:
             return
-        for number in range(MAX_TRIES):
-            try:
-                autoscaling.set_desired_capacity(self._region, name, capacity)
-                break
-            except (BotoCoreError, ClientError) as error:  # the lease terminates nodes that are launched later
-                display.line(name, f"desired capacity could not be lowered to {capacity}: {error}")
-                time.sleep(number * RETRY_DELAY_SECONDS)
+        try:
+            set_desired_capacity(self._region, name, lambda: capacity, display, deadline)
+        except (BotoCoreError, ClientError) as error:  # the lease terminates nodes that are launched later
+            display.line(name, f"desired capacity could not be lowered to {capacity}: {error}")
 
     def terminate(self, name: str, display: Display, deadline: float | None = None) -> bool:
         """Terminate one member without replacement; return whether AWS accepted it.
 
         `deadline`: time.monotonic() until which to retry while instances of the group are pending.
         """
-        if not self._terminate_in_group(name, display, deadline or time.monotonic() + LAUNCH_TIMEOUT_SECONDS):
-            return self._terminate_in_ec2(name, display)
         group = self._group_of[name]
-        try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
-            autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)
-        except (BotoCoreError, ClientError) as error:
-            display.detail(name, str(error))  # the termination continues after the hook's timeout
-        return True
-
-    def _terminate_in_group(self, name: str, display: Display, deadline: float) -> bool:
-        failures = 0
-        while failures < MAX_TRIES:
-            try:
-                autoscaling.terminate_instance(self._region, name)
-                return True
-            except (BotoCoreError, ClientError) as error:
-                if self._states().get(name, "Terminated").startswith("Terminat"):
-                    return True  # another process has terminated it
-                if _code_of(error) == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
-                    display.line(name, "cannot be terminated while instances of its group are pending: retrying")
-                    time.sleep(RETRY_DELAY_SECONDS)
-                    continue
-                if _code_of(error) == "ValidationError":  # the controller has set the desired capacity to 0
-                    display.detail(name, str(error))
-                    return False
-                failures += 1
-                report = display.line if failures == MAX_TRIES else display.detail
-                report(name, f"could not be terminated: {error}")
-                time.sleep(failures * RETRY_DELAY_SECONDS)
-        return False
-
-    def _terminate_in_ec2(self, name: str, display: Display) -> bool:
-        """Terminate a member that Auto Scaling does not terminate, then lower the desired capacity."""
-        try:
-            ec2.terminate_instances(self._region, [name])
-        except (BotoCoreError, ClientError) as error:
-            display.line(name, f"could not be terminated: {error}")
-            return False
-        self._decrement_desired_capacity(self._group_of[name].autoscaling_group, display)
-        return True
-
-    def _decrement_desired_capacity(self, group: str, display: Display) -> None:
-        """Lower the desired capacity by one, so that Auto Scaling does not replace a terminated instance.
-
-        SetDesiredCapacity answers ScalingActivityInProgress too (Auto Scaling API reference).
-        """
-        deadline, failures = time.monotonic() + LAUNCH_TIMEOUT_SECONDS, 0
-        while True:
-            try:
-                (description,) = autoscaling.describe_groups(self._region, [group])
-                capacity = description["DesiredCapacity"]
-                autoscaling.set_desired_capacity(self._region, group, max(0, capacity - 1))
-                return
-            except (BotoCoreError, ClientError) as error:
-                failures += _code_of(error) != LAUNCH_IN_PROGRESS
-                if failures == MAX_TRIES or time.monotonic() > deadline:
-                    text = f"Auto Scaling may replace terminated nodes until the lease ends: {error}"
-                    display.line(group, f"the desired capacity was not lowered. {text}")
-                    return
-                display.line(group, "the desired capacity cannot be lowered during scaling activities: retrying")
-                time.sleep(RETRY_DELAY_SECONDS)
+        return NodeTermination(self._region, group, name, self._states, display).terminate(
+            deadline or launch_deadline()
+        )
 
     def usd_per_hour(self, names: Iterable[str]) -> dict[str, float]:
         """Return the maximum price of each of these members, USD an hour."""
@@ -315,10 +278,6 @@ class WorkerGroups:
             if group["DesiredCapacity"]:
                 autoscaling.set_desired_capacity(self._region, group["AutoScalingGroupName"], 0)
         return _instance_ids(groups)
-
-
-def _code_of(error: Exception) -> str:
-    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
 def _instance_ids(groups: Iterable[dict[str, Any]]) -> list[str]:

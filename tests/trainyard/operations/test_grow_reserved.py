@@ -63,7 +63,7 @@ def run(account: EmulatedAws) -> Iterator[ReservedRun]:
     reservations.cancel_all(REGION, created.cluster.stack, created.display)
 
 
-def fail(*arguments: object) -> list[str]:
+def fail(*arguments: object, **options: object) -> list[str]:
     raise LaunchError("stopped by the test")
 
 

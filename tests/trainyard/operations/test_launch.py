@@ -252,7 +252,7 @@ def test_rollback_does_not_need_the_record(cluster: clusters.Cluster, monkeypatc
 
     monkeypatch.setattr(launch, "add_nodes", fail)
     monkeypatch.setattr(launch, "_record_failure", deny)
-    monkeypatch.setattr(launch.workers, "rollback", lambda _: ["i-1"])
+    monkeypatch.setattr(launch.workers, "rollback", lambda _, superseded: ["i-1"])
     monkeypatch.setattr(launch.workers, "usd_per_hour", lambda _: {"i-1": 22.0})
     with pytest.raises(
         LaunchError, match=r"stopped by the test. AWS did not terminate nodes that cost 22.00 USD per hour: i-1 "
