@@ -38,7 +38,7 @@ SLOW_FILES = (
     ),
     *("test_lease", "test_startup", "test_gpu_stack", "test_efa", "test_container", "test_lustre", "test_frameworks"),
     *("test_baked_node", "test_layouts", "test_base", "test_run", "test_trainer", "test_broken", "test_cuda"),
-    *("test_disk_reserve", "test_pytorch", "test_account_lost", "test_grow", "test_hung_job", "test_watchdog"),
+    *("test_disk_reserve", "test_pytorch", "test_account_lost", "test_scale_out", "test_hung_job", "test_watchdog"),
 )
 
 

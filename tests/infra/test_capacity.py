@@ -211,11 +211,11 @@ def test_groups_are_tagged_with_their_names(changed: Callable[..., Deployment]) 
 
 def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], local: Deployment) -> None:
     """Updated in place: group, budget, manifest and launch."""
-    grown = changed(nodes=4)
-    assert grown.resources.keys() == local.resources.keys()
+    larger = changed(nodes=4)
+    assert larger.resources.keys() == local.resources.keys()
     differ = {
         resource.type.rpartition(":")[2]
-        for urn, resource in grown.resources.items()
+        for urn, resource in larger.resources.items()
         if json.dumps(_without_source(resource.inputs), sort_keys=True)
         != json.dumps(_without_source(local.resources[urn].inputs), sort_keys=True)
     }

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from tests.rehearsal.running import assert_no_leftovers, rehearsal_starter
-from tests.rehearsal.test_grow import GrowingRehearsal
+from tests.rehearsal.test_scale_out import ScaleOutRehearsal
 
 pytestmark = pytest.mark.slow
 # All ranks add a number ten times per second.
@@ -28,7 +28,7 @@ while True:
 """
 
 
-class AddingRehearsal(GrowingRehearsal):
+class AddingRehearsal(ScaleOutRehearsal):
     """A rehearsal of two nodes whose ranks need each other."""
 
     worker_count: ClassVar[int] = 2

@@ -12,12 +12,12 @@ import pytest
 from rehearsal.aws.faults import Reclaim
 from tests.polling import eventually
 from tests.rehearsal.running import assert_no_leftovers, rehearsal_starter
-from tests.rehearsal.test_grow import COUNTING, GrowingRehearsal
+from tests.rehearsal.test_scale_out import COUNTING, ScaleOutRehearsal
 
 pytestmark = pytest.mark.slow
 
 
-class ReclaimedRehearsal(GrowingRehearsal):
+class ReclaimedRehearsal(ScaleOutRehearsal):
     """A rehearsal with two nodes in an interruptible reservation."""
 
     worker_count: ClassVar[int] = 2

@@ -1,7 +1,7 @@
 """The launch: check the dataset, wait for the head, create a run, start all nodes or none, wait for the job's start.
 
 Before it adds nodes it puts the lease on the worker groups: AWS itself then terminates the workers when the operator's
-process and the controller do not. When the manifest only adds nodes to the current run, the run grows (growth.py).
+process and the controller do not. When the manifest only adds nodes to the current run, they join it (scale_out.py).
 """
 
 import time
@@ -10,7 +10,6 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
-from trainyard.operations.growth import grow_run, missing_nodes
 from trainyard.operations.launch_messages import describe_remaining_cost
 from trainyard.operations.launch_operation import LaunchOperation
 from trainyard.operations.prestart_checks import check_before_start
@@ -20,6 +19,7 @@ from trainyard.operations.run_record import (
     require_capacity_time,
     with_deadlines,
 )
+from trainyard.operations.scale_out import missing_nodes, scale_out_run
 from trainyard.operations.scheduled_launch import can_move, far_start, is_waiting, schedule, schedule_record
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
 from trainyard.operations.stop import stop_run
@@ -47,9 +47,9 @@ class Launch(LaunchOperation):
             missing = missing_nodes(self.manifest, self.workers, control)
             if active and any(missing.values()) and min(missing.values()) >= 0:
                 require_capacity_time(self.manifest, time.time())
-                # A growth that was killed may have recorded more nodes than it started.
+                # A scale-out that was killed may have recorded more nodes than it started.
                 base = self._update_deadlines(current).model_copy(update={"nodes": len(control.nodes)})
-                return grow_run(self, base, control, missing)
+                return scale_out_run(self, base, control, missing)
             if update and (not any(missing.values()) if active else current.nodes == self.record.nodes):
                 current = self._update_deadlines(current) if active else current
                 self.display.line("run", f"{current.run} matches the manifest: nothing to launch")

@@ -1,4 +1,4 @@
-"""Steps that the launch of a new run and the growth of an active run share: capacity, nodes, and rollback."""
+"""Steps that the launch of a new run and the scale-out of an active run share: capacity, nodes, and rollback."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,14 +32,14 @@ START_POLL_SECONDS = 10.0
 
 
 class LaunchOperation:
-    """Adds nodes to a stack, all or none. `growing_run`: the active run to which it adds them; None: a new run."""
+    """Adds nodes to a stack, all or none. `active_run`: the run to which it adds them; None: a new run."""
 
     def __init__(self, cluster: Cluster, display: Display) -> None:
         self.cluster, self.display = cluster, display
         self.manifest: Manifest = cluster.manifest
         self.workers = WorkerGroups(self.manifest)
         self.pending = PendingLaunch(cluster)
-        self.growing_run: RunRecord | None = None
+        self.active_run: RunRecord | None = None
         self.reservations = GroupReservations(self.manifest, display, self._require_not_ended)
         self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
@@ -118,7 +118,7 @@ class LaunchOperation:
 
     def _require_not_ended(self) -> None:
         """Raise LaunchError when the launch was ended during its wait for capacity."""
-        run = self.growing_run
+        run = self.active_run
         if run is None:
             self.pending.require()
         elif outcome := self.cluster.outcome(run.run):
@@ -141,8 +141,8 @@ class LaunchOperation:
     def reserve_capacity(self, missing: Mapping[str, int], running: Iterable[str] = ()) -> None:
         """Reserve the capacity of the groups for which the manifest requires it.
 
-        `missing`: group -> nodes to add; `running`: the nodes of the run that grows. The wait for capacity does not
-        count, neither as startup nor as time of the run.
+        `missing`: group -> nodes to add; `running`: the nodes of the active run. The wait for capacity counts
+        neither as startup nor as time of the run.
         """
         started = time.time()
         hold_seconds = self.manifest.limits.lease_minutes * 60  # then the controller extends it with the lease

@@ -92,7 +92,7 @@ def test_stop_before_the_nodes_are_added(
     launch(cluster, lambda: None)
 
 
-def test_stop_ends_a_growth_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
+def test_stop_ends_a_scale_out_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
     account.clear_faults()
     record, nodes = cluster.create_run_record(), cluster.launch_instances(2)
     layout, control = RunLayout(record.run), Control(attempt=1, nodes=tuple(nodes), started=True)
@@ -100,8 +100,8 @@ def test_stop_ends_a_growth_that_waits_for_capacity(account: EmulatedAws, cluste
         bucket.write(key, record.model_dump_json().encode())
     cluster.data.write(layout.control, control.model_dump_json().encode())
     (group,) = cluster.manifest.groups
-    grown = cluster.manifest.model_copy(update={"groups": (group.model_copy(update={"nodes": 3}),)})
-    cluster.staging.write(MANIFEST, grown.model_dump_json().encode())
+    larger = cluster.manifest.model_copy(update={"groups": (group.model_copy(update={"nodes": 3}),)})
+    cluster.staging.write(MANIFEST, larger.model_dump_json().encode())
     account.inject(clusters.capacity_limit(account, 0))
 
     def stop() -> None:

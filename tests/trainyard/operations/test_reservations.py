@@ -129,12 +129,12 @@ def test_existing_reservation_is_used_by_the_next_launch(reserved: ReservedClust
 
 def test_existing_reservation_grows_with_the_run(reserved: ReservedCluster) -> None:
     reservation = reserved.reserve()
-    grown = reserved.reserve(1, reserved.add_nodes(reservation))
-    assert (grown.id, grown.instances) == (reservation.id, 3)
-    assert len(reserved.add_nodes(grown, 1)) == 1
+    scaled = reserved.reserve(1, reserved.add_nodes(reservation))
+    assert (scaled.id, scaled.instances) == (reservation.id, 3)
+    assert len(reserved.add_nodes(scaled, 1)) == 1
 
 
-def test_growth_without_capacity_names_the_reservation(account: EmulatedAws, reserved: ReservedCluster) -> None:
+def test_scale_out_without_capacity_names_the_reservation(account: EmulatedAws, reserved: ReservedCluster) -> None:
     reservation = reserved.reserve()
     nodes = reserved.add_nodes(reservation)
     account.inject(without_capacity(ZONE_A))
@@ -142,14 +142,14 @@ def test_growth_without_capacity_names_the_reservation(account: EmulatedAws, res
         reserved.reserve(1, nodes)
 
 
-def test_growth_reserves_only_the_missing_nodes_in_the_zone_of_the_others(reserved: ReservedCluster) -> None:
+def test_scale_out_reserves_only_the_missing_nodes_in_the_zone_of_the_others(reserved: ReservedCluster) -> None:
     """The reservation of the running nodes has ended."""
     nodes = reserved.cluster.launch_instances(2)
     created = reserved.reserve(1, nodes)
     assert (created.zone, created.instances) == (ZONE_A, 1)
 
 
-def test_growth_does_not_search_other_zones(account: EmulatedAws, reserved: ReservedCluster) -> None:
+def test_scale_out_does_not_search_other_zones(account: EmulatedAws, reserved: ReservedCluster) -> None:
     nodes = reserved.cluster.launch_instances(2)
     account.inject(without_capacity(ZONE_A))
     with pytest.raises(CapacityError, match=f": {ZONE_A}: InsufficientInstanceCapacity$"):

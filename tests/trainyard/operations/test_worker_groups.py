@@ -203,7 +203,7 @@ def start_run(groups: TwoGroups) -> RunRecord:
     return record
 
 
-def test_failed_growth_restores_each_group(groups: TwoGroups, limit_capacity: Any) -> None:
+def test_failed_scale_out_restores_each_group(groups: TwoGroups, limit_capacity: Any) -> None:
     record = start_run(groups)
     before = groups.cluster.members(), groups.block_members()
     groups.resize(base=3, block=3)
@@ -231,7 +231,7 @@ def test_nodes_are_added_only_to_the_group_that_misses_some(groups: TwoGroups, m
     assert requests == [{"workers": 0, "block": 1}]
 
 
-def test_nodes_that_move_between_groups_are_not_a_growth(groups: TwoGroups) -> None:
+def test_nodes_that_move_between_groups_are_no_scale_out(groups: TwoGroups) -> None:
     record = start_run(groups)
     groups.resize(base=1, block=2)
     with pytest.raises(LaunchError, match=f"run {record.run} is active on the cluster"):
@@ -244,7 +244,7 @@ def test_unchanged_manifest_launches_nothing_in_any_group(groups: TwoGroups) -> 
     assert (result.run, len(result.nodes)) == (record.run, 3)
 
 
-def test_lost_node_is_not_a_growth(groups: TwoGroups) -> None:
+def test_lost_node_is_no_scale_out(groups: TwoGroups) -> None:
     record = start_run(groups)
     (lost,) = groups.block_members()
     groups.cluster.autoscaling.terminate_instance_in_auto_scaling_group(

@@ -167,7 +167,7 @@ class RunController:
         return self._fail_attempt(attempt, lost_node)
 
     def _continue_attempt(self, attempt: int, nodes: tuple[str, ...], now: float) -> Outcome | None:
-        """Grow a running attempt if the run has more nodes, remove surplus nodes, and check the idle limit."""
+        """Start an attempt with all nodes if the run has more nodes, remove surplus nodes, and check the idle limit."""
         if self.run.nodes > len(nodes):
             if outcome := self._start_next_attempt(now, save_checkpoint=True):
                 return outcome
@@ -267,7 +267,7 @@ class RunController:
             return None
         healthy = set(self._members) - set(self.control.unhealthy_nodes)
         if nodes := self.node_states.select_nodes(healthy, len(self.control.nodes)):
-            self._use_nodes(nodes, now)  # the run could not grow: continue with its previous size
+            self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
         ready = len(self.node_states.ready_nodes(self._members))
         time_text = f"{minutes:g} minutes after attempt {self.control.attempt} failed"
@@ -360,7 +360,7 @@ class Controller:
             self._current = RunController(self._node, self._manifest, run)
             set_run(run.run)
             LOG.info("controls a run of %d nodes x %d processes", run.nodes, run.processes_per_node)
-        self._current.run = run  # the launch may have grown it, or undone that
+        self._current.run = run  # the launch may have added nodes to it, or removed them again
         # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
         content = self._data.find(RunLayout(run.run).outcome)
         recorded = None if content is None else Outcome.model_validate_json(content)

@@ -28,15 +28,15 @@ def members(client: Client, name: str) -> list[str]:
     return [each["InstanceId"] for each in activities["Instances"]]
 
 
-def grow(client: Client, name: str, count: int) -> None:
+def set_capacity(client: Client, name: str, count: int) -> None:
     client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=count)
 
 
 def test_activities_are_listed_newest_first(client: Client, group: Callable[..., str]) -> None:
     name = group()
-    grow(client, name, 1)
+    set_capacity(client, name, 1)
     (created,) = members(client, name)
-    grow(client, name, 0)
+    set_capacity(client, name, 0)
     listed = [(each["Description"], each["StatusCode"]) for each in activities(client, name)]
     assert listed == [
         (f"Terminating EC2 instance: {created}", "Successful"),
@@ -50,7 +50,7 @@ def test_partial_capacity_increase_records_the_failure(
     kind = "m7i.large"  # no other test launches it
     name = group({"InstanceType": kind})
     aws.inject(Capacity(limit=2, instance_type=kind))
-    grow(client, name, 3)
+    set_capacity(client, name, 3)
     assert len(members(client, name)) == 2
     newest = activities(client, name)[0]
     assert newest["StatusCode"] == "Failed"
@@ -63,7 +63,7 @@ def test_failed_launch_is_retried_until_capacity_is_available(
 ) -> None:
     name = group()
     aws.inject(Quota(code="L-1216C47A", vcpus=0))
-    grow(client, name, 1)
+    set_capacity(client, name, 1)
     aws.advance_clock(100)
     failed = [each for each in activities(client, name) if each["StatusCode"] == "Failed"]
     assert len(failed) > 2
@@ -78,8 +78,8 @@ def test_failed_launch_is_not_retried_after_scale_in(
 ) -> None:
     name = group()
     aws.inject(Capacity(limit=0))
-    grow(client, name, 2)
-    grow(client, name, 0)
+    set_capacity(client, name, 2)
+    set_capacity(client, name, 0)
     count = len(activities(client, name))
     aws.advance_clock(600)
     assert len(activities(client, name)) == count

@@ -6,7 +6,7 @@ import pytest
 
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
-from tests.rehearsal.aws.autoscaling.test_activities import grow, members
+from tests.rehearsal.aws.autoscaling.test_activities import members, set_capacity
 from tests.rehearsal.aws.conftest import Client
 from tests.rehearsal.aws.ec2.test_reservations import refused
 
@@ -25,7 +25,7 @@ def timing(aws: EmulatedAws) -> Iterator[None]:
 def pending(aws: EmulatedAws, client: Client, group: Callable[..., str]) -> Iterator[tuple[str, str]]:
     """A group and its instance, which is pending."""
     name = group()
-    grow(client, name, 1)
+    set_capacity(client, name, 1)
     (instance,) = members(client, name)
     yield name, instance
     aws.advance_clock(PENDING_SECONDS)  # a group with a pending instance cannot be deleted

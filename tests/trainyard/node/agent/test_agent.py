@@ -174,7 +174,7 @@ def test_superseded_attempt_is_stopped_without_checkpoint(node: OnNode) -> None:
     assert not (node.folder / "bundle/saved").exists()  # without its peers it cannot save
 
 
-def test_attempt_saves_a_checkpoint_before_the_run_grows(node: OnNode) -> None:
+def test_attempt_saves_a_checkpoint_before_a_scale_out(node: OnNode) -> None:
     node.order(1)
     node.wait_for("workers_up 1")
     node.order(2, save_checkpoint=True)

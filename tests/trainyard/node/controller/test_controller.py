@@ -290,7 +290,7 @@ def test_reservation_is_cancelled_with_the_run(run: Run) -> None:
 def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     run: Run, waiting_since: float | None, instances: int
 ) -> None:
-    """A growth that failed or was killed leaves a reservation that is larger than the run."""
+    """A scale-out that failed or was killed leaves a reservation that is larger than the run."""
     name, timeout = reserve(run), run.record.limits.startup_timeout_minutes * 60
     resize_reservation(REGION, name, 3)
     target = {"CapacityReservationTarget": {"CapacityReservationId": name}}
@@ -301,7 +301,7 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     run.controller.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
     now = time.time()
     run.controller._renew_lease(now)
-    assert describe_reservation(name)["TotalInstanceCount"] == 3  # a growth may be about to use it
+    assert describe_reservation(name)["TotalInstanceCount"] == 3  # a scale-out may be about to use it
     run.controller._renew_lease(now + timeout + 1)
     remaining = describe_reservation(name)["TotalInstanceCount"]
     cancel_reservation(REGION, name)
@@ -402,7 +402,7 @@ def test_started_job_has_no_startup_deadline(account: EmulatedAws) -> None:
     assert run.controller.step() is None
 
 
-def test_grown_run_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
+def test_scale_out_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
@@ -419,7 +419,7 @@ def test_grown_run_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
     assert (control.attempt, set(control.nodes), control.save_checkpoint) == (2, {*old_nodes, *new_nodes}, True)
 
 
-def test_cancelled_growth_continues_with_the_old_nodes(run: Run) -> None:
+def test_cancelled_scale_out_continues_with_the_old_nodes(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
@@ -446,7 +446,7 @@ def expire_startup_timeout(run: Run) -> None:
 
 
 def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
-    """A launch that grows the run may be killed."""
+    """A launch that adds nodes to the run may be killed."""
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
@@ -507,7 +507,7 @@ def test_completed_run_requests_no_checkpoint(run: Run) -> None:
     assert (control.stop, control.save_checkpoint) == (True, False)
 
 
-def test_failed_growth_continues_with_the_old_nodes(run: Run) -> None:
+def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:
     """A failed attempt of two nodes does not wait for a third node that a killed launch had requested."""
     run.step("ready", 0)
     run.step("workers_up", 1)

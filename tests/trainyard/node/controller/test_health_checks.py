@@ -247,7 +247,7 @@ def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> 
     assert run.orders.attempt == 1
 
 
-def test_cancelled_growth_cancels_the_health_check(run: CheckedRun) -> None:
+def test_cancelled_scale_out_cancels_the_health_check(run: CheckedRun) -> None:
     start_job(run)
     (new_node,) = run.cluster.launch_instances(1)
     run.controller.run = run.record.model_copy(update={"nodes": 3})

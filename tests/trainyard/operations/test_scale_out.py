@@ -1,4 +1,4 @@
-"""Growth of an active run to a manifest with more nodes; a growth that fails restores the run."""
+"""Scale-out of an active run to a manifest with more nodes; a scale-out that fails restores the run."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ from trainyard.operations.launch import Launch
 pytestmark = pytest.mark.usefixtures("fast_polls")
 
 
-class Growing:
+class ActiveRun:
     """A run of two nodes in its third attempt, whose manifest changes."""
 
     def __init__(self) -> None:
@@ -54,74 +54,74 @@ class Growing:
 
 
 @pytest.fixture
-def growing(account: EmulatedAws) -> Growing:
-    return Growing()
+def active(account: EmulatedAws) -> ActiveRun:
+    return ActiveRun()
 
 
-def test_new_nodes_join_the_run(growing: Growing, run_in_background: RunInBackground) -> None:
-    growing.change_manifest(4)
-    run = growing.record.run
+def test_new_nodes_join_the_run(active: ActiveRun, run_in_background: RunInBackground) -> None:
+    active.change_manifest(4)
+    run = active.record.run
     sizes_before: list[int] = []
 
     def write_events() -> bool:
-        nodes = growing.new_nodes()
+        nodes = active.new_nodes()
         if len(nodes) < 2:
             return False
-        if growing.current_run().nodes == 2:
+        if active.current_run().nodes == 2:
             if not sizes_before:
                 for node in nodes:
-                    growing.cluster.write_agent_event(run, node, "ready", 0)
-                sizes_before.append(growing.current_run().nodes)
+                    active.cluster.write_agent_event(run, node, "ready", 0)
+                sizes_before.append(active.current_run().nodes)
             return False
-        for node in [*growing.old_nodes, *nodes]:
-            growing.cluster.write_agent_event(run, node, "workers_up", 4)
+        for node in [*active.old_nodes, *nodes]:
+            active.cluster.write_agent_event(run, node, "workers_up", 4)
         return True
 
     run_in_background(write_events)
-    result = growing.create_launch().start(update=True)
-    assert (result.run, sorted(result.nodes)) == (run, sorted(growing.cluster.members()))
-    assert growing.current_run() == growing.record.model_copy(update={"nodes": 4})
+    result = active.create_launch().start(update=True)
+    assert (result.run, sorted(result.nodes)) == (run, sorted(active.cluster.members()))
+    assert active.current_run() == active.record.model_copy(update={"nodes": 4})
 
 
-def test_growth_rollback_when_capacity_is_short(growing: Growing, account: EmulatedAws) -> None:
-    growing.change_manifest(4)
+def test_scale_out_rollback_when_capacity_is_short(active: ActiveRun, account: EmulatedAws) -> None:
+    active.change_manifest(4)
     account.inject(clusters.capacity_limit(account, 1))
     try:
         with pytest.raises(LaunchError, match=r"1 of 2 requested nodes.*: InsufficientInstanceCapacity"):
-            growing.create_launch().start(update=True)
+            active.create_launch().start(update=True)
     finally:
         account.clear_faults()
-    assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
-    assert growing.cluster.describe_group()["DesiredCapacity"] == 2
-    assert growing.current_run() == growing.record
-    assert f"run {growing.record.run} continues with its 2 nodes and costs 0.25 USD per hour" in growing.display.lines
+    assert sorted(active.cluster.members()) == sorted(active.old_nodes)
+    assert active.cluster.describe_group()["DesiredCapacity"] == 2
+    assert active.current_run() == active.record
+    assert f"run {active.record.run} continues with its 2 nodes and costs 0.25 USD per hour" in active.display.lines
 
 
-def test_growth_rollback_when_a_new_node_fails(growing: Growing, run_in_background: RunInBackground) -> None:
-    growing.change_manifest(3)
+def test_scale_out_rollback_when_a_new_node_fails(active: ActiveRun, run_in_background: RunInBackground) -> None:
+    active.change_manifest(3)
 
     def write_events() -> bool:
-        for node in growing.new_nodes():
-            growing.cluster.write_playbook_failure_events(growing.record.run, node, "efa: no such device")
+        for node in active.new_nodes():
+            active.cluster.write_playbook_failure_events(active.record.run, node, "efa: no such device")
             return True
         return False
 
     run_in_background(write_events)
     with pytest.raises(LaunchError, match=r"node i-\w+ could not be configured: efa: no such device"):
-        growing.create_launch().start(update=True)
-    assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
-    assert growing.current_run() == growing.record
+        active.create_launch().start(update=True)
+    assert sorted(active.cluster.members()) == sorted(active.old_nodes)
+    assert active.current_run() == active.record
 
 
-def test_growth_rollback_when_the_next_attempt_does_not_start(
-    growing: Growing, run_in_background: RunInBackground
+def test_scale_out_rollback_when_the_next_attempt_does_not_start(
+    active: ActiveRun, run_in_background: RunInBackground
 ) -> None:
-    growing.change_manifest(3)
-    launch = growing.create_launch()
+    active.change_manifest(3)
+    launch = active.create_launch()
 
     def write_events() -> bool:
-        for node in growing.new_nodes():
-            growing.cluster.write_agent_event(growing.record.run, node, "ready", 0)
+        for node in active.new_nodes():
+            active.cluster.write_agent_event(active.record.run, node, "ready", 0)
             return True
         return False
 
@@ -129,49 +129,49 @@ def test_growth_rollback_when_the_next_attempt_does_not_start(
     launch.deadline.at -= launch.deadline.minutes * 60 - 3
     with pytest.raises(LaunchError, match="waiting for the job's start"):
         launch.start(update=True)
-    assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
-    assert growing.current_run() == growing.record
+    assert sorted(active.cluster.members()) == sorted(active.old_nodes)
+    assert active.current_run() == active.record
 
 
-def test_run_that_has_not_started_is_not_grown(growing: Growing) -> None:
-    growing.change_manifest(4)
-    growing.write_control(is_started=False)
+def test_run_that_has_not_started_is_not_scaled_out(active: ActiveRun) -> None:
+    active.change_manifest(4)
+    active.write_control(is_started=False)
     with pytest.raises(LaunchError, match="is active on the cluster"):
-        growing.create_launch().start()
-    assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
+        active.create_launch().start()
+    assert sorted(active.cluster.members()) == sorted(active.old_nodes)
 
 
-def test_unchanged_manifest_launches_nothing(growing: Growing) -> None:
-    result = growing.create_launch().start(update=True)
-    assert (result.run, sorted(result.nodes)) == (growing.record.run, sorted(growing.old_nodes))
-    assert growing.display.lines == [f"run {growing.record.run} matches the manifest: nothing to launch"]
+def test_unchanged_manifest_launches_nothing(active: ActiveRun) -> None:
+    result = active.create_launch().start(update=True)
+    assert (result.run, sorted(result.nodes)) == (active.record.run, sorted(active.old_nodes))
+    assert active.display.lines == [f"run {active.record.run} matches the manifest: nothing to launch"]
 
 
-def test_manifest_of_another_job_replaces_the_run(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
-    growing.change_manifest(2, name="other")
-    growing.cluster.write_head_ready_events()
-    launch = growing.create_launch()
+def test_manifest_of_another_job_replaces_the_run(active: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    active.change_manifest(2, name="other")
+    active.cluster.write_head_ready_events()
+    launch = active.create_launch()
 
     def fail(counts: dict[str, int]) -> list[str]:
-        assert growing.cluster.members() == []
+        assert active.cluster.members() == []
         raise LaunchError("stopped by the test")
 
     monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
-    outcome = Cluster(growing.cluster.stack, REGION).outcome(growing.record.run)
+    outcome = Cluster(active.cluster.stack, REGION).outcome(active.record.run)
     assert outcome is not None
     assert outcome.state == "stopped"
-    assert growing.current_run().run != growing.record.run
+    assert active.current_run().run != active.record.run
 
 
-def test_growth_puts_a_lease_on_the_groups(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
-    growing.change_manifest(4)
-    launch = growing.create_launch()
+def test_scale_out_puts_a_lease_on_the_groups(active: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    active.change_manifest(4)
+    launch = active.create_launch()
     leases: list[float | None] = []
 
     def fail(counts: dict[str, int]) -> list[str]:
-        leases.append(growing.cluster.lease_end())
+        leases.append(active.cluster.lease_end())
         raise LaunchError("stopped by the test")
 
     monkeypatch.setattr(launch, "add_nodes", fail)
@@ -180,39 +180,37 @@ def test_growth_puts_a_lease_on_the_groups(growing: Growing, monkeypatch: pytest
     assert leases[0] == pytest.approx(time.time() + 20 * 60, abs=20)
 
 
-def test_nodes_of_a_killed_growth_are_terminated_first(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
-    leftover = growing.cluster.launch_instances(2)
-    growing.change_manifest(4)
-    launch = growing.create_launch()
+def test_nodes_of_a_killed_scale_out_are_terminated_first(active: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftover = active.cluster.launch_instances(2)
+    active.change_manifest(4)
+    launch = active.create_launch()
 
     def fail(counts: dict[str, int]) -> list[str]:
-        assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
+        assert sorted(active.cluster.members()) == sorted(active.old_nodes)
         assert counts == {"workers": 2}
         raise LaunchError("stopped by the test")
 
     monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start(update=True)
-    assert any(
-        "terminated nodes of an earlier launch" in line and leftover[0] in line for line in growing.display.lines
-    )
+    assert any("terminated nodes of an earlier launch" in line and leftover[0] in line for line in active.display.lines)
 
 
-def test_run_that_has_lost_a_node_is_not_grown(growing: Growing) -> None:
-    lost, _ = growing.old_nodes
-    growing.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+def test_run_that_has_lost_a_node_is_not_scaled_out(active: ActiveRun) -> None:
+    lost, _ = active.old_nodes
+    active.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=lost, ShouldDecrementDesiredCapacity=True
     )
-    growing.change_manifest(4)
+    active.change_manifest(4)
     with pytest.raises(LaunchError, match=f"has lost {lost} and waits for replacements"):
-        growing.create_launch().start(update=True)
+        active.create_launch().start(update=True)
 
 
 def test_nodes_that_could_not_be_terminated_are_named(
-    growing: Growing, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+    active: ActiveRun, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "RETRY_DELAY_SECONDS", 0.0)
-    growing.change_manifest(4)
+    active.change_manifest(4)
     account.inject(clusters.capacity_limit(account, 1))
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
     account.inject(Deny(operation="ec2:TerminateInstances"))
@@ -220,18 +218,18 @@ def test_nodes_that_could_not_be_terminated_are_named(
         with pytest.raises(
             LaunchError, match=r"AWS did not terminate nodes that cost 0.00 USD per hour: i-\w+ .*--instance-id ID"
         ):
-            growing.create_launch().start(update=True)
+            active.create_launch().start(update=True)
     finally:
         account.clear_faults()
-    assert not any("rolled back" in line for line in growing.display.lines)
+    assert not any("rolled back" in line for line in active.display.lines)
 
 
-def test_longer_time_limit_does_not_stop_the_run(growing: Growing) -> None:
-    manifest = growing.cluster.manifest
+def test_longer_time_limit_does_not_stop_the_run(active: ActiveRun) -> None:
+    manifest = active.cluster.manifest
     limits = manifest.limits.model_copy(update={"time_limit_minutes": 120.0})
     changed = manifest.model_copy(update={"limits": limits})
-    growing.cluster.staging.write(MANIFEST, changed.model_dump_json().encode())
-    result = growing.create_launch().start(update=True)
-    assert result.run == growing.record.run
-    assert growing.current_run().deadline == pytest.approx(growing.record.created + 120 * 60)
-    assert sorted(growing.cluster.members()) == sorted(growing.old_nodes)
+    active.cluster.staging.write(MANIFEST, changed.model_dump_json().encode())
+    result = active.create_launch().start(update=True)
+    assert result.run == active.record.run
+    assert active.current_run().deadline == pytest.approx(active.record.created + 120 * 60)
+    assert sorted(active.cluster.members()) == sorted(active.old_nodes)

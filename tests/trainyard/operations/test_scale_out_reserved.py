@@ -1,4 +1,4 @@
-"""Growth and replacement of a run whose nodes are in a capacity reservation."""
+"""Scale-out and replacement of nodes of a run whose nodes are in a capacity reservation."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,9 @@ def fail(*arguments: object, **options: object) -> list[str]:
     raise LaunchError("stopped by the test")
 
 
-def test_failed_growth_restores_the_size_of_the_reservation(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_scale_out_restores_the_size_of_the_reservation(
+    run: ReservedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch = run.create_launch()
     monkeypatch.setattr(launch, "add_nodes", fail)
     with pytest.raises(LaunchError, match="stopped by the test"):

@@ -1,4 +1,4 @@
-"""Growing a run, as `pulumi up` does it: the manifest changes, then `trainyard launch --update` adds nodes."""
+"""Scale-out of a run, as `pulumi up` does it: the manifest changes, then `trainyard launch --update` adds nodes."""
 
 import json
 import re
@@ -39,8 +39,8 @@ while True:
 """
 
 
-class GrowingRehearsal(RehearsalProcess):
-    """A rehearsal whose job starts on one node, with the operator's actions to grow it."""
+class ScaleOutRehearsal(RehearsalProcess):
+    """A rehearsal whose job starts on one node, with the operator's actions to add nodes."""
 
     def aws(self) -> EmulatedAws:
         """Return a client of the rehearsal's account."""
@@ -82,10 +82,10 @@ class GrowingRehearsal(RehearsalProcess):
 
 
 @pytest.fixture(scope="module")
-def growing(tree_without_checks: Path) -> Iterator[GrowingRehearsal]:
+def rehearsal(tree_without_checks: Path) -> Iterator[ScaleOutRehearsal]:
     """A rehearsal whose job runs on one node; it is interrupted after the tests."""
-    with rehearsal_starter(tree_without_checks, GrowingRehearsal) as start:
-        running = start("growing", "counting", script=COUNTING)
+    with rehearsal_starter(tree_without_checks, ScaleOutRehearsal) as start:
+        running = start("scale-out", "counting", script=COUNTING)
         running.wait_for_phase("training")
         yield running
         running.send_signal(signal.SIGINT)
@@ -93,29 +93,29 @@ def growing(tree_without_checks: Path) -> Iterator[GrowingRehearsal]:
         assert_no_leftovers(running)
 
 
-def test_failed_growth_does_not_affect_the_run(growing: GrowingRehearsal) -> None:
-    (original,) = growing.workers()
-    growing.set_node_count(2)
-    growing.aws().inject(Capacity(limit=1, instance_type="c7i.xlarge"))
-    failed = growing.run_cli("launch", "--update")
-    growing.aws().clear_faults()
+def test_failed_scale_out_does_not_affect_the_run(rehearsal: ScaleOutRehearsal) -> None:
+    (original,) = rehearsal.workers()
+    rehearsal.set_node_count(2)
+    rehearsal.aws().inject(Capacity(limit=1, instance_type="c7i.xlarge"))
+    failed = rehearsal.run_cli("launch", "--update")
+    rehearsal.aws().clear_faults()
     assert failed.returncode == 1
     assert "0 of 1 requested nodes: InsufficientInstanceCapacity" in failed.stderr
     assert "without workers" not in failed.stderr
     assert "continues with its 1 nodes" in failed.stderr
-    assert growing.workers() == [original]
-    eventually(lambda: bool(growing.job_output()), "the output of the rank")  # logs are uploaded every two seconds
-    assert growing.job_output() == ["world size 1 from 0"]
+    assert rehearsal.workers() == [original]
+    eventually(lambda: bool(rehearsal.job_output()), "the output of the rank")  # logs are uploaded every two seconds
+    assert rehearsal.job_output() == ["world size 1 from 0"]
 
 
-def test_successful_growth_continues_from_a_checkpoint(growing: GrowingRehearsal) -> None:
-    (original,) = growing.workers()
-    growing.set_node_count(2)
-    grown = growing.run_cli("launch", "--update")
-    assert grown.returncode == 0, grown.stderr
-    assert sorted(json.loads(grown.stdout)["nodes"]) == sorted(growing.workers())
-    assert original in growing.workers()
-    eventually(lambda: len(growing.job_output()) >= 3, "the output of the ranks")
-    first, *later = sorted(growing.job_output())  # logs are sorted by instance id, which is random
+def test_successful_scale_out_continues_from_a_checkpoint(rehearsal: ScaleOutRehearsal) -> None:
+    (original,) = rehearsal.workers()
+    rehearsal.set_node_count(2)
+    launched = rehearsal.run_cli("launch", "--update")
+    assert launched.returncode == 0, launched.stderr
+    assert sorted(json.loads(launched.stdout)["nodes"]) == sorted(rehearsal.workers())
+    assert original in rehearsal.workers()
+    eventually(lambda: len(rehearsal.job_output()) >= 3, "the output of the ranks")
+    first, *later = sorted(rehearsal.job_output())  # logs are sorted by instance id, which is random
     assert first == "world size 1 from 0"
     assert all(re.fullmatch(r"world size 2 from [1-9]\d*", line) for line in later)

@@ -1,4 +1,4 @@
-"""The growth of an active run: nodes are added to it, and join it at its next attempt, or are terminated again."""
+"""Scale-out of an active run: the launch adds nodes for the next attempt, and terminates them if that fails."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from trainyard.operations.worker_groups import WorkerGroups
 def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -> dict[str, int]:
     """Return group -> nodes in the manifest minus nodes of the attempt.
 
-    A lost node is in no group any more: it is counted in a group that misses nodes.
+    Auto Scaling does not list a lost node: it counts as a node of a group that has fewer nodes than the manifest.
     """
     members = {name: set(nodes) & set(control.nodes) for name, nodes in workers.members_by_group().items()}
     lost = len(control.nodes) - sum(map(len, members.values()))
@@ -27,12 +27,14 @@ def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -
     return missing
 
 
-def grow_run(launch: LaunchOperation, current: RunRecord, control: Control, missing: Mapping[str, int]) -> LaunchResult:
+def scale_out_run(
+    launch: LaunchOperation, current: RunRecord, control: Control, missing: Mapping[str, int]
+) -> LaunchResult:
     """Add `missing` nodes (group -> number) to the active run `current`, whose state is `control`.
 
     Raises LaunchError when that fails; then the run continues with its nodes.
     """
-    launch.growing_run = current
+    launch.active_run = current
     return launch.with_rollback(
         lambda: _add_nodes_to_run(launch, current, control, missing),
         lambda reason: _restore_record(launch, current, control),
@@ -50,7 +52,7 @@ def _add_nodes_to_run(
             f"added; launch again when it runs, or stop it: trainyard stop --stack {launch.cluster.stack}"
         )
     with launch.phase("workers"):
-        launch.display.line("run", f"{current.run} grows from {current.nodes} to {launch.record.nodes} nodes")
+        launch.display.line("run", f"{current.run} scales out from {current.nodes} to {launch.record.nodes} nodes")
         _terminate_leftover_nodes(launch, control, members)
         launch.reserve_capacity(missing, control.nodes)
         # The controller extends a reservation that the record names.
@@ -80,7 +82,7 @@ def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members
 
 
 def _restore_record(launch: LaunchOperation, current: RunRecord, control: Control) -> None:
-    """Restore the record of the run after a growth that failed; display what continues to run and its price."""
+    """Restore the record of the run after a failed scale-out; display what continues to run and its price."""
     if launch.cluster.current_run() != current:
         launch.write_record(current)
     if launch.cluster.outcome(current.run) is None:
