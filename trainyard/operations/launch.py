@@ -20,7 +20,13 @@ from trainyard.operations.run_record import (
     with_deadlines,
 )
 from trainyard.operations.scale_out import missing_nodes, scale_out_run
-from trainyard.operations.scheduled_launch import can_move, far_start, is_waiting, schedule, schedule_record
+from trainyard.operations.scheduled_launch import (
+    can_reschedule,
+    create_scheduled_record,
+    is_scheduled,
+    requires_scheduled_start,
+    schedule,
+)
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
 from trainyard.operations.stop import stop_run
 
@@ -41,7 +47,7 @@ class Launch(LaunchOperation):
             return self._launch_new_run()
         control, active = self.cluster.control(current.run), self._is_active(current)
         same_manifest = current.manifest_digest == self.record.manifest_digest
-        if active and same_manifest and (result := self._adopt_scheduled_run(current, control)):
+        if active and same_manifest and (result := self._update_scheduled_run(current, control)):
             return result
         if control is not None and control.started and same_manifest:
             missing = missing_nodes(self.manifest, self.workers, control)
@@ -55,7 +61,7 @@ class Launch(LaunchOperation):
                 self.display.line("run", f"{current.run} matches the manifest: nothing to launch")
                 return self.result(current.run, self.workers.members())
         require_capacity_time(self.manifest, time.time())  # before the current run is stopped
-        if active and not update and not is_waiting(current):  # no work of a waiting run is lost
+        if active and not update and not is_scheduled(current):  # a scheduled run has done no work
             raise LaunchError(
                 f"run {current.run} is active on the cluster; wait for its end, or stop it: trainyard stop --stack "
                 f"{self.cluster.stack}"
@@ -86,12 +92,12 @@ class Launch(LaunchOperation):
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
 
-    def _adopt_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
-        """Move the scheduled start of a waiting run to the manifest's, or let a run that AWS starts now continue.
+    def _update_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
+        """Reschedule the run to the start in the manifest, or update the deadlines of a run that AWS starts now.
 
-        None: the run is not scheduled, or another run has to replace it.
+        None: the run is not scheduled, or a new run has to replace it.
         """
-        if can_move(self.manifest, current):
+        if can_reschedule(self.manifest, current):
             require_capacity_time(self.manifest, time.time())
             return self.with_rollback(lambda: self._schedule(current), self._record_failure)
         is_starting = current.scheduled_start is not None and not (control and control.started)
@@ -106,12 +112,12 @@ class Launch(LaunchOperation):
         return self.result(current.run, self.workers.members())
 
     def _schedule(self, current: RunRecord | None = None) -> LaunchResult:
-        """Let AWS start the nodes at the start of the Capacity Block. `current`: the waiting run, which is moved."""
+        """Schedule the run for the start of the Capacity Block. `current`: the run to reschedule; None: a new run."""
         start = self.manifest.capacity_start_time
         assert start is not None
         with self.phase("schedule"):
             check_before_start(self.cluster, self.display)
-            self.record = schedule_record(self.manifest, start, current)
+            self.record = create_scheduled_record(self.manifest, start, current)
             schedule(self.workers, self.record, self.write_record, self.display)
         self.report_capacity_limit(self.record)
         return self.result(self.record.run, [])
@@ -137,7 +143,7 @@ class Launch(LaunchOperation):
             ensure_dataset(self.cluster, self.display)
         with self.phase("head"):
             wait_for_head(self.cluster, self.display, self.deadline)
-        if far_start(self.manifest) is not None:
+        if requires_scheduled_start(self.manifest):
             return self._schedule()
         counts = {group.name: group.nodes for group in self.manifest.groups}
         with self.phase("capacity"):

@@ -1,8 +1,8 @@
-"""The launch for a Capacity Block that starts later: AWS itself starts the nodes at that time.
+"""Launch for a Capacity Block that starts later: a scheduled action of each worker group starts the nodes.
 
-The record of the run is written first, then the lease, then the scheduled action of each group: nothing starts without
-a run that the controller knows and without a lease that ends it. The controller starts the job when all nodes are
-ready. It ends the run, and scales to zero, when they are not in time.
+The launch writes the record of the run first, then the lease, then the scheduled actions, so that no node starts
+without a run and a lease. The controller starts the job when all nodes are ready. If the job has not started within
+launch.startup_timeout_minutes, the controller ends the run and scales the groups to zero.
 """
 
 import time
@@ -18,41 +18,37 @@ from trainyard.operations.worker_groups import WorkerGroups
 MARGIN_SECONDS = 30.0
 
 
-def far_start(manifest: Manifest) -> float | None:
-    """Return the start of the manifest's capacity if a launch cannot wait for it; Unix time in seconds.
-
-    A launch waits at most as long as a startup may take (launch.startup_timeout_minutes).
-    """
+def requires_scheduled_start(manifest: Manifest) -> bool:
+    """Whether the manifest's Capacity Block starts later than a launch waits (launch.startup_timeout_minutes)."""
     start = manifest.capacity_start_time
-    limit = time.time() + manifest.limits.startup_timeout_minutes * 60
-    return start if start is not None and start > limit else None
+    return start is not None and start > time.time() + manifest.limits.startup_timeout_minutes * 60
 
 
-def is_waiting(run: RunRecord) -> bool:
-    """Whether AWS has not started the nodes of a scheduled run yet."""
+def is_scheduled(run: RunRecord) -> bool:
+    """Whether the scheduled start of the run is in the future."""
     return run.scheduled_start is not None and time.time() < run.scheduled_start
 
 
-def schedule_record(manifest: Manifest, start: float, current: RunRecord | None) -> RunRecord:
-    """Return the record of a run that starts at `start` (Unix time): a new run, or the waiting run `current`, moved."""
+def create_scheduled_record(manifest: Manifest, start: float, current: RunRecord | None) -> RunRecord:
+    """Return the record of a run that starts at `start` (Unix time): a new run, or the scheduled run `current`."""
     if current is None:
         return create_run_record(manifest, time.time(), start)
-    moved = current.model_copy(update={"scheduled_start": start, "nodes": manifest.nodes})
-    return with_deadlines(moved, manifest)
+    changed = current.model_copy(update={"scheduled_start": start, "nodes": manifest.nodes})
+    return with_deadlines(changed, manifest)
 
 
-def can_move(manifest: Manifest, run: RunRecord) -> bool:
-    """Whether the scheduled start of a waiting run can be set to that of the manifest."""
+def can_reschedule(manifest: Manifest, run: RunRecord) -> bool:
+    """Whether the run is scheduled and its start can be changed to that of the manifest."""
     start = manifest.capacity_start_time
-    return is_waiting(run) and start is not None and start > time.time() + MARGIN_SECONDS
+    return is_scheduled(run) and start is not None and start > time.time() + MARGIN_SECONDS
 
 
 def schedule(
     workers: WorkerGroups, record: RunRecord, write_record: Callable[[RunRecord], None], display: Display
 ) -> None:
-    """Write the record, then put the lease and the scheduled start, which replaces an earlier one."""
+    """Write the record, then create the lease and the scheduled start. They replace those of an earlier schedule."""
     assert record.scheduled_start is not None
-    workers.cancel_scheduled_start()  # the earlier one may be before the new start
+    workers.cancel_scheduled_start()  # an earlier start may be before the new start
     write_record(record)
     workers.put_lease(record.lease_end(time.time()))
     workers.put_scheduled_start(record.scheduled_start)

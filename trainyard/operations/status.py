@@ -14,7 +14,7 @@ from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.run_record import format_time
 from trainyard.operations.runs import read_run_record
-from trainyard.operations.scheduled_launch import is_waiting
+from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
 
 
@@ -93,12 +93,12 @@ def format_status(status: RunStatus) -> list[str]:
     record, outcome, control = status.record, status.outcome, status.control
     if control and control.deadline is not None:  # the end of the Capacity Block that the controller read last
         record = record.model_copy(update={"deadline": control.deadline})
-    state = "scheduled" if is_waiting(record) else "running"
+    state = "scheduled" if is_scheduled(record) else "running"
     lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else state)]
     minutes = f"{status.elapsed_seconds / 60:.0f} minutes"
     if outcome:
         lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
-    elif is_waiting(record):
+    elif is_scheduled(record):
         lines.append(_format_scheduled_start(record, status.scheduled_start_time))
         lines.append(f"deadline {format_time(record.deadline)}")
     else:

@@ -104,7 +104,7 @@ def start_of(cluster: clusters.Cluster) -> float:
     return start
 
 
-def test_far_start_is_scheduled_with_run_and_lease(cluster: clusters.Cluster) -> None:
+def test_later_start_is_scheduled_with_run_and_lease(cluster: clusters.Cluster) -> None:
     result, display = launch(cluster)
     start, record = start_of(cluster), current_run(cluster)
     assert (result.state, result.scheduled_start, result.nodes, result.run) == ("scheduled", start, (), record.run)
@@ -158,7 +158,7 @@ def test_second_launch_moves_the_start_of_the_same_run(
 
 
 @pytest.mark.parametrize("update", [False, True], ids=["launch", "pulumi-up"])
-def test_changed_job_replaces_a_waiting_run(
+def test_changed_job_replaces_a_scheduled_run(
     cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, update: bool
 ) -> None:
     monkeypatch.setattr(stop, "POLL_SECONDS", 0.05)
