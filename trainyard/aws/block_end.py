@@ -1,4 +1,4 @@
-"""The end of a Capacity Block for ML: until when its instances can be used, from the block's own data."""
+"""When a run in a Capacity Block for ML has to end: before EC2 terminates the instances of the block."""
 
 from typing import NamedTuple
 

@@ -10,7 +10,7 @@ from trainyard.aws.clients import client
 
 @dataclass(frozen=True, kw_only=True)
 class Offering:
-    """An offer of a Capacity Block or of its extension. `start` and `end`: Unix times. `usd`: price, paid at once."""
+    """An offering of a Capacity Block or of an extension. `start` and `end`: Unix times. `usd`: price, paid at once."""
 
     id: str
     zone: str
@@ -39,7 +39,7 @@ def find_offerings(region: str, instance_type: str, instances: int, hours: int, 
 
 
 def find_extensions(region: str, reservation: str, hours: int) -> list[Offering]:
-    """Return the offers to extend a Capacity Block by `hours` hours, from its end.
+    """Return the offerings that extend a Capacity Block by `hours` hours from its end.
 
     AWS extends an active or scheduled block, from 56 days to 1 hour before its end, by days up to 14 days and by weeks
     up to 182 days in total (EC2 user guide, "Extend Capacity Blocks"). Raises ClientError outside these limits.

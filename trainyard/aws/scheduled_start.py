@@ -1,6 +1,6 @@
-"""The scheduled start of a run: a scheduled action of each worker group that launches its nodes at a later time.
+"""The scheduled start of a run: a scheduled action of each worker group launches its nodes at a later time.
 
-The Auto Scaling user guide recommends it for Capacity Blocks ("Use Capacity Blocks for machine learning workloads").
+The Auto Scaling user guide recommends this for Capacity Blocks ("Use Capacity Blocks for machine learning workloads").
 """
 
 import math

@@ -33,7 +33,7 @@ def reserve(
 
     with create_display() as display:
         if cancel:
-            names = operation.release_capacity(Cluster.from_environment(stack), display)
+            names = operation.cancel_held_capacity(Cluster.from_environment(stack), display)
             print(json.dumps({"cancelled": names}) if as_json else f"{len(names)} reservations cancelled")
             return
         settings = operation.read_stack_settings(stack, file)

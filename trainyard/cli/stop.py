@@ -7,7 +7,7 @@ from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import create_display
-from trainyard.operations.reservations import delete_held_groups
+from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
 
 
@@ -19,7 +19,7 @@ def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOptio
             cluster.require_manifest()
         terminated = stop_run(cluster, display)
         if manifest is not None:
-            delete_held_groups(cluster, display, keep_used=False)
+            delete_held_placement_groups(cluster, display, keep_used=False)
         if builders := terminate_builders(cluster):
             display.line("builder", f"terminated: {', '.join(builders)}")
         tag_old_objects(cluster, display)

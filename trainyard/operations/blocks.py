@@ -42,7 +42,7 @@ class Purchase(StrictModel):
 def block_hours(settings: StackSettings) -> int:
     """Return the shortest duration, in hours, of a Capacity Block that lasts for the job's time limit.
 
-    A run ends before the block, see trainyard.aws.block_end.
+    EC2 terminates the instances before the end of the block, and the run ends earlier (trainyard.aws.block_end).
     """
     unused_minutes = -usable_end(0.0, settings.instance_type) / 60
     minutes = settings.job.time_limit_minutes + settings.launch.startup_timeout_minutes + unused_minutes
@@ -64,7 +64,7 @@ def list_offerings(region: str, settings: StackSettings, hours: int, earliest: f
 
 
 def list_extensions(region: str, settings: StackSettings, hours: int) -> list[BlockOffering]:
-    """Return the offers to extend the stack's Capacity Block by `hours`.
+    """Return the offerings that extend the stack's Capacity Block by `hours`.
 
     Raises InputError for a stack without an existing block and for a duration that AWS does not offer, and ClientError
     for a block that AWS does not extend.

@@ -1,4 +1,4 @@
-"""Search for the capacity of several instances, zone by zone, with On-Demand Capacity Reservations."""
+"""Reserve the capacity of several instances in one Availability Zone: try zone by zone, and retry."""
 
 import time
 import uuid
@@ -58,9 +58,9 @@ def reserve_capacity(
 ) -> CapacityReservation:
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
-    `before_attempt` raises an error to end the search, and the wait for a pending reservation. No other reservation
-    that is active or pending may have the request's tags: one whose creation was not answered has them, and is
-    cancelled. Raises CapacityError, which names the zones and their error codes.
+    `before_attempt` raises an error to end the search, and the wait for a pending reservation. Other reservations with
+    the request's tags are cancelled: EC2 may have created one without an answer. Raises CapacityError, which names the
+    zones and their error codes.
     """
     try:
         result = _search(request, display, before_attempt)

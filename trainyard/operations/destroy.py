@@ -1,4 +1,4 @@
-"""Destroy a stack: stop its run, run `pulumi destroy`, and list what the account still has."""
+"""Destroy a stack: stop its run, run `pulumi destroy`, and list the resources that remain."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import delete_held_groups
+from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.operations.stop import stop_run
 
@@ -70,7 +70,7 @@ def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> 
     """
     pulumi = require_pulumi()
     terminated = stop_run(cluster, display)
-    delete_held_groups(cluster, display, keep_used=False)
+    delete_held_placement_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
         display.line("builder", f"terminated: {', '.join(builders)}")
     command = [pulumi, "destroy", "--stack", cluster.stack, "--yes"]

@@ -1,7 +1,7 @@
 """The launch: check the dataset, wait for the head, create a run, start all nodes or none, wait for the job's start.
 
-Before it adds nodes it puts the lease on the worker groups: AWS itself then terminates the workers when the operator's
-process and the controller do not. When the manifest only adds nodes to the current run, they join it (scale_out.py).
+Before it adds nodes, it creates the lease, a scheduled action of each worker group: AWS terminates the workers even if
+the operator's process and the controller fail. Nodes that the manifest adds to the current run join it: scale_out.py.
 """
 
 import time
@@ -173,7 +173,8 @@ class Launch(LaunchOperation):
     def _create_run(self) -> None:
         """Write the run's record and put the lease on the worker groups."""
         self.write_record(self.record)
-        self.pending.require()  # after the record, which trainyard stop reads after it has ended pending launches
+        # After the record: trainyard stop ends a pending launch before it reads the record.
+        self.pending.require_not_ended()
         self.workers.put_lease(self.record.lease_end(time.time()))
         self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
         self.report_capacity_limit(self.record)

@@ -1,4 +1,4 @@
-"""Messages of a launch that failed: what still runs or is billed, and how to end it."""
+"""Messages of a failed launch: what still runs or is billed, and how to end it."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -14,10 +14,7 @@ def describe_remaining_cost(manifest: Manifest, held: str) -> str:
     """Return what is billed after a launch without capacity, and how to continue. `held`: text on held capacity."""
     stack, price = manifest.stack, manifest.base_usd_per_hour
     zones = sorted({subnet.zone for group in manifest.groups for subnet in group.subnets})
-    moves = (
-        f" (the file system is in {', '.join(zones)}; with another zone in capacity.zones it replaces head and file "
-        "system)"
-    )
+    moves = f" (the file system is in {', '.join(zones)}; another zone in capacity.zones replaces head and file system)"
     return (
         f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). {held}To "
         f"try again: pulumi up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy --stack {stack}"

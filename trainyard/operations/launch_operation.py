@@ -32,7 +32,7 @@ START_POLL_SECONDS = 10.0
 
 
 class LaunchOperation:
-    """Adds nodes to a stack, all or none. `active_run`: the run to which it adds them; None: a new run."""
+    """Adds nodes to a stack, all of them or none. `active_run`: the run to which it adds them; None: a new run."""
 
     def __init__(self, cluster: Cluster, display: Display) -> None:
         self.cluster, self.display = cluster, display
@@ -97,12 +97,12 @@ class LaunchOperation:
         return self.is_adding_nodes and run is not None and run.run not in own
 
     def _rollback_reservations(self) -> None:
-        """End what the launch reserved, and the reservations of earlier launches unless a run or launch uses them."""
+        """Cancel the launch's reservations, and those of earlier launches unless a run or another launch uses them."""
         self.reservations.rollback()
         run = self.cluster.current_run()
         continues = run is not None and run.run != self.record.run and self.cluster.outcome(run.run) is None
         if not continues and not self.pending.is_ended:
-            self.reservations.cancel_all_of_groups()
+            self.reservations.cancel_reservations_of_groups()
 
     def _describe_failed_rollback(self, reason: str, failure: Exception) -> str:
         """Return the message for a launch that failed for `reason`, and whose rollback failed too."""
@@ -120,7 +120,7 @@ class LaunchOperation:
         """Raise LaunchError when the launch was ended during its wait for capacity."""
         run = self.active_run
         if run is None:
-            self.pending.require()
+            self.pending.require_not_ended()
         elif outcome := self.cluster.outcome(run.run):
             raise LaunchError(f"run {run.run} has {outcome.state} before nodes were added: {outcome.reason}")
 
@@ -169,7 +169,7 @@ class LaunchOperation:
             time.sleep(min(remaining, START_POLL_SECONDS))
 
     def reservation_ids(self) -> tuple[str, ...]:
-        """Return the ids of the reservations that the operation uses."""
+        """Return the ids of the reservations that the launch uses."""
         return tuple(reservation.id for reservation in self.reserved.values())
 
     def add_nodes(self, counts: Mapping[str, int]) -> list[str]:

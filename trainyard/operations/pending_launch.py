@@ -1,6 +1,6 @@
-"""A launch that has not created its run yet, such as one that waits for capacity.
+"""A launch that has not created its run yet, for example because it waits for capacity.
 
-An object in the staging bucket names it: `trainyard stop` and a later launch change the object, which ends the launch.
+An object in the staging bucket contains its id. `trainyard stop` and a later launch end it: they replace the id.
 """
 
 import secrets
@@ -17,7 +17,7 @@ class PendingLaunch:
         self._cluster, self._id = cluster, secrets.token_hex(8).encode()
 
     def register(self) -> None:
-        """Let this launch be the pending one of the stack: it replaces an earlier one."""
+        """Write the id of this launch, which ends an earlier pending launch of the stack."""
         assert self._cluster.staging is not None
         self._cluster.staging.write(PENDING_LAUNCH, self._id)
 
@@ -27,7 +27,7 @@ class PendingLaunch:
         assert self._cluster.staging is not None
         return self._cluster.staging.find(PENDING_LAUNCH) != self._id
 
-    def require(self) -> None:
+    def require_not_ended(self) -> None:
         """Raise LaunchError when `trainyard stop` or a later launch has ended this launch."""
         if self.is_ended:
             raise LaunchError(
@@ -37,6 +37,6 @@ class PendingLaunch:
 
 
 def end_pending_launch(cluster: Cluster) -> None:
-    """End the stack's pending launch, if any: it starts no nodes."""
+    """End the stack's pending launch, if any, before it starts nodes."""
     if cluster.staging is not None and cluster.staging.find(PENDING_LAUNCH):
         cluster.staging.write(PENDING_LAUNCH, b"")

@@ -1,4 +1,4 @@
-"""Capacity reservations that are pending: until EC2 activates them, they are neither used nor changed nor cancelled.
+"""Pending capacity reservations: until EC2 activates them, they cannot be used, changed or cancelled.
 
 EC2 user guide, "View the state of a Capacity Reservation": it may be pending for up to 5 minutes. API reference,
 ModifyCapacityReservation and CancelCapacityReservation: neither has an effect on a pending reservation.

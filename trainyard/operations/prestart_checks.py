@@ -1,6 +1,6 @@
-"""What is checked and reported before a Capacity Block starts: from then on, time is paid for.
+"""Checks before a Capacity Block starts: images, blocks, and what nodes would install in time that is paid for.
 
-The preview checks quotas, zones and the block; the launch checks the dataset and the head before it comes here.
+The preview has checked quotas, zones and the block, and the launch the dataset and the head.
 """
 
 from trainyard.aws import tags
@@ -19,7 +19,7 @@ BUILDER_TYPE = "c7i.xlarge"
 def check_before_start(cluster: Cluster, display: Display) -> None:
     """Check the images and Capacity Blocks of the groups, and report what nodes install after the start.
 
-    Raises LaunchError for an image that cannot be launched, and CapacityError for a block that will not start.
+    Raises LaunchError for an image that cannot be launched, and CapacityError for a block that has ended or failed.
     """
     for group in cluster.manifest.groups:
         if group.image is not None:

@@ -1,7 +1,7 @@
-"""The capacity reservations of a stack's worker groups: the launch makes one before it starts the nodes of a group.
+"""The capacity reservations of a stack's worker groups.
 
-A reservation gives the capacity of all nodes or none, before a node is billed. The controller moves its end with the
-lease and cancels it with the run; replacements of failed nodes start in it.
+The launch creates one before it starts the nodes of a group: it has the capacity of all nodes, or is not created. The
+controller extends it with the lease and cancels it at the end of the run. Replacements of failed nodes start in it.
 """
 
 import time
@@ -23,7 +23,7 @@ RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
 
 
 class GroupReservations:
-    """The reservations of the worker groups of one stack, selected by their tags.
+    """The reservations of the worker groups of one stack, which have its tags.
 
     `before_attempt` raises an error to end the search for capacity.
     """
@@ -40,8 +40,8 @@ class GroupReservations:
         """Return a reservation with capacity for `missing` nodes and for the `running` nodes that are in it.
 
         Uses the group's existing reservation, or that of `trainyard reserve`, or creates a reservation for the missing
-        nodes. It is in the zone of the running nodes of the cluster, if any. `hold_seconds`: seconds from then until
-        AWS ends it. Raises CapacityError.
+        nodes. It is in the zone of the running nodes, if any. `hold_seconds`: seconds until AWS ends the
+        reservation. Raises CapacityError.
         """
         instances = ec2.describe_instances(self._region, running)
         zones = {instance["Placement"]["AvailabilityZone"] for instance in instances}
@@ -70,7 +70,7 @@ class GroupReservations:
         return created
 
     def _existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
-        """Return the group's reservation in one of these zones; cancel surplus ones and those that do not fit."""
+        """Return the group's reservation in one of these zones; cancel others of the group."""
         held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
         fitting = []
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
@@ -111,7 +111,7 @@ class GroupReservations:
     def wait_for_capacity(self, name: str, missing: int) -> CapacityReservation:
         """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
 
-        Earlier nodes of the stack, which are terminated, may have used them.
+        EC2 returns the capacity of terminated nodes to the reservation after several minutes.
         """
         deadline = time.monotonic() + RETURN_TIMEOUT_SECONDS
         while True:
@@ -142,7 +142,7 @@ class GroupReservations:
             except (BotoCoreError, ClientError) as error:
                 self._display.line("capacity", f"{name} was not reduced to {instances} instances: {error}")
 
-    def cancel_all_of_groups(self) -> None:
+    def cancel_reservations_of_groups(self) -> None:
         """Cancel the groups' reservations, also those of earlier launches; display the held capacity, which remains."""
         try:
             for group in self._manifest.groups:
@@ -182,7 +182,7 @@ def require_usable(region: str, stack: str, name: str) -> CapacityReservation:
     return reservation
 
 
-def cancel_all(region: str, stack: str, display: Display) -> None:
+def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> None:
     """Cancel every capacity reservation of the stack. An error is displayed: a reservation ends by itself."""
     try:
         names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
@@ -192,11 +192,11 @@ def cancel_all(region: str, stack: str, display: Display) -> None:
     cancel_reservations(region, names, display)
 
 
-def delete_held_groups(cluster: Cluster, display: Display, *, keep_used: bool = True) -> None:
-    """Delete the placement groups that `trainyard reserve` made for the stack.
+def delete_held_placement_groups(cluster: Cluster, display: Display, *, keep_used: bool = True) -> None:
+    """Delete the placement groups that `trainyard reserve` created for the stack.
 
-    `keep_used`: except those in the manifest, which the launch templates name: without them no node can be launched.
-    Placement groups cost nothing: an error, such as of a group with an instance, is displayed.
+    `keep_used`: except those of the manifest, which the launch templates require. An error, for example of a group with
+    an instance, is displayed: placement groups cost nothing.
     """
     groups_in_use = cluster.manifest.groups if keep_used and cluster.is_deployed else ()
     used = {group.placement_group_arn for group in groups_in_use}

@@ -1,7 +1,7 @@
-"""Hold the capacity of a stack before it is deployed: `trainyard reserve`.
+"""Reserve the capacity of a stack before `pulumi up`: `trainyard reserve`. The code calls it held capacity.
 
-A file system and a VPC are created in one Availability Zone, so the zone with capacity must be known before
-`pulumi up`. The preview uses the zone and the placement group of the reservation, and the launch its capacity.
+Head and file system are in one Availability Zone, so the zone with capacity must be known before `pulumi up`. The
+preview uses the zone and the placement group of the reservation, and the launch its capacity.
 """
 
 import secrets
@@ -24,7 +24,7 @@ from trainyard.operations.capacity_search import CapacityRequest, reserve_capaci
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import delete_held_groups
+from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 
@@ -62,7 +62,7 @@ def hold_capacity(
     price = group.nodes * node_usd_per_hour(settings, group)
     held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
     if existing := find_reservations(cluster.region, held_tags):
-        display.line("capacity", f"{existing[0].id} is already held in {existing[0].zone}")
+        display.line("capacity", f"trainyard reserve has already created {existing[0].id} in {existing[0].zone}")
         return _result(wait_until_active(cluster.region, existing[0], display), price)
     zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
@@ -85,11 +85,11 @@ def hold_capacity(
     try:
         return _result(reserve_capacity(request, display), price)
     except BaseException:
-        delete_held_groups(cluster, display)
+        delete_held_placement_groups(cluster, display)
         raise
 
 
-def release_capacity(cluster: Cluster, display: Display) -> list[str]:
+def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
     """Cancel the reservation of `trainyard reserve` and delete its placement group; return the reservation's id.
 
     Raises InputError when the active run uses it.
@@ -101,13 +101,13 @@ def release_capacity(cluster: Cluster, display: Display) -> list[str]:
         reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop --stack {cluster.stack}"
         raise InputError([Problem("--cancel", ", ".join(sorted(used)), reason, fix, "reservation_in_use")])
     cancel_reservations(cluster.region, names, display)
-    delete_held_groups(cluster, display)
+    delete_held_placement_groups(cluster, display)
     return names
 
 
 def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
-    """Return the zones to search: those of the deployed stack's subnets, of the existing subnet in the settings, or
-    those that offer the instance types.
+    """Return the zones to search: of the deployed stack's subnets, else of the existing subnet in the settings, else
+    of capacity.zones, else all that offer the instance types.
     """
     if cluster.is_deployed:
         subnets = (subnet for group in cluster.manifest.groups for subnet in group.subnets)

@@ -11,7 +11,7 @@ from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.pending_launch import end_pending_launch
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import cancel_all, delete_held_groups
+from trainyard.operations.reservations import cancel_reservations_of_stack, delete_held_placement_groups
 from trainyard.operations.scaling import LAUNCH_IN_PROGRESS
 from trainyard.operations.worker_groups import WorkerGroups
 
@@ -35,10 +35,12 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
     is_deployed = cluster.is_deployed
     if is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
         display.line("run", f"cancelled the scheduled start of the nodes of stack {cluster.stack}")
-    nodes = StoppingNodes(cluster, display, has_state=_end_run(cluster, keep_reservations)) if is_deployed else None
+    nodes = (
+        StoppingNodes(cluster, display, has_unsaved_data=_end_run(cluster, keep_reservations)) if is_deployed else None
+    )
     are_terminated = nodes is None or nodes.terminate()
     if not keep_reservations:
-        cancel_all(cluster.region, cluster.stack, display)
+        cancel_reservations_of_stack(cluster.region, cluster.stack, display)
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while nodes is not None and not are_terminated:
         if time.monotonic() > deadline:
@@ -49,15 +51,15 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()
     if not keep_reservations:
-        delete_held_groups(cluster, display)
+        delete_held_placement_groups(cluster, display)
     return sorted(nodes.states) if nodes else []
 
 
 def _end_run(cluster: Cluster, keep_reservations: bool) -> bool:
     """Record the end of an active run; return whether its nodes may have something to save.
 
-    They have not before the first attempt, and FLUSH_SECONDS after a run that succeeded or whose last attempt failed.
-    In other runs the controller requests a last checkpoint (RunController.end_run).
+    Nodes have nothing to save before the first attempt, and from FLUSH_SECONDS after the run succeeded or its last
+    attempt failed. Otherwise the controller requests a last checkpoint (RunController.end_run).
     """
     run = cluster.current_run()
     if run is None:
@@ -81,11 +83,11 @@ class StoppingNodes:
     """The nodes of a cluster during their termination. `states`: every node that was a member -> its state.
 
     The states are pending, running, draining (its termination was requested, and it saves a checkpoint), shutting-down
-    and terminated. `has_state`: whether running nodes may have something to save.
+    and terminated. `has_unsaved_data`: whether running nodes may have something to save.
     """
 
-    def __init__(self, cluster: Cluster, display: Display, has_state: bool) -> None:
-        self._region, self._display, self._has_state = cluster.region, display, has_state
+    def __init__(self, cluster: Cluster, display: Display, has_unsaved_data: bool) -> None:
+        self._region, self._display, self._has_unsaved_data = cluster.region, display, has_unsaved_data
         self._workers = WorkerGroups(cluster.manifest)
         self._requested: set[str] = set()
         self.states: dict[str, str] = {}
@@ -125,8 +127,8 @@ class StoppingNodes:
 
     def _terminate_without_shutdown(self) -> None:
         """Terminate the nodes that have nothing to save, without drain and shutdown of the operating system."""
-        stateless = {"pending"} if self._has_state else {"pending", "running", "draining"}
-        nodes = [name for name, state in sorted(self.states.items()) if state in stateless]
+        without_data = {"pending"} if self._has_unsaved_data else {"pending", "running", "draining"}
+        nodes = [name for name, state in sorted(self.states.items()) if state in without_data]
         if nodes := [name for name in nodes if name not in self._requested]:
             self._requested.update(nodes)
             try:

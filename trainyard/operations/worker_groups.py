@@ -1,4 +1,4 @@
-"""The stack's worker groups, as the operator's commands use them: members, adding nodes, rollback, scaling to zero."""
+"""Operations on the worker groups of a stack: list members, add nodes, roll back, terminate, scale to zero."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from trainyard.aws.lease import put_lease, read_lease
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.aws.scheduled_start import cancel_scheduled_start, put_scheduled_start, read_scheduled_start
 from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
-from trainyard.operations.capacity import LaunchedNodes, launch_instances, raise_desired_capacity
 from trainyard.operations.errors import CapacityError
+from trainyard.operations.node_launch import LaunchedNodes, increase_desired_capacity, launch_instances
 from trainyard.operations.progress import Display
 from trainyard.operations.scaling import NodeTermination, launch_deadline, set_desired_capacity
 
@@ -34,7 +34,7 @@ class WorkerGroups:
     def _describe(self) -> list[dict[str, Any]]:
         """Return the descriptions of the groups by Auto Scaling.
 
-        An answer may omit a member. A member of the previous answer is kept once, so that two answers decide.
+        An answer may omit a member. A member is removed only if two consecutive answers omit it.
         """
         groups = autoscaling.describe_groups(self._region, self._groups)
         for group in groups:
@@ -82,7 +82,7 @@ class WorkerGroups:
         """
         groups = self._describe()
         if any(len(group["Instances"]) < group["DesiredCapacity"] for group in groups):
-            groups = self._describe()  # a member that an answer omits must not look like an added member
+            groups = self._describe()  # a member that an answer omits must not be counted as an added member
         zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))
@@ -101,7 +101,7 @@ class WorkerGroups:
                 # The launch template names the Capacity Block; an earlier launch may have set another reservation.
                 self._set_launch_target(group, group.subnets[0], None)
                 capacity = self._earlier_capacity[group.autoscaling_group]
-                launched = raise_desired_capacity(
+                launched = increase_desired_capacity(
                     self._region, group, capacity, count, self._new_members_of(group), display
                 )
             added += launched.nodes
@@ -139,7 +139,7 @@ class WorkerGroups:
         return LaunchedNodes(reasons=reasons), zone
 
     def _terminate_partial_launch(self, group: WorkerGroup, nodes: list[str], display: Display) -> None:
-        """Raises CapacityError if AWS does not accept a termination: then no further node is launched."""
+        """Terminate the nodes that a zone launched. Raises CapacityError if AWS does not accept a termination."""
         deadline = launch_deadline()
         for name in nodes:
             self._group_of[name] = group

@@ -17,8 +17,8 @@ from trainyard.aws import reservations, tags
 from trainyard.aws.reservations import CapacityReservation, create_reservation, describe_reservation
 from trainyard.operations import pending_reservations
 from trainyard.operations.errors import CapacityError, LaunchError
-from trainyard.operations.reservations import GroupReservations, cancel_all
-from trainyard.operations.reserve import release_capacity
+from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
+from trainyard.operations.reserve import cancel_held_capacity
 
 __all__ = ["reserved"]
 
@@ -90,7 +90,7 @@ def test_reservation_that_ec2_does_not_describe_yet_is_waited_for(
 
 def test_pending_reservation_is_cancelled_by_stop(reserved: ReservedCluster) -> None:
     earlier = of_earlier_launch(reserved)
-    cancel_all(REGION, reserved.cluster.stack, reserved.display)
+    cancel_reservations_of_stack(REGION, reserved.cluster.stack, reserved.display)
     assert state_of(earlier.id) == "cancelled"
     assert f"capacity cancelled {earlier.id}" in reserved.display.lines
 
@@ -124,4 +124,4 @@ def test_held_capacity_is_active_and_can_be_cancelled_while_it_is_pending(tmp_pa
     held = operator.reserve()
     assert state_of(held.reservation) == "active"
     assert operator.reserve().reservation == held.reservation
-    assert release_capacity(operator.cluster, operator.display) == [held.reservation]
+    assert cancel_held_capacity(operator.cluster, operator.display) == [held.reservation]

@@ -65,7 +65,7 @@ def reserved(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield created
     account.clear_faults()
     account.set_timing(Timing())
-    reservations.cancel_all(REGION, created.cluster.stack, created.display)
+    reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
 
 
 def without_capacity(zone: str) -> Capacity:

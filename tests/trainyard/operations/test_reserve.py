@@ -25,8 +25,8 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.reservations import GroupReservations, cancel_all
-from trainyard.operations.reserve import HeldCapacity, hold_capacity, release_capacity
+from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
+from trainyard.operations.reserve import HeldCapacity, cancel_held_capacity, hold_capacity
 
 ROOT = Path(__file__).parents[3]
 WORKER_TYPE = "p4d.24xlarge"
@@ -64,7 +64,7 @@ def operator(account: EmulatedAws) -> Iterator[Operator]:
     created = Operator()
     yield created
     account.clear_faults()
-    release_capacity(created.cluster, created.display)
+    cancel_held_capacity(created.cluster, created.display)
 
 
 def test_capacity_is_held_in_a_placement_group_of_the_first_zone_with_all_of_it(
@@ -141,7 +141,7 @@ def test_stack_without_a_reserving_launch_is_refused(operator: Operator) -> None
 
 def test_release_cancels_the_reservation_and_its_group(operator: Operator) -> None:
     reservation = operator.reserve().reservation
-    assert release_capacity(operator.cluster, operator.display) == [reservation]
+    assert cancel_held_capacity(operator.cluster, operator.display) == [reservation]
     assert operator.held() == []
     assert operator.placement_groups() == []
 
@@ -170,9 +170,9 @@ def test_reservation_of_an_active_run_is_not_cancelled(operator: Operator) -> No
     stack = clusters.create_cluster(REGION)
     names = create_run(stack)
     with rejects("reservation_in_use", names[0]):
-        release_capacity(Cluster(stack.stack, REGION), operator.display)
+        cancel_held_capacity(Cluster(stack.stack, REGION), operator.display)
     assert {each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})} == set(names)
-    cancel_all(REGION, stack.stack, operator.display)
+    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
 
 
 def test_release_cancels_only_held_capacity(operator: Operator) -> None:
@@ -182,9 +182,9 @@ def test_release_cancels_only_held_capacity(operator: Operator) -> None:
     assert run is not None
     outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=time.time())
     stack.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
-    assert release_capacity(Cluster(stack.stack, REGION), operator.display) == [held]
+    assert cancel_held_capacity(Cluster(stack.stack, REGION), operator.display) == [held]
     assert [each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})] == [own]
-    cancel_all(REGION, stack.stack, operator.display)
+    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
 
 
 def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:

@@ -60,7 +60,7 @@ def run(account: EmulatedAws) -> Iterator[ReservedRun]:
     created = ReservedRun()
     yield created
     account.clear_faults()
-    reservations.cancel_all(REGION, created.cluster.stack, created.display)
+    reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
 
 
 def fail(*arguments: object, **options: object) -> list[str]:
@@ -91,7 +91,7 @@ def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
 
 def test_record_names_the_reservation_before_nodes_are_added(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller extends the reservations that the record names."""
-    reservations.cancel_all(REGION, run.cluster.stack, run.display)
+    reservations.cancel_reservations_of_stack(REGION, run.cluster.stack, run.display)
     launch, named = run.create_launch(), list[str]()
 
     def add_nodes(counts: Mapping[str, int]) -> list[str]:

@@ -134,7 +134,7 @@ def test_nodes_that_may_save_something_shut_down(
 def test_draining_nodes_are_displayed(cluster: clusters.Cluster, record: RunRecord) -> None:
     start_attempt(cluster, record)
     node, *_ = cluster.launch_instances(1)
-    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_state=True)
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_unsaved_data=True)
     assert not nodes.terminate()
     assert nodes.states == {node: "draining"}
     cluster.autoscaling.complete_lifecycle_action(**hook_of(cluster), InstanceId=node, LifecycleActionResult="CONTINUE")
@@ -163,7 +163,7 @@ def test_timeout_names_the_nodes_and_their_states(
 
 def test_many_nodes_are_counted(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "MAX_NAMED_NODES", 1)
-    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_state=False)
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_unsaved_data=False)
     nodes.states = {"i-1": "draining", "i-2": "shutting-down", "i-3": "draining"}
     assert nodes.summary == "2 draining, 1 shutting-down"
 

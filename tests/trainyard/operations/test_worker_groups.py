@@ -20,7 +20,7 @@ from trainyard.errors import InputError
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import WorkerGroup
 from trainyard.models.run import Control, RunRecord
-from trainyard.operations import capacity, scaling
+from trainyard.operations import node_launch, scaling
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.launch import Launch
@@ -66,8 +66,8 @@ class TwoGroups:
 
 @pytest.fixture
 def groups(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> TwoGroups:
-    monkeypatch.setattr(capacity, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(capacity, "CAPACITY_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(node_launch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(node_launch, "CAPACITY_TIMEOUT_SECONDS", 0.5)
     return TwoGroups()
 
 

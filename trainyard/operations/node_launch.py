@@ -1,4 +1,4 @@
-"""Launch the instances of one worker group: by LaunchInstances, or by the group's desired capacity."""
+"""Launch the nodes of one worker group: by LaunchInstances, or by the desired capacity of its Auto Scaling group."""
 
 import hashlib
 import time
@@ -13,9 +13,8 @@ from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
 from trainyard.operations.scaling import set_desired_capacity
 
-# Instances by desired capacity are those of a Capacity Block or an interruptible reservation, which are paid for, used
-# or not: waiting costs nothing. Auto Scaling retries a refused launch after one or two minutes, so that this time
-# covers several tries; Auto Scaling itself would continue for most of an hour.
+# Only for a Capacity Block or an interruptible reservation, which is paid for, used or not: waiting costs nothing. Auto
+# Scaling retries a refused launch after one or two minutes, so that this time includes several retries.
 CAPACITY_TIMEOUT_SECONDS = 5 * 60.0
 POLL_SECONDS = 2.0
 
@@ -66,10 +65,10 @@ def launch_instances(region: str, group: WorkerGroup, subnet: str, count: int, t
     return LaunchedNodes(nodes, counts=counts)
 
 
-def raise_desired_capacity(
+def increase_desired_capacity(
     region: str, group: WorkerGroup, current: int, count: int, new_nodes: Callable[[], list[str]], display: Display
 ) -> LaunchedNodes:
-    """Raise the group's desired capacity from `current` by `count`, for capacity that LaunchInstances does not support.
+    """Increase the group's desired capacity from `current` by `count`: LaunchInstances does not support its capacity.
 
     Waits at most CAPACITY_TIMEOUT_SECONDS for the members that `new_nodes` returns.
     """
