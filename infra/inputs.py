@@ -1,6 +1,6 @@
-"""The inputs of the program: settings, archives and lookups, all read and validated before the first resource.
+"""The inputs of the program: settings, archives and lookups.
 
-The engine creates resources as they are registered, so everything that can fail precedes them.
+All are read and validated before the first resource: the engine creates resources as soon as they are registered.
 """
 
 import os
@@ -44,7 +44,7 @@ class Inputs:
 
 
 def read_inputs(root: Path) -> Inputs:
-    """Read and validate the inputs of the stack. Raises InputError with the problems of the first step that has any."""
+    """Read and validate the inputs of the stack. Raises InputError with the problems of the first step that fails."""
     stack = pulumi.get_stack()
     settings = load_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
     archives = _pack_archives(root, settings)
@@ -74,7 +74,7 @@ def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:
 
 
 def _compare_types_with_catalog(settings: StackSettings) -> None:
-    """Compare each instance type of the workers with EC2 once."""
+    """Compare the catalog's facts of each instance type of the workers with EC2."""
     entries = {entry.name: entry for plan in settings.groups for entry in settings.types_of(plan)}
     for entry in entries.values():
         compare_with_catalog(entry)

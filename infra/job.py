@@ -1,4 +1,4 @@
-"""The job of a stack: the manifest that nodes and launch read, and the launch."""
+"""The job of a stack: its manifest, which nodes and commands read, and its launch."""
 
 import pulumi
 
@@ -38,7 +38,7 @@ def create_manifest(
 def create_launch(
     inputs: Inputs, storage: Storage, manifest: ManifestObject, dependencies: list[pulumi.Resource | None]
 ) -> Launch:
-    """Create the launch. `dependencies`: all that the job uses, so that `destroy` stops the job first."""
+    """Create the launch. `dependencies`: all that the job uses. `destroy` stops the job before it deletes them."""
     return Launch(
         "launch",
         LaunchArgs(scope=inputs.scope, manifest=manifest.text, bucket=storage.staging.name),

@@ -1,4 +1,4 @@
-"""The nodes of a stack: their roles, the placement group, the head, the worker groups, and what monitors them."""
+"""The nodes of a stack: their roles, the placement group, the head, the worker groups, and the guardrails."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from trainyard.config.settings.capacity import GroupPlan
 class PlacementGroup:
     """Name and ARN of the workers' cluster placement group, both None without one.
 
-    `component`: the group of the stack; None for that of a reservation.
+    `component`: the stack's Pulumi component; None if the group is that of a reservation.
     """
 
     name: pulumi.Input[str] | None
@@ -69,7 +69,7 @@ def create_nodes(inputs: Inputs, storage: Storage, network: Network, identity: I
 def _select_placement_group(inputs: Inputs) -> PlacementGroup:
     """Create the stack's placement group, or return that of the reservation.
 
-    A reservation places its instances itself: in a group that it was not created in, some would not fit.
+    Nodes in a reservation use its placement group or none: in another group, some of them may not fit.
     """
     settings, reservation = inputs.settings, inputs.facts.reservation or inputs.facts.held
     if reservation:
@@ -141,7 +141,7 @@ def _after_network(network: Network) -> pulumi.ResourceOptions:
 
 
 def create_guardrails(inputs: Inputs, storage: Storage, nodes: Nodes) -> None:
-    """Create alarms and budget. The launch does not wait for these: they only notify."""
+    """Create alarms and budget. The launch does not wait for them."""
     Guardrails(
         "guardrails",
         GuardrailsArgs(

@@ -56,7 +56,7 @@ def create_filesystem(inputs: Inputs, storage: Storage, network: Network) -> Fil
             scope=inputs.scope,
             settings=settings,
             subnet_id=network.subnet_id,
-            # The group of EFA allows all traffic within it: an EFA-enabled file system requires that.
+            # An EFA-enabled file system requires a security group that allows all traffic within it.
             security_group_ids=[*security.fsx_groups, *(security.efa_groups if settings.efa else ())],
             key_arn=storage.key.arn,
             data_bucket=storage.data.name,

@@ -90,7 +90,7 @@ def _reservation_problem(settings: StackSettings, reason: str, fix: str) -> Prob
 
 
 def reservation_has_configured_type(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """capacity.capacity_block names a Capacity Block, capacity.reservation does not."""
+    """capacity.capacity_block names a Capacity Block, and capacity.reservation an On-Demand Capacity Reservation."""
     reservation, expected = facts.reservation, settings.capacity.capacity_block is not None
     if reservation and reservation.is_capacity_block != expected:
         is_block = reservation.is_capacity_block
@@ -98,8 +98,8 @@ def reservation_has_configured_type(settings: StackSettings, facts: AccountFacts
         yield _reservation_problem(settings, reason, f"Set it under capacity.{key}")
 
 
-def interruption_is_configured(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """capacity.reservation.interruptible is set for an interruptible reservation, and for no other."""
+def interruptible_matches_reservation(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """capacity.reservation.interruptible is true if the reservation is interruptible, else false."""
     reservation, expected = facts.reservation, settings.capacity.interruptible
     if reservation is None or reservation.is_interruptible in (None, expected):
         return
@@ -107,12 +107,12 @@ def interruption_is_configured(settings: StackSettings, facts: AccountFacts) -> 
         reason, fix = "is not interruptible", "Remove capacity.reservation.interruptible"
     else:
         reason = "is interruptible: its owner can reclaim the instances with two minutes' notice"
-        fix = "Accept that with capacity.reservation.interruptible: true, or use another reservation"
+        fix = "Set capacity.reservation.interruptible: true, or use another reservation"
     yield _reservation_problem(settings, reason, fix)
 
 
 def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The reservation is active, or a Capacity Block that is paid: the launch waits, or is scheduled, for its start."""
+    """The reservation is active. A Capacity Block may also be scheduled or payment-pending: the run starts with it."""
     reservation = facts.reservation
     if reservation is None or reservation.state == "active":
         return
@@ -122,7 +122,7 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
         text = f"Capacity Block {reservation.id} is {reservation.state} and starts at {_format(start)}"
         if reservation.state == "payment-pending":
             text += ". AWS has 12 hours to receive the payment, else it releases the block"
-        pulumi.log.info(f"{text}. The launch waits for a start within {limit}, else it schedules the run")
+        pulumi.log.info(f"{text}. If that is within {limit} of the launch, the launch waits, else it schedules the run")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
@@ -143,18 +143,18 @@ def reservation_fits_workers(settings: StackSettings, facts: AccountFacts) -> It
         return
     required = sum(group.nodes for group in settings.groups if group.reservation)
     if reservation.instance_type != settings.instance_type:
-        reason = f"reserves {reservation.instance_type}, and the workers are {settings.instance_type}"
+        reason = f"is for {reservation.instance_type}, and the workers are {settings.instance_type}"
         fix = f"Set instance_type to {reservation.instance_type}, or use another reservation"
         yield _reservation_problem(settings, reason, fix)
     # AWS does not document the total of a block before its start; its available capacity is zero.
     if reservation.instances < required and (reservation.instances or reservation.state == "active"):
-        reason = f"reserves {reservation.instances} instances, and {required} nodes are launched into it"
+        reason = f"has {reservation.instances} instances, and {required} nodes are launched into it"
         fix = f"Reduce nodes so that {reservation.instances} are enough, or use a larger reservation"
         yield _reservation_problem(settings, reason, fix)
 
 
 def reservation_has_available_instances(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The reservation has enough instances that are not in use. Nodes of an existing cluster use some of them."""
+    """Enough instances of the reservation are available. Not for an existing cluster, whose nodes use some of them."""
     reservation = facts.reservation
     required = sum(group.nodes for group in settings.groups if group.reservation)
     if reservation and reservation.state == "active" and reservation.available < required <= reservation.instances:
@@ -164,22 +164,22 @@ def reservation_has_available_instances(settings: StackSettings, facts: AccountF
 
 
 def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """Reserved capacity does not end during startup, nor during the run if on_expiry is refuse."""
+    """The reservation does not end before the startup timeout, nor before the time limit if on_expiry is refuse."""
     end, reservation = capacity_end_time(facts), facts.reservation
     if end is None or reservation is None or reservation.state != "active":
         return
     remaining_minutes, job = (end - time.time()) / 60, settings.job
     if remaining_minutes < settings.launch.startup_timeout_minutes:
-        reason = f"its instances end at {_format(end)}, before launch.startup_timeout_minutes"
+        reason = f"a run in it ends at {_format(end)}, within launch.startup_timeout_minutes from now"
         yield _reservation_problem(settings, reason, "Use a reservation with a later end")
     elif remaining_minutes < job.time_limit_minutes and settings.capacity.on_expiry == "refuse":
-        reason = f"the instances of {reservation.id} end in {remaining_minutes:.0f} minutes, at {_format(end)}"
-        fix = f"Set it to at most {remaining_minutes:.0f}, or on_expiry: shorten, which ends the run with them"
+        reason = f"a run in {reservation.id} ends in {remaining_minutes:.0f} minutes, at {_format(end)}"
+        fix = f"Set it to at most {remaining_minutes:.0f}, or set on_expiry: shorten, which ends the run at that time"
         yield invalid_setting("job.time_limit_minutes", job.time_limit_minutes, reason, fix)
 
 
 def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """The quotas of the account allow the stack's vCPUs and network interfaces."""
+    """The account's quotas on vCPUs and network interfaces are sufficient for the stack."""
     for quota in required_quotas(settings):
         granted = facts.quotas.get(quota.code)
         if granted is not None and quota.amount > granted:
@@ -262,7 +262,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     spot_types_offered,
     zones_match_reservation,
     reservation_has_configured_type,
-    interruption_is_configured,
+    interruptible_matches_reservation,
     reservation_is_active,
     reservation_fits_workers,
     reservation_has_available_instances,
@@ -275,7 +275,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     image_reachable,
     boundary_in_account,
 )
-# They fail as time passes. For an existing cluster they are warnings, so that it can still be updated.
+# They depend on the time. For an existing cluster their problems are warnings, so that it can still be updated.
 TIME_DEPENDENT: tuple[AccountValidator, ...] = (reservation_is_active, reservation_outlasts_run)
 # They do not apply to an existing cluster.
 NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_instances,)
@@ -284,8 +284,8 @@ NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_inst
 def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:
     """Raise InputError with every problem. If the cluster exists (`is_up`), time-dependent problems are warnings.
 
-    Displays the reservation in the settings: its instances and its placement group. The launch validates the capacity
-    again before it adds nodes.
+    Displays instances and placement group of the reservation in the settings. The launch reads the reservation again
+    before it adds nodes.
     """
     problems = list(facts.missing)
     for validator in VALIDATORS:

@@ -150,7 +150,7 @@ EXAMPLES: dict[str, list[Example]] = {
             stack="h200-cluster",
         ),
     ],
-    "interruption_is_configured": [
+    "interruptible_matches_reservation": [
         Example(
             reserved(Interruptible=True),
             {"capacity": NAMED},
@@ -472,7 +472,7 @@ def test_all_problems_of_the_account_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("properties", "fact"),
     [
-        ({"EndDate": later(200)}, "end in"),
+        ({"EndDate": later(200)}, "ends in"),
         ({"EndDate": later(40)}, "startup_timeout"),
         ({"State": "expired"}, "expired"),
     ],
