@@ -1,4 +1,4 @@
-"""Capacity of the workers: a purchase option, with its own settings below its key, and where to look for capacity."""
+"""Capacity of the workers: the purchase option, and the Availability Zones where the launch searches for capacity."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +37,7 @@ class Spot(StrictModel):
 
 
 class SpotAboveBase(Spot):
-    """On-demand or reserved base nodes, and Spot nodes in addition."""
+    """Base nodes, on-demand or in a reservation, and Spot nodes in addition."""
 
     base_nodes: Integer = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
     base_reservation: ReservationId | None = Field(
@@ -50,15 +50,17 @@ class Reservation(StrictModel):
 
     id: ReservationId | None = Field(
         None,
-        description="Reservation to launch into; none: matching open reservations, and on-demand when they are full.",
+        description="Id of the reservation; none: any open reservation that matches, and On-Demand Instances when "
+        "these are full.",
     )
     interruptible: bool = Field(
         False,
-        description="Whether the reservation is interruptible: its owner can reclaim instances at two minutes' notice.",
+        description="Whether the reservation is interruptible: its owner can reclaim instances with two minutes' "
+        "notice.",
     )
     on_expiry: OnExpiry = Field(
         "shorten",
-        description="Where the reservation ends before the job's time limit: shorten the run, or refuse the stack.",
+        description="If the reservation ends before the job's time limit: shorten the run, or refuse the stack.",
     )
 
 
@@ -68,7 +70,7 @@ class CapacityBlock(StrictModel):
     id: ReservationId = Field(description="Id of the Capacity Block's reservation.")
     on_expiry: OnExpiry = Field(
         "shorten",
-        description="Where the Capacity Block ends before the job's time limit: shorten the run, or refuse the stack.",
+        description="If the Capacity Block ends before the job's time limit: shorten the run, or refuse the stack.",
     )
 
 
@@ -103,18 +105,20 @@ class CapacitySettings(StrictModel):
     capacity_block: CapacityBlock | None = Field(None, description="A Capacity Block for ML.")
     zones: tuple[ZoneName, ...] | None = Field(
         None,
-        description="Availability Zones where the launch looks for capacity, in this order; none: that of the "
-        "reservation or subnet, else all that offer the instance types. The head is in the first.",
+        description="Availability Zones where the launch searches for capacity, in this order. The head is in the "
+        "first. None: that of the reservation or existing subnet, else all that offer the instance "
+        "types.",
     )
     reserve: bool = Field(
         True,
-        description="Whether the launch reserves the capacity of all on-demand GPU nodes in an On-Demand Capacity "
-        "Reservation before it starts one. The reservation ends with the run. Only for such nodes.",
+        description="Whether the launch creates an On-Demand Capacity Reservation for all on-demand GPU nodes before "
+        "it starts any of them. The reservation ends with the run. Only for on-demand GPU nodes without "
+        "a reservation in capacity.",
     )
     wait_minutes: Number = Field(
         30,
         ge=0,
-        description="Minutes that the launch waits for that capacity; it retries in all zones. Only with reserve.",
+        description="Minutes for which the launch tries to create this reservation, in all zones. Only with reserve.",
     )
 
     @property
@@ -124,7 +128,7 @@ class CapacitySettings(StrictModel):
 
     @property
     def reservation_id(self) -> tuple[str, str] | None:
-        """Key below `capacity` and id of the reservation; None where no key names one."""
+        """Key below `capacity` and id of the reservation in the settings; None without one."""
         if self.capacity_block:
             return "capacity_block.id", self.capacity_block.id
         if self.reservation and self.reservation.id:
@@ -147,7 +151,7 @@ class CapacitySettings(StrictModel):
 
     @property
     def on_expiry(self) -> OnExpiry:
-        """Behaviour where the reserved capacity ends before the job's time limit."""
+        """Behaviour if the reserved capacity ends before the job's time limit."""
         reserved = self.capacity_block or self.reservation
         return reserved.on_expiry if reserved else "shorten"
 

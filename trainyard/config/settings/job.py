@@ -22,7 +22,10 @@ class JobSettings(JobSpec):
         "requirements.txt is installed in addition to the nodes' Python environment.",
     )
     time_limit_minutes: Number = Field(
-        1440.0, gt=0, description="Minutes after the launch at which the workers are terminated."
+        1440.0,
+        gt=0,
+        description="Minutes after the launch, or after the scheduled start of a run, at which the workers are "
+        "terminated.",
     )
 
     @field_validator("source")
@@ -37,7 +40,11 @@ class LaunchSettings(StrictModel):
     """Timeouts of the startup and of the lease."""
 
     startup_timeout_minutes: Number = Field(
-        45.0, gt=0, description="Minutes from the launch until the job must have started."
+        45.0,
+        gt=0,
+        description="Minutes from the launch, or from the scheduled start of a run, until the job must have started. "
+        "The wait for capacity does not count. If a Capacity Block starts later than this, the launch "
+        "schedules the run.",
     )
     lease_minutes: Number = Field(
         20.0, ge=5, description="Minutes after which AWS terminates the workers unless the lease is renewed."
