@@ -145,9 +145,7 @@ def test_stop_cancels_the_scheduled_start(cluster: clusters.Cluster, monkeypatch
 
 
 @pytest.mark.parametrize("update", [False, True], ids=["launch", "pulumi-up"])
-def test_second_launch_moves_the_start_of_the_same_run(
-    account: EmulatedAws, cluster: clusters.Cluster, update: bool
-) -> None:
+def test_second_launch_reschedules_the_same_run(account: EmulatedAws, cluster: clusters.Cluster, update: bool) -> None:
     run = launch(cluster)[0].run
     block = set_block(account, cluster, account.now() + 2 * DAY, nodes=3)
     result, _ = launch(cluster, update)
