@@ -88,7 +88,7 @@ class LaunchOperation:
 
     def _is_superseded(self) -> bool:
         """Return whether another launch has started a run since this one has started; False when S3 does not tell."""
-        own = {self.record.run, self.growing_run.run if self.growing_run else self.record.run}
+        own = {self.record.run, self.active_run.run if self.active_run else self.record.run}
         try:
             run = self.cluster.current_run()
         except (BotoCoreError, ClientError) as error:

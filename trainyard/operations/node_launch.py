@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from trainyard.aws import autoscaling
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
-from trainyard.operations.scaling import set_desired_capacity
+from trainyard.operations.scaling_activities import set_desired_capacity
 
 # Only for a Capacity Block or an interruptible reservation, which is paid for, used or not: waiting costs nothing. Auto
 # Scaling retries a refused launch after one or two minutes, so that this time includes several retries.

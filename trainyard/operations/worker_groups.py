@@ -13,7 +13,7 @@ from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.node_launch import LaunchedNodes, increase_desired_capacity, launch_instances
 from trainyard.operations.progress import Display
-from trainyard.operations.scaling import NodeTermination, launch_deadline, set_desired_capacity
+from trainyard.operations.scaling_activities import NodeTermination, launch_deadline, set_desired_capacity
 
 _TERMINATING_STATES = ("Terminat", "Detach")
 

@@ -12,7 +12,7 @@ from tests.polling import eventually
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import autoscaling
 from trainyard.models.layout import CURRENT_RUN
-from trainyard.operations import scaling
+from trainyard.operations import scaling_activities
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch
@@ -22,7 +22,7 @@ from trainyard.operations.worker_groups import WorkerGroups
 
 @pytest.fixture
 def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> clusters.Cluster:
-    monkeypatch.setattr(scaling, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.05)
     return clusters.create_cluster(REGION)
 
 
@@ -55,9 +55,9 @@ def test_replacement_of_a_node_of_the_run_is_kept(
     cluster: clusters.Cluster, account: EmulatedAws, display: RecordingDisplay
 ) -> None:
     _, (failed, healthy) = add_nodes(cluster, display, 2)
-    growing, (added,) = add_nodes(cluster, display, 1)
+    scaling_out, (added,) = add_nodes(cluster, display, 1)
     replacement = replace_node(cluster, account, failed)
-    assert growing.rollback(display) == []
+    assert scaling_out.rollback(display) == []
     assert f"nodes rolled back, terminated: {added}" in display.lines
     assert set(cluster.members()) == {healthy, replacement}
     assert cluster.describe_group()["DesiredCapacity"] == 2

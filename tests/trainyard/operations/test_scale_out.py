@@ -12,7 +12,7 @@ from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.run import Control, RunRecord
-from trainyard.operations import scaling
+from trainyard.operations import scaling_activities
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch
@@ -209,7 +209,7 @@ def test_run_that_has_lost_a_node_is_not_scaled_out(active: ActiveRun) -> None:
 def test_nodes_that_could_not_be_terminated_are_named(
     active: ActiveRun, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling, "RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.0)
     active.change_manifest(4)
     account.inject(clusters.capacity_limit(account, 1))
     account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))

@@ -20,7 +20,7 @@ from trainyard.errors import InputError
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import WorkerGroup
 from trainyard.models.run import Control, RunRecord
-from trainyard.operations import node_launch, scaling
+from trainyard.operations import node_launch, scaling_activities
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.launch import Launch
@@ -136,8 +136,8 @@ def test_rollback_terminates_pending_instances(
     groups: TwoGroups, limit_capacity: Any, pending: None, timeout_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By Auto Scaling once they run, or in EC2 after the timeout."""
-    monkeypatch.setattr(scaling, "RETRY_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(scaling, "LAUNCH_TIMEOUT_SECONDS", timeout_seconds)
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(scaling_activities, "LAUNCH_TIMEOUT_SECONDS", timeout_seconds)
     limit_capacity(1)
     workers = groups.workers
     with pytest.raises(CapacityError):
@@ -151,8 +151,8 @@ def test_capacity_is_lowered_after_scaling_activities(
     groups: TwoGroups, limit_capacity: Any, pending: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise Auto Scaling would replace what the rollback has terminated in EC2."""
-    monkeypatch.setattr(scaling, "RETRY_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(scaling, "LAUNCH_TIMEOUT_SECONDS", 5.0)
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(scaling_activities, "LAUNCH_TIMEOUT_SECONDS", 5.0)
     limit_capacity(1)
     workers, answers = groups.workers, iter([True, True])
     with pytest.raises(CapacityError):
@@ -166,7 +166,7 @@ def test_capacity_is_lowered_after_scaling_activities(
         set_capacity(region, group, instances)
 
     monkeypatch.setattr(autoscaling, "set_desired_capacity", refuse_twice)
-    monkeypatch.setattr(scaling.NodeTermination, "_terminate_in_group", lambda *_: False)
+    monkeypatch.setattr(scaling_activities.NodeTermination, "_terminate_in_group", lambda *_: False)
     assert workers.rollback(groups.display) == []
     assert groups.desired_capacities() == (0, 0)
 
