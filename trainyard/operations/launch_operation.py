@@ -87,7 +87,7 @@ class LaunchOperation:
         return not_terminated
 
     def _is_superseded(self) -> bool:
-        """Return whether another launch has started a run since this one has started; False when S3 does not tell."""
+        """Return whether a later launch has started a run; False when the current run cannot be read."""
         own = {self.record.run, self.active_run.run if self.active_run else self.record.run}
         try:
             run = self.cluster.current_run()
