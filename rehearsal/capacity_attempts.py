@@ -1,4 +1,4 @@
-"""The requests for the capacity of one stack, as the report shows them."""
+"""Capacity attempts in the report: the launches and reservations that a stack requested."""
 
 from collections.abc import Iterable
 from itertools import groupby

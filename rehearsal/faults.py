@@ -1,4 +1,4 @@
-"""Parses faults to inject: `--fault kind,key=value,...` and the environment variable REHEARSAL_DENY."""
+"""Parses the faults to inject: `--fault kind,key=value,...`, and the environment variable REHEARSAL_DENY."""
 
 import os
 from collections.abc import Iterable

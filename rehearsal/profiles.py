@@ -1,4 +1,4 @@
-"""Profiles of the emulated account: how long AWS takes, on a clock that runs 60 times as fast."""
+"""Profiles of the emulated account: durations of AWS operations, at one second for each minute on AWS, or zero."""
 
 from typing import Literal, get_args
 
@@ -44,7 +44,7 @@ def select_profile(name: str) -> ProfileName:
 
 
 def profile_timing(profile: ProfileName) -> Timing:
-    """Return the durations of a profile in seconds of the emulated account's clock."""
+    """Return the durations of a profile, seconds."""
     if profile == "instant":
         return Timing()
     scaled = {name: seconds / TIME_SCALE for name, seconds in _REAL.model_dump(exclude_none=True).items()}

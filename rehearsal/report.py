@@ -1,4 +1,4 @@
-"""Output of the report: report.json for programs, a table on the terminal for people."""
+"""Writes the report: report.json for programs, a table on the terminal for people."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Data of the HTML page besides the report: spans of phases and nodes, losses per step, created resources."""
+"""Data of the HTML page in addition to the report: phases, node states, metrics, created resources."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -14,7 +14,7 @@ _ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "pay
 
 
 def describe_end(reservation: str, state: str) -> str | None:
-    """Return why a reservation in this state accepts no launch from now on; None if it does, or may later.
+    """Return the reason if a reservation in this state has ended; None if it accepts launches now, or may later.
 
     States: API reference, CapacityReservation.
     """
@@ -94,7 +94,7 @@ def find_source(region: str, interruptible: str) -> str | None:
 
 
 def find_reclaim_target(region: str, source: str) -> int | None:
-    """Return the number of instances that an interruptible reservation keeps in a reclaim; None without a reclaim.
+    """Return the number of instances that an interruptible reservation has after a reclaim; None without a reclaim.
 
     `source`: id of the reservation that it was created from. EC2 user guide, "Interruptible Capacity Reservations for
     capacity owners": the status of the allocation is `updating` during a reclaim.
@@ -128,10 +128,10 @@ def extend_reservations(region: str, reservations: Iterable[str], end: float) ->
 
 
 def cancel_reservation(region: str, reservation: str) -> bool:
-    """Cancel a reservation, unless it has ended. Instances in it continue as On-Demand Instances.
+    """Cancel a reservation, unless it has ended. Its instances continue to run as On-Demand Instances.
 
     Returns False for a pending reservation, which EC2 does not cancel (API reference, CancelCapacityReservation). AWS
-    documents no error code for a state: the state itself is read. Raises ClientError.
+    documents no error code for each state, so an error is followed by a call that reads the state. Raises ClientError.
     """
     ec2 = client("ec2", region)
     try:

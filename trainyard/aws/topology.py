@@ -1,4 +1,4 @@
-"""DescribeInstanceTopology: where instances are in the network of their Availability Zone."""
+"""The network nodes of instances, by DescribeInstanceTopology."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ _MAX_ATTEMPTS = 3  # nodes that are billed wait for the answer
 
 
 def describe_network_nodes(region: str, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the network nodes above each running instance, from the top of the network to the bottom.
+    """Return the network nodes of each running instance, from the top of the network to the bottom.
 
-    Instances below the same lowest network node are closest. An instance type that AWS does not support has none.
+    Instances with the same lowest network node are closest. An instance type that AWS does not support has none.
     Raises ClientError or BotoCoreError after few attempts.
     """
     ec2 = client("ec2", region, _MAX_ATTEMPTS)

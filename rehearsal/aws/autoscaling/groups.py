@@ -141,7 +141,7 @@ def _without_member(group: Any, instance_id: str) -> Any:
 
 
 def create_auto_scaling_group(self: Any) -> ActionResult:
-    """Refuse parameters that are not emulated, and keep the reservations, which moto ignores."""
+    """Refuse parameters that are not emulated, and store the CapacityReservationSpecification, which moto ignores."""
     unsupported = {key for key, value in self._get_params().items() if value not in (None, [], {})} - _SUPPORTED_KEYS
     if unsupported:
         raise NotImplementedError(f"an Auto Scaling group with {', '.join(sorted(unsupported))}")

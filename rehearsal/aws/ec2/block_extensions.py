@@ -1,4 +1,4 @@
-"""API actions on existing Capacity Blocks: their description, and the offers and purchase of extensions.
+"""API actions on existing Capacity Blocks: their description, and the offerings and purchases of extensions.
 
 Sources: EC2 user guide, "Extend Capacity Blocks"; API reference of these actions and of CapacityBlockExtension. AWS
 documents no error codes for extensions ("Error codes for the Amazon EC2 API" has those of block offerings only): all

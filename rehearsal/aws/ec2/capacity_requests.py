@@ -1,4 +1,4 @@
-"""Records the requests for capacity: launches and reservations, with the number of instances that each received."""
+"""Records each request for capacity, a launch or a reservation, and the number of granted instances."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -94,9 +94,9 @@ class Allocation:
         self.reclaimed[instance] = None
         if instance.state not in ENDED_STATES:
             reclaim_instance(instance, "Server.CapacityReservationReclaimed: the owner reclaimed the capacity")
-        after_transition(instance, lambda: self._return(instance))
+        after_transition(instance, lambda: self._return_capacity(instance))
 
-    def _return(self, instance: Any) -> None:
+    def _return_capacity(self, instance: Any) -> None:
         instance.capacity_reservation_id = None
         del self.reclaimed[instance]
         self.move(-1)
@@ -155,7 +155,7 @@ def _due_reclaims() -> Iterator[Due]:
         if allocation.status != "active":
             continue
         if allocation.returns:
-            yield max(allocation.returns[0][0], allocation.completed_at), partial(_return, allocation)
+            yield max(allocation.returns[0][0], allocation.completed_at), partial(_allocate_again, allocation)
         running = running_instances(allocation.reservation)
         for fault, when in ACTIVE_FAULTS.reclaims(float(running[-1].launched_at)) if running else ():
             yield when, partial(_reclaim, allocation, fault)
@@ -170,7 +170,7 @@ def _reclaim(allocation: Allocation, active_fault: Any) -> None:
     allocation.set_target(max(0, running - fault.count))
 
 
-def _return(allocation: Allocation) -> None:
+def _allocate_again(allocation: Allocation) -> None:
     """Allocate reclaimed instances again."""
     _, count = allocation.returns.pop(0)
     allocation.set_target(allocation.instance_count + min(count, allocation.source.available_instance_count))

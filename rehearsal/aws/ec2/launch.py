@@ -1,4 +1,4 @@
-"""Launch of instances: the request is merged with its launch template, validated and executed.
+"""Launches instances: merges the request with its launch template, validates it and calls moto.
 
 RunInstances, LaunchInstances and launches by an Auto Scaling group all call `Launcher.launch`.
 """

@@ -1,6 +1,6 @@
 """Facts of the real EC2 that moto does not ship: quotas, On-Demand prices, some instance types. Data: reference.yaml.
 
-The emulated account uses this file and moto's data, never trainyard.config: an error there must show as a difference.
+The emulated account uses this file and moto's data, never trainyard.config, whose errors it would repeat.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Instance data that DescribeInstances omits: of terminated and new instances, and by the fault `member-omission`."""
+"""Data that DescribeInstances omits: of new and terminated instances, and of those of the fault `member-omission`."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""`trainyard selftest`: the first two steps of docs/first-real-run.md in an AWS account, and a report to send."""
+"""`trainyard selftest`: the first two steps of docs/first-real-run.md in an AWS account, with a report."""

@@ -79,7 +79,7 @@ class Execution:
         report.ok = passed and report.destroyed and not report.interrupted
 
     def _run_step(self) -> bool:
-        """Execute a step; return whether the next one may start: after success, and without capacity."""
+        """Execute a step; return whether the next step may start: not after a failure or an interrupt."""
         self._project.write_settings(self._step.raw_settings)
         *actions, destroy = self._step.actions
         status: Status = "passed"
@@ -131,11 +131,11 @@ class Execution:
     def up(self, minutes: float) -> list[str]:
         """Create the stack and launch its job; return facts of the launch.
 
-        Raises ActionError, also for a node with another purchase option than that of the settings.
+        Raises ActionError, also if a node does not have the purchase option of the settings.
         """
         self._project.run_pulumi(minutes, self._display, "up", "--yes")
         outputs = json.loads(self._project.query("stack", "output", "--json", "--stack", self._project.stack))
-        # AWS's index of tags may not contain the new buckets yet.
+        # Read from the outputs: the tagging API may not list the new buckets yet.
         self._cluster = Cluster(self._project.stack, self._project.region, outputs["manifest"])
         launch = LaunchResult.model_validate_json(outputs["launch"].splitlines()[-1])
         self._run_id = launch.run
@@ -151,7 +151,7 @@ class Execution:
             where = f"{node['Placement']['AvailabilityZone']}, {market}, {reservation or 'without reservation'}"
             facts.append(f"{node['InstanceId']}: {node['InstanceType']} in {where}")
             if (market, reservation is not None) != expected:
-                raise ActionError(f"another purchase option than that of the settings: {facts[-1]}")
+                raise ActionError(f"the node does not have the purchase option of the settings: {facts[-1]}")
         return facts
 
     def up_again(self, minutes: float) -> list[str]:

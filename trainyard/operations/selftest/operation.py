@@ -1,4 +1,4 @@
-"""`trainyard selftest`: executes steps in a separate Pulumi stack, writes the report and destroys what is left."""
+"""`trainyard selftest`: executes steps in a separate Pulumi stack, destroys it and writes the report."""
 
 import secrets
 import shutil
@@ -34,7 +34,10 @@ def selftest(
         raise InputError([Problem("--report", str(report_file), reason, fix, "report_not_writable")])
     identity = client("sts", region).get_caller_identity()
     for path in _existing_folders(folder):
-        display.line("selftest", f"an earlier selftest left {path.name}: trainyard selftest --destroy")
+        display.line(
+            "selftest",
+            f"stack {path.name} of an earlier selftest was not destroyed; to destroy it: trainyard selftest --destroy",
+        )
     for line in format_plan(steps):
         display.line("cost", line)
     confirm(f"Run it in account {identity['Account']}, {region}, for at most {maximum_usd(steps):.2f} USD?")
@@ -70,7 +73,7 @@ def _existing_folders(folder: Path) -> list[Path]:
 
 
 def destroy_existing_stacks(folder: Path, display: Display) -> None:
-    """Destroy the stacks that earlier selftests left. Raises ActionError when something remains."""
+    """Destroy the stacks of earlier selftests. Raises ActionError when something remains."""
     require_pulumi()
     for path in _existing_folders(folder):
         project = SelftestProject.load(path)

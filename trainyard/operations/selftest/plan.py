@@ -15,7 +15,7 @@ from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
 
 # Minutes in addition to the launch: Pulumi downloads the AWS plugin (0.7 GB) and creates network and head.
 CREATE_MINUTES = 20.0
-# After the job's time limit: the controller terminates the workers, or the lease does.
+# After the job's time limit: until the controller, or the lease, has terminated the workers.
 END_MINUTES = 20.0
 # The stop of the run waits up to 40 minutes; then Pulumi deletes the resources.
 DESTROY_MINUTES = 80.0
@@ -23,7 +23,7 @@ DESTROY_MINUTES = 80.0
 
 @dataclass(frozen=True)
 class Action:
-    """An action of a step. `method`: of Execution."""
+    """An action of a step. `method`: name of the method of Execution that executes it."""
 
     command: str
     expectation: str
@@ -76,7 +76,7 @@ class Step:
 
     @property
     def maximum_usd(self) -> float:
-        """Cost at list prices when each action takes its time limit: the job's limits the workers of a launch."""
+        """Cost at list prices if each action takes its time limit, and the workers run until the job's time limit."""
         launches = sum(action.method in ("up", "up_with_retained_data") for action in self.actions)
         hours = sum(map(self.minutes, self.actions)) / 60
         return launches * max_run_usd(self.settings) + hours * base_usd_per_hour(self.settings)

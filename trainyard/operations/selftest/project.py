@@ -1,4 +1,4 @@
-"""A folder in which `trainyard selftest` runs Pulumi: a separate project file, stack file, state and passphrase.
+"""The Pulumi project of `trainyard selftest`: a folder with project file, stack file, state and passphrase.
 
 The user's stacks and the repository's `stacks/` are not touched.
 """
@@ -85,12 +85,12 @@ class SelftestProject:
         return completed.stdout
 
     def run_pulumi(self, minutes: float, display: Display, *arguments: str) -> None:
-        """Run Pulumi on this stack, as `run` does."""
+        """Run a Pulumi command on this stack. Raises ActionError like `run`."""
         options = ["--stack", self.stack, "--suppress-outputs", "--non-interactive", "--color", "never"]
         self.run([require_pulumi(), *arguments, "--cwd", str(self.folder), *options], minutes, display)
 
     def destroy(self, minutes: float, display: Display) -> None:
-        """Run `trainyard destroy`, as `run` does. It fails when anything remains that is not retained."""
+        """Run `trainyard destroy`. Raises ActionError like `run`, also when anything remains that is not retained."""
         self.query("cancel", "--yes", self.stack)  # removes the lock that a killed Pulumi process left
         command = [sys.executable, "-m", "trainyard", "destroy", "--stack", self.stack, "--yes"]
         self.run([*command, "--cwd", str(self.folder)], minutes, display)
@@ -103,7 +103,7 @@ class SelftestProject:
         """
         log = self.folder / f"{time.time():.3f}.log"
         deadline = time.monotonic() + minutes * 60
-        # A file instead of a pipe: a launch that outlives Pulumi would keep a pipe open.
+        # A file instead of a pipe, which a launch that runs longer than Pulumi would keep open.
         with log.open("wb") as output, log.open(encoding="utf-8", errors="replace") as lines:
             process = subprocess.Popen(
                 argv,
@@ -119,7 +119,7 @@ class SelftestProject:
                 while not has_exited and time.monotonic() < deadline:
                     has_exited = _wait(process, POLL_SECONDS)
                     for line in lines:
-                        if line.strip() and not line.startswith("@"):  # Pulumi's sign of life
+                        if line.strip() and not line.startswith("@"):  # Pulumi's output while nothing changes
                             display.line("output", line.rstrip())
             finally:
                 _interrupt(process)
@@ -159,7 +159,7 @@ def _interrupt(process: "subprocess.Popen[bytes]") -> None:
 
 
 def error_lines(output: str) -> list[str]:
-    """Return Pulumi's diagnostics, the errors and the unexpected changes in an output; else its last lines."""
+    """Return the diagnostics of Pulumi, errors and unexpected changes in an output; without any, its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     matches, in_diagnostics = [], False
     for line in lines:

@@ -1,4 +1,4 @@
-"""Redacts the report of `trainyard selftest`, because it is sent to others."""
+"""Redacts private data in the report of `trainyard selftest`, because users send the report to others."""
 
 import getpass
 import os
