@@ -41,7 +41,7 @@ class BlockStatus(NamedTuple):
 def read_block(region: str, reservation: str) -> BlockStatus:
     """Return the status of a Capacity Block now.
 
-    An extension moves its end: the id of the reservation stays (EC2 user guide, "Extend Capacity Blocks"). Raises
+    An extension changes the end, not the id of the reservation (EC2 user guide, "Extend Capacity Blocks"). Raises
     ClientError.
     """
     described = describe_reservation(region, reservation)

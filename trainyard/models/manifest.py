@@ -173,7 +173,7 @@ class Limits(StrictModel):
 
 
 # Fields that may change during a run. Nodes that run keep their image.
-ADOPTABLE_FIELDS: Mapping[str, Any] = {
+UPDATABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
     "base_usd_per_hour": True,
     "groups": {
@@ -269,6 +269,6 @@ class Manifest(StrictModel):
         return f"{self.fsx.mount_point}/{split_s3_uri(job.data_uri)[1]}"
 
     def digest(self) -> str:
-        """SHA-256 of the manifest without sizes and deadlines: a run with the same digest can adopt this manifest."""
-        content = self.model_dump(mode="json", exclude=ADOPTABLE_FIELDS)
+        """SHA-256 of the manifest without sizes and deadlines: a run with this digest continues with the manifest."""
+        content = self.model_dump(mode="json", exclude=UPDATABLE_FIELDS)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -16,7 +16,7 @@ from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import split_s3_uri
-from trainyard.models.manifest import ADOPTABLE_FIELDS, Manifest
+from trainyard.models.manifest import UPDATABLE_FIELDS, Manifest
 from trainyard.node import bootstrap
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import BASE, Node, read_manifest, read_node
@@ -28,7 +28,7 @@ LOG = logging.getLogger("refresh")
 
 def affects_nodes(before: Manifest, after: Manifest) -> bool:
     """Whether a changed manifest affects the playbook: sizes, deadlines and jobs belong to the run."""
-    excluded = {**ADOPTABLE_FIELDS, "job": True}
+    excluded = {**UPDATABLE_FIELDS, "job": True}
     return before.model_dump(exclude=excluded) != after.model_dump(exclude=excluded)
 
 

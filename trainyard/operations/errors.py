@@ -14,4 +14,4 @@ class DeadlineError(StartupError):
 
 
 class CapacityError(LaunchError):
-    """AWS launched fewer nodes than requested; the message contains the AWS error codes."""
+    """AWS does not have the requested capacity, or the reservation is not usable; the message has the reason of AWS."""

@@ -16,7 +16,7 @@ def describe_remaining_cost(manifest: Manifest, held: str) -> str:
     zones = sorted({subnet.zone for group in manifest.groups for subnet in group.subnets})
     moves = f" (the file system is in {', '.join(zones)}; another zone in capacity.zones replaces head and file system)"
     return (
-        f"The cluster stays without workers and costs {price:,.2f} USD per hour (head, network, file system). {held}To "
+        f"The cluster has no workers and costs {price:,.2f} USD per hour (head, network, file system). {held}To "
         f"try again: pulumi up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy --stack {stack}"
     )
 
@@ -41,8 +41,8 @@ def describe_remaining_nodes(cause: str, nodes: Collection[str], manifest: Manif
     names = ", ".join(nodes) or "all that AWS launched"
     price = sum(group.nodes * group.node_usd_per_hour for group in manifest.groups)
     return (
-        f"{cause} The nodes that it added continue to run ({names}) and are billed, all nodes of the stack with at "
-        f"most {price:,.2f} USD per hour: the controller starts the job on them, or terminates them after "
-        f"launch.startup_timeout_minutes; without the controller, the lease of {manifest.limits.lease_minutes:g} "
+        f"{cause} The nodes that it added continue to run ({names}) and are billed: all nodes of the stack cost at "
+        f"most {price:,.2f} USD per hour. The controller starts the job on them, or terminates them after "
+        f"launch.startup_timeout_minutes. Without the controller, the lease of {manifest.limits.lease_minutes:g} "
         f"minutes terminates them. To terminate them now: trainyard stop --stack {manifest.stack}"
     )

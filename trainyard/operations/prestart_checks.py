@@ -54,13 +54,14 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
         without_drivers = compute_content(manifest, group, source, has_drivers=False).sha256
         software = [name for name in software if name in DRIVERS] if content == without_drivers else software
         if software:
-            text = f"the image {group.image} is baked, and nodes install the rest in paid time"
+            text = f"the image {group.image} is baked. After the start of the block, nodes install the rest"
             display.line("image", f"{text}: {', '.join(software)}")
         return
     display.line(
         "image",
-        f"{group.image} is not baked. Nodes install in paid time what it does not have: {', '.join(software)}. To bake "
-        f"it: trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, then pulumi up -s {cluster.stack}",
+        f"{group.image} is not baked. After the start of the block, nodes install what it does not have: "
+        f"{', '.join(software)}. To bake it: trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, "
+        f"then pulumi up -s {cluster.stack}",
     )
 
 

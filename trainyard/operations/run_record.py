@@ -48,8 +48,10 @@ def format_run_duration(run: RunRecord) -> str:
 
 
 def require_capacity_time(manifest: Manifest, now: float) -> None:
-    """Raise InputError for each group whose capacity ends before a launch that starts at `now`, or with its capacity,
-    can complete."""
+    """Raise InputError for each group whose capacity ends within the startup timeout.
+
+    The timeout starts at `now`, or at the start of the capacity if that is later.
+    """
     minutes = manifest.limits.startup_timeout_minutes
     problems = []
     for group in manifest.groups:

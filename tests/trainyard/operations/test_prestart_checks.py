@@ -34,7 +34,7 @@ def content(has_drivers: bool) -> str:
 def test_image_that_is_not_baked_names_all_software(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = reported(monkeypatch, {})
     assert (
-        "in paid time what it does not have: the NVIDIA driver, CUDA, the EFA software, the Python environment" in line
+        "nodes install what it does not have: the NVIDIA driver, CUDA, the EFA software, the Python environment" in line
     )
     assert "trainyard bake --stack s --instance-type c7i.xlarge" in line
 
@@ -45,4 +45,4 @@ def test_image_with_the_software_is_not_reported(monkeypatch: pytest.MonkeyPatch
 
 def test_image_baked_on_another_type_needs_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = reported(monkeypatch, baked(content(has_drivers=False)))
-    assert line.endswith("in paid time: the NVIDIA driver, CUDA, the EFA software")
+    assert line.endswith("nodes install the rest: the NVIDIA driver, CUDA, the EFA software")

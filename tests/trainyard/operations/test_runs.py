@@ -39,7 +39,7 @@ def test_record_has_the_image_of_each_group() -> None:
     assert manifest.digest() == MANIFEST.digest()  # a changed image does not end a run
 
 
-def test_run_adopts_another_placement_group() -> None:
+def test_run_continues_with_another_placement_group() -> None:
     """The stack has its own one again when the held capacity of `trainyard reserve` has ended with the run."""
     (group,) = MANIFEST.groups
     held = group.model_copy(update={"placement_group_arn": "arn:aws:ec2:us-east-1:123456789012:placement-group/held"})
