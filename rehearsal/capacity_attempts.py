@@ -10,8 +10,16 @@ from trainyard.models.report import CapacityAttempt
 
 def capacity_attempts(requests: Iterable[CapacityRequestRecord], stack: str) -> list[CapacityAttempt]:
     """Return the requests of a stack in order. Consecutive requests with the same result are one attempt."""
-    of_stack = [request.model_dump(exclude={"tags"}) for request in requests if request.tags.get(tags.STACK) == stack]
-    attempts = []
-    for request, repetitions in groupby(of_stack):
-        attempts.append(CapacityAttempt(type=request.pop("instance_type"), times=len(list(repetitions)), **request))
-    return attempts
+    of_stack = [request for request in requests if request.tags.get(tags.STACK) == stack]
+    return [
+        CapacityAttempt(
+            kind=request.kind,
+            type=request.instance_type,
+            zone=request.zone,
+            requested=request.requested,
+            granted=request.granted,
+            error_code=request.error_code,
+            times=len(list(repetitions)),
+        )
+        for request, repetitions in groupby(of_stack)
+    ]

@@ -11,7 +11,7 @@ from types import FrameType
 # `timeout`, make and some shells signal a process and its process group: signals within this time count as one.
 SAME_SIGNAL_SECONDS = 1.0
 RETRY_SECONDS = 0.05
-INTERRUPTED = "interrupted: the created resources are being destroyed"
+INTERRUPTED = "interrupted: destroy deletes the created resources"
 _CURSOR_VISIBLE = "\x1b[?25h"
 
 

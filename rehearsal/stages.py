@@ -63,7 +63,9 @@ class Stages:
         hourly, maximum = usd_per_hour(self.context.settings), max_run_usd(self.context.settings)
         minutes = self.context.settings.job.time_limit_minutes
         cost = f"on AWS {hourly:,.2f} USD per hour, at most {maximum:,.2f} USD in {minutes:g} minutes"
-        self.context.display.print_line("preview", cost)
+        block = self.context.settings.capacity.capacity_block
+        prepaid = ", without the Capacity Block, which is paid in advance" if block else ""
+        self.context.display.print_line("preview", f"{cost}{prepaid}")
         self.is_previewed = True
         self.context.clock.start("resources")
         deployment = engine.up(self.set_deployment)
