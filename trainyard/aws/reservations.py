@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
-from trainyard.aws.tags import tag_filters, tag_specifications
+from trainyard.aws.tags import LAUNCH, tag_filters, tag_list, tag_specifications
 
 _ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "payment-failed"])
 
@@ -27,7 +27,10 @@ def describe_end(reservation: str, state: str) -> str | None:
 
 @dataclass(frozen=True)
 class CapacityReservation:
-    """A reservation. `available`: instances that can be launched into it now; `state`: CapacityReservation, State."""
+    """A reservation. `available`: instances that can be launched into it now; `state`: CapacityReservation, State.
+
+    `end`: Unix time in seconds at which AWS ends it; None without an end. `launch_id`: the launch that uses it.
+    """
 
     id: str
     instance_type: str
@@ -36,6 +39,8 @@ class CapacityReservation:
     available: int
     placement_group_arn: str | None
     state: str
+    end: float | None
+    launch_id: str | None
 
 
 def create_reservation(
@@ -119,6 +124,11 @@ def resize_reservation(region: str, reservation: str, instances: int) -> None:
     ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=instances)
 
 
+def set_launch(region: str, reservation: str, launch_id: str) -> None:
+    """Tag a reservation with the launch that uses it. Raises ClientError."""
+    client("ec2", region).create_tags(Resources=[reservation], Tags=tag_list({LAUNCH: launch_id}))
+
+
 def extend_reservations(region: str, reservations: Iterable[str], end: float) -> None:
     """Move the end of reservations to `end` (Unix time, seconds)."""
     for name in reservations:
@@ -158,4 +168,6 @@ def _parse(reservation: Mapping[str, Any]) -> CapacityReservation:
         available=reservation["AvailableInstanceCount"],
         placement_group_arn=reservation.get("PlacementGroupArn"),
         state=reservation["State"],
+        end=reservation["EndDate"].timestamp() if "EndDate" in reservation else None,
+        launch_id=next((tag["Value"] for tag in reservation.get("Tags", ()) if tag["Key"] == LAUNCH), None),
     )

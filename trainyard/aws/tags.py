@@ -12,6 +12,7 @@ STAGING_BUCKET = "staging-bucket"
 BUILDER = "builder"
 IMAGE = "image"
 HELD_CAPACITY = "held-capacity"  # the reservation of `trainyard reserve`, and its placement group
+LAUNCH = "trainyard:launch"  # on a capacity reservation: the id of the launch that uses it
 
 # On a builder instance: the id of its bake, and the Unix time at which it terminates. On an image: the SHA-256 of its
 # content, and the image that it is based on.

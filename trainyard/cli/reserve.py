@@ -14,7 +14,15 @@ from trainyard.operations.progress import create_display
 
 def reserve(
     stack: StackOption,
-    hours: Annotated[float, typer.Option("--hours", min=0.5, max=24, help="Hours until AWS ends the reservation.")] = 2,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours",
+            min=0.5,
+            max=24,
+            help="Hours from now until AWS ends the reservation, default 2. A later end extends an existing one.",
+        ),
+    ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the reservation, unless a run uses it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Reserve without confirmation.")] = False,
     file: Annotated[

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from trainyard.aws.reservations import (
-    CapacityReservation,
-    create_reservation,
-    find_reservations,
-)
+from trainyard.aws import tags
+from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import (
-    ReservationEndedError,
-    cancel_reservations,
-    wait_until_active,
-)
+from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals
+from trainyard.operations.waiting import sleep_with_checks
 
 # Codes of CreateCapacityReservation that another zone, or a later request, may not return (API reference, "Error codes
 # for the Amazon EC2 API"). After those of _UNKNOWN_RESULTS, or without an answer, the reservation may exist.
@@ -33,8 +27,8 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 class CapacityRequest:
     """The capacity to reserve: all `instances` in one of the `zones`, which are tried in order.
 
-    `hold_seconds`: seconds from its creation until AWS ends the reservation. `usd_per_hour`: price of one instance.
-    `wait_minutes`: how long to retry.
+    `launch_id`: the launch that uses the reservation. `hold_seconds`: seconds from its creation until AWS ends it.
+    `usd_per_hour`: price of one instance. `wait_minutes`: how long to retry.
     """
 
     region: str
@@ -43,9 +37,15 @@ class CapacityRequest:
     zones: Sequence[str]
     placement_group_arn: str | None
     tags: Mapping[str, str]
+    launch_id: str
     hold_seconds: float
     usd_per_hour: float
     wait_minutes: float
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """`tags`, and the tag of the launch."""
+        return {**self.tags, tags.LAUNCH: self.launch_id}
 
     @property
     def summary(self) -> str:
@@ -58,9 +58,9 @@ def reserve_capacity(
 ) -> CapacityReservation:
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
-    `before_attempt` raises an error to end the search, and the wait for a pending reservation. Other reservations with
-    the request's tags are cancelled: EC2 may have created one without an answer. Raises CapacityError, which names the
-    zones and their error codes.
+    `before_attempt` raises an error to end the search, and the wait for a pending reservation. Other reservations of
+    the launch that have the request's tags are cancelled: their creation was not answered. Raises CapacityError, which
+    names the zones and their error codes.
     """
     try:
         result = _search(request, display, before_attempt)
@@ -97,7 +97,7 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
         remaining = max(0.0, deadline - time.monotonic()) / 60
         text = f"attempt {attempt}: none for {request.summary} ({tried}); next in {delay:.0f} s"
         display.line("capacity", f"{text}, for {remaining:.1f} more minutes")
-        time.sleep(delay)
+        sleep_with_checks(delay, before_attempt)
         attempt, delay = attempt + 1, min(2 * delay, LAST_RETRY_SECONDS)
 
 
@@ -131,11 +131,9 @@ def _try_zones(
 def _activate(
     request: CapacityRequest, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None]
 ) -> CapacityReservation | _Refusal:
-    """Return the active reservation, or the refusal if it failed: EC2 may find a shortage while it is pending."""
-    try:
-        return wait_until_active(request.region, reservation, display, before_poll)
-    except ReservationEndedError as error:
-        return _Refusal(error.state, str(error))
+    """Return the active reservation, or the refusal: EC2 may find a shortage while it is pending."""
+    result = wait_until_active(request.region, reservation, display, before_poll)
+    return result if result.state == "active" else _Refusal(result.state, f"EC2 did not activate {result.id}")
 
 
 def _format_refusals(refusals: Mapping[str, _Refusal]) -> str:
@@ -161,7 +159,7 @@ def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal
                 instances=request.instances,
                 end=end,
                 placement_group_arn=request.placement_group_arn,
-                tags=request.tags,
+                tags=request.all_tags,
                 token=token,
             )
         except HTTPClientError as error:
@@ -178,10 +176,13 @@ def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal
 
 
 def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:
-    """Cancel the reservations of the request except `kept`. An error is displayed."""
+    """Cancel the reservations of the request except `kept` and those that a later launch uses.
+
+    An error is displayed.
+    """
     try:
-        for reservation in find_reservations(request.region, request.tags):
-            if reservation.id != kept:
-                cancel_reservations(request.region, [reservation.id], display)
+        others = [each.id for each in find_reservations(request.region, request.all_tags) if each.id != kept]
+        reason = ", which the launch does not use: its creation was not answered, or it was pending"
+        cancel_reservations(request.region, others, display, launch_id=request.launch_id, reason=reason)
     except (BotoCoreError, ClientError) as error:
         display.line("capacity", f"reservations may exist that were not answered; they end by themselves: {error}")

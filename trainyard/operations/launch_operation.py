@@ -40,7 +40,7 @@ class LaunchOperation:
         self.workers = WorkerGroups(self.manifest)
         self.pending = PendingLaunch(cluster)
         self.active_run: RunRecord | None = None
-        self.reservations = GroupReservations(self.manifest, display, self._require_not_ended)
+        self.reservations = GroupReservations(self.manifest, display, self.pending.id, self._require_not_ended)
         self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
         self.is_adding_nodes = False

@@ -14,18 +14,19 @@ class PendingLaunch:
     """One launch of a stack, up to the creation of its run."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._id = cluster, secrets.token_hex(8).encode()
+        self._cluster = cluster
+        self.id = secrets.token_hex(8)
 
     def register(self) -> None:
         """Write the id of this launch, which ends an earlier pending launch of the stack."""
         assert self._cluster.staging is not None
-        self._cluster.staging.write(PENDING_LAUNCH, self._id)
+        self._cluster.staging.write(PENDING_LAUNCH, self.id.encode())
 
     @property
     def is_ended(self) -> bool:
         """Whether `trainyard stop` or a later launch has ended this launch."""
         assert self._cluster.staging is not None
-        return self._cluster.staging.find(PENDING_LAUNCH) != self._id
+        return self._cluster.staging.find(PENDING_LAUNCH) != self.id.encode()
 
     def require_not_ended(self) -> None:
         """Raise LaunchError when `trainyard stop` or a later launch has ended this launch."""

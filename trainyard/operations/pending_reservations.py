@@ -13,57 +13,87 @@ from trainyard.aws import reservations
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
+from trainyard.operations.waiting import sleep_with_checks
 
 TIMEOUT_SECONDS, POLL_SECONDS = 10 * 60.0, 2.0
-
-
-class ReservationEndedError(CapacityError):
-    """A pending reservation did not become active. `state`: its state, such as failed when EC2 has no capacity."""
-
-    def __init__(self, reservation: CapacityReservation) -> None:
-        super().__init__(f"reservation {reservation.id} in {reservation.zone} is {reservation.state}, not active")
-        self.state = reservation.state
 
 
 def wait_until_active(
     region: str, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None] = lambda: None
 ) -> CapacityReservation:
-    """Return the reservation as soon as it is active.
+    """Return the reservation in its first state after pending: active, or failed when EC2 has no capacity.
 
-    `before_poll` raises an error to end the wait. Raises CapacityError after TIMEOUT_SECONDS, and
-    ReservationEndedError for a reservation that has failed or was cancelled.
+    One that is still pending after TIMEOUT_SECONDS is cancelled, and returned with this state. `before_poll` raises an
+    error to end the wait.
     """
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while reservation.state == "pending":
-        if time.monotonic() > deadline:
-            raise CapacityError(f"reservation {reservation.id} is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
-        display.line("capacity", f"{reservation.id} in {reservation.zone} is pending: waiting until it is active")
-        before_poll()
-        time.sleep(POLL_SECONDS)
+
+    def is_settled() -> bool:
+        nonlocal reservation
         try:
             reservation = reservations.read_reservation(region, reservation.id)
         except ClientError as error:  # EC2 is eventually consistent: it may not describe a reservation at once
             if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
                 raise
-    if reservation.state != "active":
-        raise ReservationEndedError(reservation)
+        return reservation.state != "pending"
+
+    text = f"{reservation.id} in {reservation.zone} is pending: waiting until it is active"
+    if reservation.state == "pending" and not _poll(is_settled, text, display, before_poll):
+        reason = f", which was pending for {TIMEOUT_SECONDS / 60:g} minutes"
+        cancel_reservations(region, [reservation.id], display, reason=reason, before_poll=before_poll)
     return reservation
 
 
-def cancel_reservations(region: str, names: Iterable[str], display: Display) -> None:
-    """Cancel reservations; wait for pending ones. One that AWS does not cancel ends by itself, after its end date."""
+def cancel_reservations(
+    region: str,
+    names: Iterable[str],
+    display: Display,
+    *,
+    launch_id: str | None = None,
+    reason: str = "",
+    before_poll: Callable[[], None] = lambda: None,
+) -> None:
+    """Cancel reservations; wait for pending ones. One that AWS does not cancel ends by itself, after its end date.
+
+    `launch_id`: cancel only those that still have the tag of this launch. `reason`: displayed after the name.
+    `before_poll` raises an error to end the wait.
+    """
     for name in names:
         try:
-            _cancel(region, name, display)
-            display.line("capacity", f"cancelled {name}")
+            text = _cancel(region, name, display, launch_id, reason, before_poll)
         except (BotoCoreError, ClientError, CapacityError) as error:
-            display.line("capacity", f"{name} was not cancelled and ends by itself: {error}")
+            command = f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {name}"
+            text = f"{name} was not cancelled and ends by itself: {error}. To cancel it: {command}"
+        display.line("capacity", text)
 
 
-def _cancel(region: str, name: str, display: Display) -> None:
+def _cancel(
+    region: str,
+    name: str,
+    display: Display,
+    launch_id: str | None,
+    reason: str,
+    before_poll: Callable[[], None],
+) -> str:
+    """Cancel a reservation, unless a later launch uses it; return what was done."""
+    is_own = True
+
+    def is_done() -> bool:
+        nonlocal is_own  # in each poll: a later launch may take it over while it is pending
+        if launch_id is not None:
+            is_own = reservations.read_reservation(region, name).launch_id == launch_id
+        return not is_own or reservations.cancel_reservation(region, name)
+
+    if not _poll(is_done, f"{name} is pending: waiting until EC2 can cancel it", display, before_poll):
+        raise CapacityError(f"it is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
+    return f"cancelled {name}{reason}" if is_own else f"{name} is not cancelled: a later launch uses it"
+
+
+def _poll(is_done: Callable[[], bool], text: str, display: Display, before_poll: Callable[[], None]) -> bool:
+    """Return whether `is_done` returns True within TIMEOUT_SECONDS; display the text before each wait."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not reservations.cancel_reservation(region, name):
+    while not is_done():
         if time.monotonic() > deadline:
-            raise CapacityError(f"it is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
-        display.line("capacity", f"{name} is pending: waiting until EC2 can cancel it")
-        time.sleep(POLL_SECONDS)
+            return False
+        display.line("capacity", text)
+        sleep_with_checks(POLL_SECONDS, before_poll)
+    return True

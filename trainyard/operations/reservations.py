@@ -17,6 +17,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
+from trainyard.operations.waiting import sleep_with_checks
 
 # AWS returns the capacity of a terminated instance to its reservation after several minutes.
 RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
@@ -25,12 +26,18 @@ RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
 class GroupReservations:
     """The reservations of the worker groups of one stack, which have its tags.
 
-    `before_attempt` raises an error to end the search for capacity.
+    `launch_id`: the launch that uses them. `before_attempt` raises an error to end the search for capacity.
     """
 
-    def __init__(self, manifest: Manifest, display: Display, before_attempt: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        display: Display,
+        launch_id: str,
+        before_attempt: Callable[[], None] = lambda: None,
+    ) -> None:
         self._manifest, self._display, self._before_attempt = manifest, display, before_attempt
-        self._region = manifest.region
+        self._launch_id, self._region = launch_id, manifest.region
         self._created: list[str] = []
         self._sizes_before: dict[str, int] = {}
 
@@ -43,6 +50,7 @@ class GroupReservations:
         nodes. It is in the zone of the running nodes, if any. `hold_seconds`: seconds until AWS ends the
         reservation. Raises CapacityError.
         """
+        self._before_attempt()  # a launch that was replaced must not take the reservation of the later launch
         instances = ec2.describe_instances(self._region, running)
         zones = {instance["Placement"]["AvailabilityZone"] for instance in instances}
         zones = zones or {subnet.zone for subnet in group.subnets}
@@ -50,7 +58,7 @@ class GroupReservations:
         if existing is not None:
             used = sum(instance.get("CapacityReservationId") == existing.id for instance in instances)
             self._resize(existing, used + missing)
-            reservations.extend_reservations(self._region, [existing.id], time.time() + hold_seconds)
+            self._extend(existing, time.time() + hold_seconds)
             text = f"uses {existing.id} in {existing.zone}, {used + missing} instances"
             self._display.line("capacity", text)
             return self.wait_for_capacity(existing.id, missing)
@@ -61,6 +69,7 @@ class GroupReservations:
             zones=[zone for zone in dict.fromkeys(subnet.zone for subnet in group.subnets) if zone in zones],
             placement_group_arn=group.placement_group_arn,
             tags={**self._tags(group), "Name": f"{self._manifest.project}-{self._manifest.stack}-{group.name}"},
+            launch_id=self._launch_id,
             hold_seconds=hold_seconds,
             usd_per_hour=group.node_usd_per_hour,
             wait_minutes=self._manifest.limits.capacity_wait_minutes,
@@ -70,7 +79,7 @@ class GroupReservations:
         return created
 
     def _existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
-        """Return the group's reservation in one of these zones; cancel others of the group."""
+        """Return the group's active reservation in these zones; cancel surplus ones and those that do not fit."""
         held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
         fitting = []
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
@@ -79,10 +88,35 @@ class GroupReservations:
                 fitting.append(reservation)
             else:
                 self._reject(reservation, is_held=reservation in held)
-        self.cancel([each.id for each in fitting[1:]])
-        if not fitting:
+        for number, reservation in enumerate(fitting, 1):
+            if active := self._activate(reservation):
+                self.cancel([each.id for each in fitting[number:]])
+                return active
+        return None
+
+    def _activate(self, reservation: CapacityReservation) -> CapacityReservation | None:
+        """Take over a reservation and return it when it is active; None if EC2 does not activate it."""
+        self._take_over(reservation)
+        reservation = wait_until_active(self._region, reservation, self._display, self._before_attempt)
+        if reservation.state != "active":
+            self._display.line("capacity", f"{reservation.id} in {reservation.zone} is {reservation.state}, not active")
             return None
-        return wait_until_active(self._region, fitting[0], self._display, self._before_attempt)
+        self._take_over(reservation)
+        return reservation
+
+    def _take_over(self, reservation: CapacityReservation) -> None:
+        """Tag a reservation with this launch, so that an earlier launch does not cancel it. Raises CapacityError.
+
+        While it is pending, an error is ignored: whether EC2 then accepts tags is not documented.
+        """
+        try:
+            reservations.set_launch(self._region, reservation.id, self._launch_id)
+        except ClientError as error:
+            if reservation.state != "pending":
+                raise CapacityError(
+                    f"AWS does not tag {reservation.id}: {error}. Allow ec2:CreateTags (docs/deploy.md), then launch "
+                    f"again: pulumi up -s {self._manifest.stack}"
+                ) from error
 
     def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:
         """Cancel a reservation that does not fit. Raises CapacityError for one of `trainyard reserve`."""
@@ -108,23 +142,37 @@ class GroupReservations:
                 f"increase it to {instances}: {error}"
             ) from error
 
+    def _extend(self, reservation: CapacityReservation, end: float) -> None:
+        try:
+            reservations.extend_reservations(self._region, [reservation.id], end)
+        except ClientError as error:
+            stack = self._manifest.stack
+            raise CapacityError(
+                f"AWS does not move the end of {reservation.id}: {error}. Launch again: pulumi up -s {stack}; or end "
+                f"the reservation first, and an active run with it: trainyard stop --stack {stack}"
+            ) from error
+
     def wait_for_capacity(self, name: str, missing: int) -> CapacityReservation:
         """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
 
         EC2 returns the capacity of terminated nodes to the reservation after several minutes.
         """
-        deadline = time.monotonic() + RETURN_TIMEOUT_SECONDS
+        deadline, stack = time.monotonic() + RETURN_TIMEOUT_SECONDS, self._manifest.stack
+        is_configured = name in {group.reservation for group in self._manifest.groups}
         while True:
-            reservation = require_usable(self._region, self._manifest.stack, name)
+            reservation = require_usable(self._region, stack, name, is_configured=is_configured)
             if reservation.state == "active" and reservation.available >= missing:
                 return reservation
             state = f"{reservation.available} of {missing} instances are available"
             if reservation.state != "active":
                 state = f"it is {reservation.state}"
             if time.monotonic() > deadline:
-                raise CapacityError(f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes")
+                raise CapacityError(
+                    f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes. Launch again: pulumi "
+                    f"up -s {stack}"
+                )
             self._display.detail("capacity", f"reservation {name}: {state}, waiting")
-            time.sleep(RETURN_POLL_SECONDS)
+            sleep_with_checks(RETURN_POLL_SECONDS, self._before_attempt)
 
     def _stack_tags(self, role: str) -> dict[str, str]:
         return {tags.STACK: self._manifest.stack, tags.ROLE: role}
@@ -133,10 +181,15 @@ class GroupReservations:
         return self._stack_tags(group.name)
 
     def rollback(self) -> None:
-        """Cancel the reservations that this launch created, and restore the size of those that it enlarged."""
-        self.cancel(self._created)
+        """Cancel the reservations that this launch created, and restore the size of those that it enlarged.
+
+        Those that a later launch uses are left as they are.
+        """
+        cancel_reservations(self._region, self._created, self._display, launch_id=self._launch_id)
         for name, instances in self._sizes_before.items():
             try:
+                if reservations.read_reservation(self._region, name).launch_id != self._launch_id:
+                    continue
                 reservations.resize_reservation(self._region, name, instances)
                 self._display.line("capacity", f"{name} has {instances} instances again")
             except (BotoCoreError, ClientError) as error:
@@ -171,10 +224,15 @@ class GroupReservations:
         cancel_reservations(self._region, names, self._display)
 
 
-def require_usable(region: str, stack: str, name: str) -> CapacityReservation:
-    """Return a reservation that accepts launches now or may later. Raises CapacityError for one that has ended."""
+def require_usable(region: str, stack: str, name: str, *, is_configured: bool = True) -> CapacityReservation:
+    """Return a reservation that accepts launches now or may later. Raises CapacityError for one that has ended.
+
+    `is_configured`: the file of the stack names it.
+    """
     reservation = reservations.read_reservation(region, name)
     if reason := reservations.describe_end(name, reservation.state):
+        if not is_configured:
+            raise CapacityError(f"{reason}: launch again: pulumi up -s {stack}")
         raise CapacityError(
             f"{reason}: set another reservation or Capacity Block (trainyard blocks --stack {stack}) in the file of "
             f"the stack, then run pulumi up -s {stack}"

@@ -4,15 +4,18 @@ Head and file system are in one Availability Zone, so the zone with capacity mus
 preview uses the zone and the placement group of the reservation, and the launch its capacity.
 """
 
+import dataclasses
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from botocore.exceptions import ClientError
 from pydantic import Field
 
 from trainyard.aws import placement, tags
 from trainyard.aws.ec2 import offering_zones, subnet_zone
-from trainyard.aws.reservations import CapacityReservation, find_reservations
+from trainyard.aws.reservations import CapacityReservation, extend_reservations, find_reservations
 from trainyard.base import StrictModel
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import node_usd_per_hour
@@ -22,10 +25,14 @@ from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.errors import CapacityError
 from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import delete_held_placement_groups
+from trainyard.operations.run_record import format_time
 from trainyard.operations.stack_file import PROJECT_ROOT
+
+DEFAULT_HOURS = 2.0
 
 
 class HeldCapacity(StrictModel):
@@ -36,6 +43,7 @@ class HeldCapacity(StrictModel):
     instances: int = Field(gt=0, description="Reserved instances.")
     zone: str = Field(description="Availability Zone.")
     placement_group: str | None = Field(description="ARN of the cluster placement group; none without one.")
+    end: float | None = Field(description="Unix time at which AWS ends the reservation, seconds; none without an end.")
     usd_per_hour: float = Field(ge=0, description="Price of the reservation, used or not, USD an hour.")
 
 
@@ -47,26 +55,34 @@ def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
 
 
 def hold_capacity(
-    cluster: Cluster, settings: StackSettings, hours: float, display: Display, confirm: Callable[[str], None]
+    cluster: Cluster, settings: StackSettings, hours: float | None, display: Display, confirm: Callable[[str], None]
 ) -> HeldCapacity:
     """Reserve the capacity of the stack's on-demand GPU nodes for `hours`, in the first zone that has all of it.
 
-    Returns the existing reservation if the stack has one. `confirm` receives the price and raises to refuse it. Raises
-    InputError for a stack whose launch reserves nothing, and CapacityError.
+    Returns the existing reservation if the stack has one, extended if `hours` from now are later than its end. None:
+    DEFAULT_HOURS for a new reservation, and no extension. `confirm` receives the price and raises to refuse it. Raises
+    InputError for a stack whose launch reserves nothing, or whose file differs from the existing reservation, and
+    CapacityError.
     """
     groups = [group for group in settings.groups if settings.reserves_capacity(group)]
     if not groups:
         reason, fix = "its launch reserves no capacity", "Use it with on-demand GPU nodes and capacity.reserve: true"
         raise InputError([Problem("--stack", cluster.stack, reason, fix, "nothing_to_reserve")])
     (group,) = groups
-    price = group.nodes * node_usd_per_hour(settings, group)
+    node_price = node_usd_per_hour(settings, group)
     held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
     if existing := find_reservations(cluster.region, held_tags):
-        display.line("capacity", f"trainyard reserve has already created {existing[0].id} in {existing[0].zone}")
-        return _result(wait_until_active(cluster.region, existing[0], display), price)
+        _require_same(cluster.stack, existing[0], group.nodes, settings.instance_type)
+        if (held := wait_until_active(cluster.region, existing[0], display)).state == "active":
+            end = f" until {format_time(held.end)}" if held.end else ""
+            display.line("capacity", f"{held.id} is already held in {held.zone}{end}")
+            if hours is not None:
+                held = _extend(cluster, held, int(time.time() + hours * 3600), node_price, confirm)
+            return _result(held, node_price)
+    hours = hours or DEFAULT_HOURS
     zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
-    confirm(f"Reserve {where} for {price:,.2f} USD per hour, {hours:g} hours?")
+    confirm(f"Reserve {where} for {group.nodes * node_price:,.2f} USD per hour, {hours:g} hours?")
     placement_group = None
     if any(map(settings.in_placement_group, settings.groups)):
         name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
@@ -78,15 +94,43 @@ def hold_capacity(
         zones=zones,
         placement_group_arn=placement_group,
         tags={**held_tags, "Name": f"trainyard-{cluster.stack}-held-capacity"},
+        launch_id=secrets.token_hex(8),  # until a launch uses it
         hold_seconds=hours * 3600,
-        usd_per_hour=node_usd_per_hour(settings, group),
+        usd_per_hour=node_price,
         wait_minutes=settings.capacity.wait_minutes,
     )
     try:
-        return _result(reserve_capacity(request, display), price)
+        return _result(reserve_capacity(request, display), node_price)
     except BaseException:
         delete_held_placement_groups(cluster, display)
         raise
+
+
+def _require_same(stack: str, held: CapacityReservation, instances: int, instance_type: str) -> None:
+    """Raise InputError unless the existing reservation is what the file of the stack requires."""
+    if (held.instances, held.instance_type) == (instances, instance_type):
+        return
+    reason = f"{held.id} holds {held.instances} x {held.instance_type}, the file has {instances} x {instance_type}"
+    fix = f"Cancel it first: trainyard reserve --stack {stack} --cancel"
+    raise InputError([Problem("--stack", stack, reason, fix, "other_capacity_held")])
+
+
+def _extend(
+    cluster: Cluster, held: CapacityReservation, end: float, node_price: float, confirm: Callable[[str], None]
+) -> CapacityReservation:
+    """Return the reservation, extended to `end` (Unix time, seconds) after the confirmation if its end is earlier."""
+    if held.end is None or end <= held.end:
+        return held
+    described = f"{held.id} ({held.instances} x {held.instance_type}, {held.instances * node_price:,.2f} USD per hour)"
+    confirm(f"Extend {described} from {format_time(held.end)} to {format_time(end)}?")
+    try:
+        extend_reservations(cluster.region, [held.id], end)
+    except ClientError as error:
+        raise CapacityError(
+            f"AWS does not move the end of {held.id}: {error}. Repeat the command, or cancel the reservation: "
+            f"trainyard reserve --stack {cluster.stack} --cancel"
+        ) from error
+    return dataclasses.replace(held, end=end)
 
 
 def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
@@ -124,12 +168,13 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
     return list(zones)
 
 
-def _result(reservation: CapacityReservation, price: float) -> HeldCapacity:
+def _result(reservation: CapacityReservation, node_price: float) -> HeldCapacity:
     return HeldCapacity(
         reservation=reservation.id,
         instance_type=reservation.instance_type,
         instances=reservation.instances,
         zone=reservation.zone,
         placement_group=reservation.placement_group_arn,
-        usd_per_hour=round(price, 2),
+        end=reservation.end,
+        usd_per_hour=round(reservation.instances * node_price, 2),
     )

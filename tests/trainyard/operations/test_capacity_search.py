@@ -34,6 +34,7 @@ def request_of_two(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Ite
         zones=(ZONE_A, ZONE_B),
         placement_group_arn=None,
         tags={tags.STACK: f"search-{next(_numbers)}", tags.ROLE: "workers"},
+        launch_id="launch",
         hold_seconds=1200,
         usd_per_hour=1.0,
         wait_minutes=0,
@@ -86,8 +87,10 @@ def test_reservation_that_was_never_answered_is_cancelled(
     request_of_two: CapacityRequest, after_creation: AfterCreation
 ) -> None:
     after_creation(lambda parameters: time_out(parameters) if parameters["AvailabilityZone"] == ZONE_A else None)
-    reservation = reserve_capacity(request_of_two, RecordingDisplay())
+    display = RecordingDisplay()
+    reservation = reserve_capacity(request_of_two, display)
     assert [(each.id, each.zone) for each in active(request_of_two)] == [(reservation.id, ZONE_B)]
+    assert ", which the launch does not use: its creation was not answered" in display.lines[-1]
 
 
 def test_reservation_of_an_interrupted_request_is_cancelled(

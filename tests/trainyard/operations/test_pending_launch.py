@@ -7,6 +7,7 @@ import pytest
 
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
@@ -14,11 +15,12 @@ from trainyard.aws import tags
 from trainyard.aws.reservations import find_reservations
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.run import Control
-from trainyard.operations import capacity_search
+from trainyard.operations import capacity_search, pending_reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch
-from trainyard.operations.pending_launch import PendingLaunch
+from trainyard.operations.launch_operation import LaunchOperation
+from trainyard.operations.reservations import cancel_reservations_of_stack
 from trainyard.operations.stop import stop_run
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
@@ -37,43 +39,80 @@ def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[c
     account.inject(Capacity(limit=0, instance_type=group.instance_type))
     yield created
     account.clear_faults()
+    account.set_timing(Timing())
+    cancel_reservations_of_stack(REGION, created.stack, RecordingDisplay())
 
 
 class WaitingDisplay(RecordingDisplay):
-    """A display that calls a function after the first attempt to reserve capacity."""
+    """A display that calls a function once, before it returns from the first line that contains the text."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
+    def __init__(self, act: Callable[[], object], text: str) -> None:
         super().__init__()
-        self._act = act
+        self._acts, self._text = [act], text
 
     def line(self, subject: str, text: str) -> None:
         super().line(subject, text)
-        if "attempt 1: none" in text:
-            self._act()
+        if self._text in text and self._acts:
+            self._acts.pop()()
 
 
 def connect(cluster: clusters.Cluster) -> Cluster:
     return Cluster(cluster.stack, REGION)
 
 
-def launch(cluster: clusters.Cluster, act: Callable[[], object]) -> None:
-    """Launch; the launch fails after `act`, without nodes and reservations."""
+def launch(cluster: clusters.Cluster, act: Callable[[], object], text: str = "attempt 1: none") -> None:
+    """Launch; the launch fails after `act`, which is called after the displayed `text`, and adds no nodes."""
     with pytest.raises(LaunchError, match="was ended by trainyard stop or by a later launch"):
-        Launch(connect(cluster), WaitingDisplay(act)).start()
+        Launch(connect(cluster), WaitingDisplay(act, text)).start()
     assert cluster.members() == []
-    assert find_reservations(REGION, {tags.STACK: cluster.stack}) == []
+
+
+def reservation_ids(cluster: clusters.Cluster) -> list[str]:
+    return [each.id for each in find_reservations(REGION, {tags.STACK: cluster.stack})]
+
+
+class LaterLaunch:
+    """A launch that replaces an earlier one and reserves capacity."""
+
+    def __init__(self, cluster: clusters.Cluster) -> None:
+        self.operation = LaunchOperation(connect(cluster), RecordingDisplay())
+
+    def reserve(self) -> None:
+        self.operation.pending.register()
+        self.operation.reserve_capacity({"workers": 2})
+
+    @property
+    def reservations(self) -> list[str]:
+        return list(self.operation.reservation_ids())
 
 
 def test_stop_ends_a_launch_that_waits_for_capacity(cluster: clusters.Cluster) -> None:
     launch(cluster, lambda: stop_run(connect(cluster), RecordingDisplay()))
+    assert reservation_ids(cluster) == []
 
 
-def test_later_launch_replaces_one_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
-    def register() -> None:
-        PendingLaunch(connect(cluster)).register()
+def test_launch_keeps_the_reservation_of_the_launch_that_replaced_it(
+    account: EmulatedAws, cluster: clusters.Cluster
+) -> None:
+    later = LaterLaunch(cluster)
+
+    def reserve() -> None:
         account.clear_faults()
+        later.reserve()
 
-    launch(cluster, register)
+    launch(cluster, reserve)
+    assert reservation_ids(cluster) == later.reservations != []
+
+
+def test_launch_keeps_its_reservation_when_the_launch_that_replaced_it_uses_it(
+    account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_reservations, "POLL_SECONDS", 0.05)
+    account.clear_faults()
+    account.set_timing(Timing(reservation_pending_seconds=0.5))
+    later = LaterLaunch(cluster)
+    launch(cluster, later.reserve, "is pending: waiting until it is active")
+    assert reservation_ids(cluster) == later.reservations != []
 
 
 @pytest.mark.parametrize("phase", ["reserve_capacity", "write_record"])
@@ -90,6 +129,7 @@ def test_stop_before_the_nodes_are_added(
 
     monkeypatch.setattr(Launch, phase, run_and_stop)
     launch(cluster, lambda: None)
+    assert reservation_ids(cluster) == []
 
 
 def test_stop_ends_a_scale_out_that_waits_for_capacity(account: EmulatedAws, cluster: clusters.Cluster) -> None:
@@ -109,5 +149,5 @@ def test_stop_ends_a_scale_out_that_waits_for_capacity(account: EmulatedAws, clu
         account.clear_faults()
 
     with pytest.raises(LaunchError, match=f"run {record.run} has stopped before nodes were added"):
-        Launch(connect(cluster), WaitingDisplay(stop)).start(update=True)
+        Launch(connect(cluster), WaitingDisplay(stop, "attempt 1: none")).start(update=True)
     assert cluster.members() == []

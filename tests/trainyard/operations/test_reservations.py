@@ -1,11 +1,12 @@
 """The launch reserves the capacity of all nodes, zone by zone, before it starts one."""
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Quota
+from rehearsal.aws.faults import Capacity, Deny, Quota
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
@@ -13,9 +14,9 @@ from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import tags
 from trainyard.aws.clients import client
-from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
-from trainyard.operations import capacity_search, reservations
-from trainyard.operations.errors import CapacityError
+from trainyard.aws.reservations import CapacityReservation, cancel_reservation, create_reservation, find_reservations
+from trainyard.operations import capacity_search, reservations, waiting
+from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.worker_groups import WorkerGroups
 
@@ -37,11 +38,24 @@ class ReservedCluster:
         self.cluster.manifest = self.cluster.manifest.model_copy(update={"limits": limits})
 
     def group_reservations(self) -> GroupReservations:
-        return GroupReservations(self.cluster.manifest, self.display)
+        return GroupReservations(self.cluster.manifest, self.display, secrets.token_hex(8))
 
     def reserve(self, missing: int = 2, running: Sequence[str] = ()) -> CapacityReservation:
         (group,) = self.cluster.manifest.groups
         return self.group_reservations().reserve(group, missing, 1200, running)
+
+    def reserve_until_ended(self, checks: int) -> None:
+        """Reserve for a launch that ends: the last of the checks raises an error."""
+        passed = iter(range(checks - 1))
+
+        def require_not_ended() -> None:
+            if next(passed, None) is None:
+                raise LaunchError("ended by the test")
+
+        (group,) = self.cluster.manifest.groups
+        launch = GroupReservations(self.cluster.manifest, self.display, "ended", require_not_ended)
+        with pytest.raises(LaunchError, match="ended by the test"):
+            launch.reserve(group, 2, 1200)
 
     def add_nodes(self, reservation: CapacityReservation, count: int = 2) -> list[str]:
         workers = WorkerGroups(self.cluster.manifest)
@@ -116,6 +130,18 @@ def test_capacity_that_appears_is_reserved(account: EmulatedAws, reserved: Reser
     assert any("attempt 1: none" in text for text in lines)
 
 
+def test_launch_that_was_ended_does_not_wait_for_the_next_attempt(
+    account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity_search, "FIRST_RETRY_SECONDS", 30.0)
+    monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.05)
+    account.inject(without_capacity(ZONE_A), without_capacity(ZONE_B))
+    reserved.wait_minutes(5)
+    start = time.monotonic()
+    reserved.reserve_until_ended(checks=4)  # before, in the first attempt, and twice in the back-off
+    assert time.monotonic() - start < 15
+
+
 def test_quota_is_reported_without_a_retry(account: EmulatedAws, reserved: ReservedCluster) -> None:
     account.inject(Quota(code="L-1216C47A", vcpus=0))
     reserved.wait_minutes(1)
@@ -164,12 +190,43 @@ def test_rollback_restores_the_size_of_an_enlarged_reservation(reserved: Reserve
     assert [each.instances for each in reserved.active()] == [2]
 
 
+def test_rollback_does_not_reduce_a_reservation_that_a_later_launch_uses(reserved: ReservedCluster) -> None:
+    nodes = reserved.add_nodes(reserved.reserve())
+    earlier, (group,) = reserved.group_reservations(), reserved.cluster.manifest.groups
+    earlier.reserve(group, 1, 1200, nodes)
+    reserved.reserve(1, nodes)
+    earlier.rollback()
+    assert [each.instances for each in reserved.active()] == [3]
+
+
+def test_launch_that_was_replaced_does_not_take_the_reservation_of_the_later_launch(reserved: ReservedCluster) -> None:
+    launch_id = reserved.reserve().launch_id
+    reserved.reserve_until_ended(checks=1)
+    assert [each.launch_id for each in reserved.active()] == [launch_id]
+
+
 def test_launch_waits_for_the_capacity_of_terminated_nodes(account: EmulatedAws, reserved: ReservedCluster) -> None:
     account.set_timing(Timing(reserved_capacity_return_seconds=1))
     reservation = reserved.reserve()
     client("ec2", REGION).terminate_instances(InstanceIds=reserved.add_nodes(reservation))
     assert reserved.reserve().id == reservation.id
     assert reserved.active()[0].available == 2
+
+
+def test_launch_that_ends_while_it_waits_for_the_capacity_of_terminated_nodes(
+    account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.set_timing(Timing(reserved_capacity_return_seconds=30))
+    monkeypatch.setattr(reservations, "RETURN_TIMEOUT_SECONDS", 5.0)
+    client("ec2", REGION).terminate_instances(InstanceIds=reserved.add_nodes(reserved.reserve()))
+    reserved.reserve_until_ended(checks=2)
+
+
+def test_reservation_that_was_cancelled_is_replaced_by_the_next_launch(reserved: ReservedCluster) -> None:
+    reservation = reserved.reserve()
+    cancel_reservation(REGION, reservation.id)
+    with pytest.raises(CapacityError, match=f"^{reservation.id} is cancelled: launch again: pulumi up -s "):
+        reserved.group_reservations().wait_for_capacity(reservation.id, 2)
 
 
 def test_reservation_of_another_type_is_cancelled(reserved: ReservedCluster) -> None:
@@ -201,6 +258,15 @@ def test_surplus_reservation_is_cancelled(reserved: ReservedCluster) -> None:
     )
     assert reserved.reserve().id == first.id
     assert [each.id for each in reserved.active()] == [first.id]
+
+
+def test_refused_extension_of_an_existing_reservation_names_the_action(
+    account: EmulatedAws, reserved: ReservedCluster
+) -> None:
+    reservation = reserved.reserve()
+    account.inject(Deny(operation="ec2:ModifyCapacityReservation"))
+    with pytest.raises(CapacityError, match=f"the end of {reservation.id}: .*trainyard stop --stack"):
+        reserved.reserve()
 
 
 def test_group_without_reservation_tries_each_zone(account: EmulatedAws, reserved: ReservedCluster) -> None:

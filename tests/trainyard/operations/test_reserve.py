@@ -27,6 +27,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
 from trainyard.operations.reserve import HeldCapacity, cancel_held_capacity, hold_capacity
+from trainyard.operations.run_record import format_time
 
 ROOT = Path(__file__).parents[3]
 WORKER_TYPE = "p4d.24xlarge"
@@ -49,8 +50,8 @@ class Operator:
         self.cluster = Cluster(f"held-{next(_numbers)}", REGION)
         self.display, self.questions = RecordingDisplay(), list[str]()
 
-    def reserve(self, settings: StackSettings | None = None) -> HeldCapacity:
-        return hold_capacity(self.cluster, settings or settings_of(), 2, self.display, self.questions.append)
+    def reserve(self, settings: StackSettings | None = None, hours: float | None = None) -> HeldCapacity:
+        return hold_capacity(self.cluster, settings or settings_of(), hours, self.display, self.questions.append)
 
     def held(self) -> list[CapacityReservation]:
         return find_reservations(REGION, {tags.STACK: self.cluster.stack, tags.ROLE: tags.HELD_CAPACITY})
@@ -103,6 +104,56 @@ def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> N
 def test_second_call_reserves_nothing_more(operator: Operator) -> None:
     assert operator.reserve() == operator.reserve()
     assert len(operator.questions) == 1
+
+
+def test_end_of_the_held_capacity_is_displayed(operator: Operator) -> None:
+    held = operator.reserve(hours=3)
+    assert held.end is not None
+    assert held.end == pytest.approx(time.time() + 3 * 3600, abs=60)
+    operator.reserve()
+    zone, end = held.zone, format_time(held.end)
+    assert operator.display.lines[-1] == f"capacity {held.reservation} is already held in {zone} until {end}"
+
+
+@pytest.mark.parametrize("changes", [{"nodes": 2}, {"instance_type": "p4de.24xlarge"}])
+def test_held_capacity_that_differs_from_the_file_is_refused(operator: Operator, changes: dict[str, Any]) -> None:
+    operator.reserve()
+    with rejects("other_capacity_held", operator.cluster.stack):
+        operator.reserve(settings_of().model_copy(update=changes))
+    assert len(operator.questions) == 1
+
+
+def test_later_end_extends_the_held_capacity_after_a_confirmation(operator: Operator) -> None:
+    held = operator.reserve(hours=1)
+    extended = operator.reserve(hours=4)
+    assert extended.reservation == held.reservation
+    assert extended.end == pytest.approx(time.time() + 4 * 3600, abs=60)
+    assert [each.end for each in operator.held()] == [extended.end]
+    assert operator.questions[1].startswith(f"Extend {held.reservation} (4 x p4d.24xlarge, 87.83 USD per hour) from ")
+
+
+def test_held_capacity_is_not_extended_without_a_confirmation(operator: Operator) -> None:
+    held = operator.reserve(hours=1)
+
+    def refuse(question: str) -> None:
+        raise KeyboardInterrupt(question)
+
+    with pytest.raises(KeyboardInterrupt, match="Extend"):
+        hold_capacity(operator.cluster, settings_of(), 4, operator.display, refuse)
+    assert [each.end for each in operator.held()] == [held.end]
+
+
+def test_earlier_end_does_not_change_the_held_capacity(operator: Operator) -> None:
+    held = operator.reserve(hours=4)
+    assert operator.reserve(hours=1) == held
+    assert len(operator.questions) == 1
+
+
+def test_refused_extension_names_the_action(account: EmulatedAws, operator: Operator) -> None:
+    held = operator.reserve(hours=1)
+    account.inject(Deny(operation="ec2:ModifyCapacityReservation"))
+    with pytest.raises(CapacityError, match=f"the end of {held.reservation}: .*--cancel"):
+        operator.reserve(hours=4)
 
 
 def test_shortage_deletes_the_placement_group(account: EmulatedAws, operator: Operator) -> None:
@@ -194,7 +245,7 @@ def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:
     changes = {"instance_type": held.instance_type, "reserve": True, "placement_group_arn": held.placement_group}
     cluster.set_groups((group.model_copy(update={**changes, "nodes": 4}),))
     manifest = cluster.manifest.model_copy(update={"stack": stack})
-    return GroupReservations(manifest, RecordingDisplay()).reserve(manifest.groups[0], 4, 1200)
+    return GroupReservations(manifest, RecordingDisplay(), "launch").reserve(manifest.groups[0], 4, 1200)
 
 
 def test_launch_uses_the_held_capacity(operator: Operator) -> None:

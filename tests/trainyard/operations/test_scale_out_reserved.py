@@ -34,7 +34,7 @@ class ReservedRun:
         )
         group = self.cluster.manifest.groups[0].model_copy(update={"reserve": True})
         self.cluster.set_groups((group,))
-        reservation = GroupReservations(self.cluster.manifest, self.display).reserve(group, 2, 1200)
+        reservation = GroupReservations(self.cluster.manifest, self.display, "launch").reserve(group, 2, 1200)
         workers = WorkerGroups(self.cluster.manifest)
         nodes = workers.add_nodes({"workers": 2}, self.cluster.stack, self.display, {"workers": reservation})
         self.record = self.cluster.create_run_record().model_copy(update={"reservations": (reservation.id,)})

@@ -1,0 +1,14 @@
+"""Waits of a launch that its end shortens: `trainyard stop` and a later launch end a launch that waits."""
+
+import time
+from collections.abc import Callable
+
+CHECK_SECONDS = 5.0
+
+
+def sleep_with_checks(seconds: float, check: Callable[[], None]) -> None:
+    """Sleep; call `check` every CHECK_SECONDS, and first at once. It raises an error to end the wait."""
+    end = time.monotonic() + seconds
+    while (remaining := end - time.monotonic()) > 0:
+        check()
+        time.sleep(min(remaining, CHECK_SECONDS))
