@@ -92,8 +92,8 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
             attempts = f"{attempt} attempt{'s' if attempt > 1 else ''}"
             raise CapacityError(
                 f"no Availability Zone has capacity for {request.summary} after {attempts} in "
-                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Wait longer, name other capacity.zones, or "
-                "buy a Capacity Block (trainyard blocks)"
+                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Wait longer, name other "
+                "capacity.zones, or buy a Capacity Block (trainyard blocks)"
             )
         remaining = max(0.0, deadline - time.monotonic()) / 60
         text = f"attempt {attempt}: none for {request.summary} ({tried}); next in {delay:.0f} s"
