@@ -36,9 +36,17 @@ class FileSystem(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: FileSystemArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:FileSystem", name, None, opts)
-        parent, settings = pulumi.ResourceOptions(parent=self), args.settings
+        lustre = self._create(args)
+        self._associate_prefixes(args, lustre)
+        self.efa = args.settings.efa
+        self.dns_name = lustre.dns_name
+        self.mount_name = lustre.mount_name
+        self.register_outputs({"dns_name": self.dns_name, "mount_name": self.mount_name})
+
+    def _create(self, args: FileSystemArgs) -> aws.fsx.LustreFileSystem:
+        settings, metadata = args.settings, args.settings.metadata
         persistent = settings.deployment_type == "PERSISTENT_2"
-        lustre = aws.fsx.LustreFileSystem(
+        return aws.fsx.LustreFileSystem(
             "lustre",
             deployment_type=settings.deployment_type,
             storage_type="SSD",
@@ -47,44 +55,30 @@ class FileSystem(pulumi.ComponentResource):
             file_system_type_version="2.15",
             data_compression_type="LZ4",
             efa_enabled=True if settings.efa else None,
-            metadata_configuration=(
-                aws.fsx.LustreFileSystemMetadataConfigurationArgs(
-                    mode=settings.metadata.mode, iops=settings.metadata.iops
-                )
-                if settings.metadata
-                else None
-            ),
+            metadata_configuration=metadata
+            and aws.fsx.LustreFileSystemMetadataConfigurationArgs(mode=metadata.mode, iops=metadata.iops),
             kms_key_id=args.key_arn if persistent else None,
             automatic_backup_retention_days=settings.effective_backup_retention_days if persistent else None,
             copy_tags_to_backups=True if persistent else None,
             subnet_ids=args.subnet_id,
             security_group_ids=args.security_group_ids,
             tags=args.scope.tags("filesystem"),
-            opts=parent,
+            opts=pulumi.ResourceOptions(parent=self),
         )
-        # Other prefixes are not linked: each object of a run would become an inode of the metadata server.
-        if settings.data_repository:
-            self._associate(
-                layout.DATASETS,
-                args,
-                lustre,
-                aws.fsx.DataRepositoryAssociationS3Args(
-                    auto_import_policy=aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED_EVENTS)
-                ),
-            )
-        if settings.export:
-            self._associate(
-                layout.EXPORTS,
-                args,
-                lustre,
-                aws.fsx.DataRepositoryAssociationS3Args(
-                    auto_export_policy=aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED_EVENTS)
-                ),
-            )
-        self.efa = settings.efa
-        self.dns_name = lustre.dns_name
-        self.mount_name = lustre.mount_name
-        self.register_outputs({"dns_name": self.dns_name, "mount_name": self.mount_name})
+
+    def _associate_prefixes(self, args: FileSystemArgs, lustre: aws.fsx.LustreFileSystem) -> None:
+        """Link the datasets and the exports, as the settings require.
+
+        Other prefixes are not linked: each object of a run would become an inode of the metadata server.
+        """
+        if args.settings.data_repository:
+            imported = aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED_EVENTS)
+            policies = aws.fsx.DataRepositoryAssociationS3Args(auto_import_policy=imported)
+            self._associate(layout.DATASETS, args, lustre, policies)
+        if args.settings.export:
+            exported = aws.fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(events=_EXPORTED_EVENTS)
+            policies = aws.fsx.DataRepositoryAssociationS3Args(auto_export_policy=exported)
+            self._associate(layout.EXPORTS, args, lustre, policies)
 
     def _associate(
         self,

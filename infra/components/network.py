@@ -46,19 +46,7 @@ def create_network(
         ),
     )
     security = _security(scope, settings, vpc.vpc_id)
-    endpoints = Endpoints(
-        "endpoints",
-        EndpointsArgs(
-            scope=scope,
-            vpc_id=vpc.vpc_id,
-            subnet_id=vpc.private_subnet_id,
-            route_table_ids=[vpc.private_routes_id],
-            security_group_ids=security.endpoint_groups,
-            services=settings.endpoint_services,
-        ),
-        pulumi.ResourceOptions(depends_on=[security]),
-    )
-    dependencies: list[pulumi.Resource] = [vpc, security, endpoints]
+    dependencies: list[pulumi.Resource] = [vpc, security, _endpoints(scope, settings, vpc, security)]
     if network.flow_log_retention_days is not None:
         logs = FlowLogsArgs(
             scope=scope, vpc_id=vpc.vpc_id, retention_days=network.flow_log_retention_days, key_arn=key_arn
@@ -69,6 +57,21 @@ def create_network(
         worker_subnets=vpc.worker_subnets,
         security=security,
         dependencies=dependencies,
+    )
+
+
+def _endpoints(scope: Scope, settings: StackSettings, vpc: Vpc, security: Security) -> Endpoints:
+    return Endpoints(
+        "endpoints",
+        EndpointsArgs(
+            scope=scope,
+            vpc_id=vpc.vpc_id,
+            subnet_id=vpc.private_subnet_id,
+            route_table_ids=[vpc.private_routes_id],
+            security_group_ids=security.endpoint_groups,
+            services=settings.endpoint_services,
+        ),
+        pulumi.ResourceOptions(depends_on=[security]),
     )
 
 

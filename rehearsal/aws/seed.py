@@ -90,8 +90,13 @@ def _create_reservation(backend: Any, seed: SeedReservation) -> None:
     if seed.block and not seed.paid:
         created.payment = Payment()
     reservations(backend)[created.id] = created
+    created.owner_id = seed.owner or created.owner_id
     if seed.interruptible:
-        allocate(created, seed.id, seed.count, "retain")
+        allocate(created, seed.id, seed.count, "retain").owner_id = created.owner_id
+        # The owner shares the interruptible reservation (EC2 user guide, "Interruptible Capacity Reservations"). That
+        # consumers cannot describe its source is an assumption.
+        if seed.owner:
+            del reservations(backend)[created.id]
 
 
 def _create_network(backend: Any, seed: SeedNetwork) -> None:

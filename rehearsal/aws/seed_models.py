@@ -20,6 +20,11 @@ class SeedReservation(StrictModel):
     interruptible: bool = Field(
         default=False, description="Whether it is interruptible: then the seed also has its source, without capacity."
     )
+    owner: str | None = Field(
+        default=None,
+        pattern="^[0-9]{12}$",
+        description="Account that owns it, and its source, and has shared it with AWS RAM; none: the emulated account.",
+    )
     paid: bool = Field(
         default=True, description="Whether a Capacity Block is paid; otherwise its payment is pending, see Timing."
     )

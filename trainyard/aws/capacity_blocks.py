@@ -1,10 +1,14 @@
 """Capacity Blocks for ML: GPU instances that are bought in advance for some days."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from botocore.exceptions import ClientError, HTTPClientError
+
+from trainyard.aws import tags
 from trainyard.aws.clients import client
 
 
@@ -18,6 +22,32 @@ class Offering:
     start: float
     end: float
     usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A Capacity Block by the id of its reservation. `created`: Unix time of its purchase."""
+
+    id: str
+    state: str
+    instance_type: str
+    zone: str
+    instances: int
+    created: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A purchased extension. `status`: of its payment. `purchased` and `end`: Unix times."""
+
+    offering: str
+    status: str
+    purchased: float
+    end: float
+
+
+class UnknownPurchaseError(RuntimeError):
+    """AWS did not answer a purchase, or with HTTP 5xx: it may have sold it. A repetition could buy it twice."""
 
 
 def find_offerings(region: str, instance_type: str, instances: int, hours: int, earliest: float) -> list[Offering]:
@@ -52,32 +82,79 @@ def find_extensions(region: str, reservation: str, hours: int) -> list[Offering]
     return _parse(pages, "CapacityBlockExtension", "CapacityBlockExtension")
 
 
-def purchase_offering(region: str, offering: str) -> tuple[str, str]:
-    """Purchase an offering, which is paid at once and not refundable; return id and state of its reservation."""
-    response = client("ec2", region, max_attempts=1).purchase_capacity_block(
-        CapacityBlockOfferingId=offering, InstancePlatform="Linux/UNIX"
-    )
+def purchase_offering(region: str, offering: str, stack: str) -> tuple[str, str]:
+    """Purchase an offering, which is paid at once and not refundable; return id and state of its reservation.
+
+    Its reservation has the tag of the stack. Raises UnknownPurchaseError, and ClientError for a refused purchase.
+    """
+    with _single_purchase():  # PurchaseCapacityBlock has no ClientToken: a retry could buy a second block
+        response = client("ec2", region, max_attempts=1).purchase_capacity_block(
+            CapacityBlockOfferingId=offering,
+            InstancePlatform="Linux/UNIX",
+            TagSpecifications=tags.tag_specifications({tags.STACK: stack}, ["capacity-reservation"]),
+        )
     reservation = response["CapacityReservation"]
     return str(reservation["CapacityReservationId"]), str(reservation["State"])
 
 
 def purchase_extension(region: str, reservation: str, offering: str) -> str:
-    """Purchase an extension, which is paid at once and not refundable; return the status of its payment."""
-    response = client("ec2", region, max_attempts=1).purchase_capacity_block_extension(
-        CapacityBlockExtensionOfferingId=offering, CapacityReservationId=reservation
-    )
+    """Purchase an extension, which is paid at once and not refundable; return the status of its payment.
+
+    Raises UnknownPurchaseError, and ClientError for a refused purchase.
+    """
+    with _single_purchase():
+        response = client("ec2", region, max_attempts=1).purchase_capacity_block_extension(
+            CapacityBlockExtensionOfferingId=offering, CapacityReservationId=reservation
+        )
     return str(response["CapacityBlockExtensions"][0]["CapacityBlockExtensionStatus"])
 
 
-def find_blocks(region: str) -> list[str]:
-    """Return the ids of the reservations of the Capacity Blocks that are active or scheduled."""
+@contextmanager
+def _single_purchase() -> Iterator[None]:
+    """Raise UnknownPurchaseError where a request that was sent has no answer, or one of HTTP status 5xx."""
+    try:
+        yield
+    except HTTPClientError as error:
+        raise UnknownPurchaseError(str(error)) from error
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500:
+            raise
+        raise UnknownPurchaseError(str(error)) from error
+
+
+def find_blocks(region: str) -> list[Block]:
+    """Return the Capacity Blocks that are active, scheduled or payment-pending, the last purchase first."""
     pages = client("ec2", region).get_paginator("describe_capacity_reservations").paginate()
-    described = (reservation for page in pages for reservation in page["CapacityReservations"])
-    return sorted(
-        reservation["CapacityReservationId"]
-        for reservation in described
-        if reservation["ReservationType"] == "capacity-block" and reservation["State"] in ("active", "scheduled")
-    )
+    blocks = [
+        Block(
+            id=each["CapacityReservationId"],
+            state=each["State"],
+            instance_type=each["InstanceType"],
+            zone=each["AvailabilityZone"],
+            instances=each["TotalInstanceCount"],
+            created=each["CreateDate"].timestamp(),
+        )
+        for page in pages
+        for each in page["CapacityReservations"]
+        if each["ReservationType"] == "capacity-block" and each["State"] in ("active", "scheduled", "payment-pending")
+    ]
+    return sorted(blocks, key=lambda block: (-block.created, block.id))
+
+
+def find_purchased_extensions(region: str, reservation: str) -> list[Extension]:
+    """Return the extensions of a Capacity Block that were purchased, the last purchase first. Raises ClientError."""
+    pages = client("ec2", region).get_paginator("describe_capacity_block_extension_history")
+    extensions = [
+        Extension(
+            offering=each["CapacityBlockExtensionOfferingId"],
+            status=each["CapacityBlockExtensionStatus"],
+            purchased=each["CapacityBlockExtensionPurchaseDate"].timestamp(),
+            end=each["CapacityBlockExtensionEndDate"].timestamp(),
+        )
+        for page in pages.paginate(CapacityReservationIds=[reservation])
+        for each in page["CapacityBlockExtensions"]
+    ]
+    return sorted(extensions, key=lambda extension: -extension.purchased)
 
 
 def _parse(pages: Iterable[Mapping[str, Any]], prefix: str, date_prefix: str) -> list[Offering]:

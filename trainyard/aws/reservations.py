@@ -77,14 +77,19 @@ def create_reservation(
 
 
 def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityReservation]:
-    """Return the active and pending reservations with these tags, largest first."""
+    """Return the active and pending reservations with these tags, largest first.
+
+    Capacity Blocks are omitted: they are paid in advance, and can be neither resized nor cancelled (EC2 user guide,
+    "Capacity Blocks for ML").
+    """
     pages = (
         client("ec2", region)
         .get_paginator("describe_capacity_reservations")
         .paginate(Filters=[*tag_filters(tags), {"Name": "state", "Values": ["active", "pending"]}])
     )
-    described = [_parse(reservation) for page in pages for reservation in page["CapacityReservations"]]
-    return sorted(described, key=lambda reservation: reservation.instances, reverse=True)
+    described = (reservation for page in pages for reservation in page["CapacityReservations"])
+    cancellable = [_parse(each) for each in described if each["ReservationType"] != "capacity-block"]
+    return sorted(cancellable, key=lambda reservation: reservation.instances, reverse=True)
 
 
 def read_reservation(region: str, reservation: str) -> CapacityReservation:
@@ -96,6 +101,20 @@ def find_source(region: str, interruptible: str) -> str | None:
     """Return the id of the reservation that an interruptible reservation was created from; None if it has none."""
     info = describe_reservation(region, interruptible).get("InterruptionInfo") or {}
     return info.get("SourceCapacityReservationId")
+
+
+def is_own(region: str, reservation: str) -> bool:
+    """Return whether the account owns a reservation. One that another account has not shared does not exist here.
+
+    Raises ClientError for another error.
+    """
+    try:
+        owner = describe_reservation(region, reservation)["OwnerId"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
+            raise
+        return False
+    return bool(owner == client("sts", region).get_caller_identity()["Account"])
 
 
 def find_reclaim_target(region: str, source: str) -> int | None:

@@ -75,7 +75,7 @@ _EC2_KINDS = {
 
 
 def tagged_resources(region: str, key: str, value: str) -> list[TaggedResource]:
-    """Return the resources with this tag that exist, by kind and id."""
+    """Return the resources with this tag that exist, by kind and id, except Capacity Blocks, which are prepaid."""
     resources = [
         *(resource for kind in _EC2_KINDS for resource in _of_ec2(region, kind, key, value)),
         *_groups(region, key, value),
@@ -96,7 +96,7 @@ def _of_ec2(region: str, name: str, key: str, value: str) -> Iterator[TaggedReso
             for resource in item["Instances"] if name == "instance" else [item]:
                 state = resource.get(kind.state, "")
                 state = str(state["Name"] if isinstance(state, dict) else state)
-                if state not in kind.ended:
+                if state not in kind.ended and resource.get("ReservationType") != "capacity-block":
                     yield TaggedResource(kind=f"ec2:{name}", id=resource[kind.id], state=state, tags=tags_of(resource))
 
 

@@ -44,7 +44,7 @@ def blocks(
         lines = operation.format_offerings(offerings, command)
         print(json.dumps([offering.model_dump() for offering in offerings]) if as_json else "\n".join(lines))
         return
-    purchase = operation.buy_offering(region, offerings, buy, _confirm)
+    purchase = operation.buy_offering(region, stack, offerings, buy, _confirm)
     print(purchase.model_dump_json() if as_json else operation.format_purchase(purchase, stack))
 
 

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from trainyard.aws.access_problems import region_missing
 from trainyard.aws.region import configured_region
 from trainyard.cli.options import JsonOption
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError
 from trainyard.operations.progress import PlainDisplay
 from trainyard.operations.selftest import operation
 from trainyard.operations.selftest.report import SEND_TO, format_summary
@@ -42,8 +43,7 @@ def selftest(
         raise typer.Exit
     region = region or configured_region()
     if not region:
-        fix = "Name one such as us-east-1"
-        raise InputError([Problem("--region", None, "no AWS region is set", fix, "region_missing")])
+        raise InputError([region_missing()])
 
     def confirm(question: str) -> None:
         if not yes:

@@ -2,6 +2,8 @@
 
 import json
 
+import typer
+
 from trainyard.cli.options import JsonOption, ManifestOption, StackOption
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
@@ -12,15 +14,21 @@ from trainyard.operations.stop import stop_run
 
 
 def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:
-    """Stop the stack's run, and terminate its worker nodes and image builders."""
+    """Stop the stack's run, and terminate its worker nodes and image builders.
+
+    Exit status 1 when capacity reservations remain, which are billed.
+    """
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest)
         if manifest is None:  # `pulumi destroy` passes a manifest, and may run after the stack is deleted
             cluster.require_manifest()
-        terminated = stop_run(cluster, display)
+        result = stop_run(cluster, display)
         if manifest is not None:
             delete_held_placement_groups(cluster, display, keep_used=False)
         if builders := terminate_builders(cluster):
             display.line("builder", f"terminated: {', '.join(builders)}")
         tag_old_objects(cluster, display)
-        print(json.dumps({"terminated": terminated}) if as_json else f"{len(terminated)} nodes terminated")
+        print(json.dumps({"terminated": result.nodes}) if as_json else f"{len(result.nodes)} nodes terminated")
+    # `pulumi destroy` continues: other resources cost more, and `trainyard destroy` lists what remains.
+    if result.reservations and manifest is None:
+        raise typer.Exit(1)

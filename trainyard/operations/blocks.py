@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import Field
 
-from trainyard.aws import capacity_blocks
+from trainyard.aws import capacity_blocks, tags
 from trainyard.aws.block_end import usable_end
-from trainyard.aws.capacity_blocks import Offering
+from trainyard.aws.capacity_blocks import Offering, UnknownPurchaseError
 from trainyard.base import StrictModel
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
@@ -92,13 +92,20 @@ def _require_offered(hours: int) -> None:
 
 
 def _no_block(region: str, key: str, value: str | None, reason: str) -> InputError:
-    names = ", ".join(capacity_blocks.find_blocks(region))
+    blocks = capacity_blocks.find_blocks(region)
+    names = ", ".join(sorted(block.id for block in blocks if block.state in ("active", "scheduled")))
     fix = f"Set the id of a Capacity Block of the account: {names}" if names else "Buy one: omit --extend"
     return InputError([Problem(key, value, reason, fix, "no_capacity_block")])
 
 
-def buy_offering(region: str, offerings: list[BlockOffering], name: str, confirm: Callable[[str], None]) -> Purchase:
-    """Purchase one of the offerings. `confirm` receives the price and raises to refuse it. Raises InputError."""
+def buy_offering(
+    region: str, stack: str, offerings: list[BlockOffering], name: str, confirm: Callable[[str], None]
+) -> Purchase:
+    """Purchase one of the offerings. `confirm` receives the price and raises to refuse it.
+
+    A purchased block has the tag of the stack. Raises InputError, and UnknownPurchaseError, with what was purchased
+    until now, when AWS does not answer.
+    """
     offering = next((offering for offering in offerings if offering.offering == name), None)
     if offering is None:
         fix = "List the offerings again, with the same options except --buy: they change as others buy"
@@ -108,11 +115,47 @@ def buy_offering(region: str, offerings: list[BlockOffering], name: str, confirm
         f"{action}, {offering.instances} instances in {offering.zone}, from {format_time(offering.start)} to "
         f"{format_time(offering.end)} for {offering.usd:,.2f} USD, paid at once and not refundable?"
     )
+    try:
+        if offering.extends:
+            state = capacity_blocks.purchase_extension(region, offering.extends, name)
+            return Purchase(reservation=offering.extends, state=state, offering=offering)
+        reservation, state = capacity_blocks.purchase_offering(region, name, stack)
+        return Purchase(reservation=reservation, state=state, offering=offering)
+    except UnknownPurchaseError as error:
+        raise UnknownPurchaseError(_describe_unknown_purchase(region, stack, offering, error)) from error
+
+
+def _describe_unknown_purchase(region: str, stack: str, offering: BlockOffering, error: Exception) -> str:
+    """Return what was purchased until now, as far as it can be read, and the command that reads it again."""
     if offering.extends:
-        state = capacity_blocks.purchase_extension(region, offering.extends, name)
-        return Purchase(reservation=offering.extends, state=state, offering=offering)
-    reservation, state = capacity_blocks.purchase_offering(region, name)
-    return Purchase(reservation=reservation, state=state, offering=offering)
+        subject, filters = f"extension of {offering.extends}", f"--capacity-reservation-ids {offering.extends}"
+        command = f"aws ec2 describe-capacity-block-extension-history --region {region} {filters}"
+    else:
+        subject, filters = "Capacity Block", f"--filters Name=tag:{tags.STACK},Values={stack}"
+        command = f"aws ec2 describe-capacity-reservations --region {region} {filters}"
+    try:
+        existing = "; ".join(_purchases(region, offering.extends)) or "none"
+    except (BotoCoreError, ClientError) as reading_error:
+        existing = f"could not be read ({reading_error})"
+    listed = "Its extensions now" if offering.extends else f"Capacity Blocks in {region} now"
+    return (
+        f"it is not known whether AWS sold the {subject} (offering {offering.offering}, {offering.usd:,.2f} USD): "
+        f"{error}. {listed}: {existing}. A purchase may appear later: read it again before you buy again: {command}"
+    )
+
+
+def _purchases(region: str, extended: str | None) -> list[str]:
+    """Return a text for each Capacity Block, or for each extension of the `extended` one, last purchase first."""
+    if extended:
+        return [
+            f"{each.offering} until {format_time(each.end)}, {each.status}, purchased at {format_time(each.purchased)}"
+            for each in capacity_blocks.find_purchased_extensions(region, extended)
+        ]
+    return [
+        f"{each.id}, {each.instances} x {each.instance_type} in {each.zone}, {each.state}, created at "
+        f"{format_time(each.created)}"
+        for each in capacity_blocks.find_blocks(region)
+    ]
 
 
 def list_command(stack: str, hours: int, *, after_days: float = 0, extend: bool = False) -> str:

@@ -69,7 +69,7 @@ def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> 
     CLI, and TimeoutError when nodes still exist.
     """
     pulumi = require_pulumi()
-    terminated = stop_run(cluster, display)
+    terminated = stop_run(cluster, display).nodes
     delete_held_placement_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
         display.line("builder", f"terminated: {', '.join(builders)}")

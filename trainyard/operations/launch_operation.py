@@ -20,7 +20,7 @@ from trainyard.operations.launch_messages import (
     describe_remaining_reservations,
 )
 from trainyard.operations.pending_launch import PendingLaunch
-from trainyard.operations.prestart_checks import check_before_start
+from trainyard.operations.prestart_checks import check_before_start, require_own_source
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import GroupReservations, require_usable
 from trainyard.operations.run_record import create_run_record, format_run_duration, format_time
@@ -151,6 +151,7 @@ class LaunchOperation:
                 reservation = self.reservations.reserve(group, missing[group.name], hold_seconds, running)
                 self.reserved[group.name] = reservation
             elif group.reservation is not None:
+                require_own_source(self.manifest.region, group)
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])
         self.deadline.at += time.time() - started

@@ -3,11 +3,11 @@
 The preview has checked quotas, zones and the block, and the launch the dataset and the head.
 """
 
-from trainyard.aws import tags
+from trainyard.aws import reservations, tags
 from trainyard.aws.ec2 import describe_image, tags_of
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import LaunchError
+from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.images import compute_content
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import require_usable
@@ -28,6 +28,24 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
         if require_usable(cluster.region, cluster.stack, block).state == "payment-pending":
             text = f"{block} is payment-pending: AWS has 12 hours to receive the payment, else it releases the block"
             display.line("capacity", f"{text} and the run fails")
+
+
+def require_own_source(region: str, group: WorkerGroup) -> None:
+    """Check that the account can read reclaims of the group's interruptible reservation, if it has one.
+
+    Only the owner of the source reservation reads its allocation (EC2 user guide, "Interruptible Capacity Reservations
+    for capacity owners"). Cloud Control does not return the source: the preview cannot check it. Raises CapacityError.
+    """
+    name = group.reservation
+    if name is None or group.market != "interruptible-capacity-reservation":
+        return
+    source = reservations.find_source(region, name)
+    if source is None or not reservations.is_own(region, source):
+        raise CapacityError(
+            f"capacity.reservation.id = {name!r}: its source reservation {source or ''} is not one of this account, so "
+            f"nodes could not save a checkpoint before a reclaim. Use an interruptible reservation that was created in "
+            f"this account, or another purchase option (capacity)"
+        )
 
 
 def _require_image(region: str, image: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import ec2, placement, reservations, tags
 from trainyard.aws.reservations import CapacityReservation
+from trainyard.config.catalog import catalog
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
@@ -21,6 +22,8 @@ from trainyard.operations.waiting import sleep_with_checks
 
 # AWS returns the capacity of a terminated instance to its reservation after several minutes.
 RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
+# For how long EC2 may describe a cancelled reservation as active: an assumption, EC2 is eventually consistent.
+CANCELLED_TIMEOUT_SECONDS, CANCELLED_POLL_SECONDS = 10.0, 1.0
 
 
 class GroupReservations:
@@ -240,14 +243,38 @@ def require_usable(region: str, stack: str, name: str, *, is_configured: bool = 
     return reservation
 
 
-def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> None:
-    """Cancel every capacity reservation of the stack. An error is displayed: a reservation ends by itself."""
+def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> list[str]:
+    """Cancel every capacity reservation of the stack; return a text for each that remains and is billed.
+
+    The texts, which are also displayed, have its price and the command that cancels it. An error is displayed.
+    """
     try:
         names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
+        cancel_reservations(region, names, display)
+        remaining = reservations.find_reservations(region, {tags.STACK: stack})
+        deadline = time.monotonic() + CANCELLED_TIMEOUT_SECONDS
+        while remaining and time.monotonic() < deadline:  # EC2 may still describe a cancelled one as active
+            time.sleep(CANCELLED_POLL_SECONDS)
+            remaining = reservations.find_reservations(region, {tags.STACK: stack})
     except (BotoCoreError, ClientError) as error:
-        display.line("capacity", f"the reservations of the stack were not cancelled and end by themselves: {error}")
-        return
-    cancel_reservations(region, names, display)
+        text = f"the reservations of the stack could not be listed ({error}): they are billed until they end"
+        filters = f"--filters Name=tag:{tags.STACK},Values={stack}"
+        texts = [f"{text}. To list them: aws ec2 describe-capacity-reservations --region {region} {filters}"]
+    else:
+        texts = [_describe_remaining(region, each) for each in remaining]
+    for text in texts:
+        display.line("capacity", text)
+    return texts
+
+
+def _describe_remaining(region: str, reservation: CapacityReservation) -> str:
+    entry, name = catalog().get(reservation.instance_type), reservation.id
+    price = reservation.instances * ((entry.on_demand_usd if entry else None) or 0.0)
+    return (
+        f"{name} ({reservation.instances} x {reservation.instance_type} in {reservation.zone}) is {reservation.state} "
+        f"and costs {price:,.2f} USD per hour until it ends; to cancel it: aws ec2 cancel-capacity-reservation "
+        f"--region {region} --capacity-reservation-id {name}"
+    )
 
 
 def delete_held_placement_groups(cluster: Cluster, display: Display, *, keep_used: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -23,8 +24,16 @@ MAX_NAMED_NODES = 16
 FLUSH_SECONDS = 60.0
 
 
-def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> list[str]:
-    """Stop the current run and terminate all workers; return the nodes that ran.
+@dataclass(frozen=True)
+class StopResult:
+    """`nodes`: those that ran. `reservations`: a text for each capacity reservation that was not cancelled."""
+
+    nodes: list[str]
+    reservations: list[str]
+
+
+def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> StopResult:
+    """Stop the current run and terminate all workers; return the nodes that ran and the remaining reservations.
 
     Ends a launch that has not created its run, and cancels the capacity reservations of the stack, deployed or not,
     except with `keep_reservations`, for a next run. It can be repeated. Raises TimeoutError when nodes still exist
@@ -39,8 +48,7 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
         StoppingNodes(cluster, display, has_unsaved_data=_end_run(cluster, keep_reservations)) if is_deployed else None
     )
     are_terminated = nodes is None or nodes.terminate()
-    if not keep_reservations:
-        cancel_reservations_of_stack(cluster.region, cluster.stack, display)
+    remaining = [] if keep_reservations else cancel_reservations_of_stack(cluster.region, cluster.stack, display)
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while nodes is not None and not are_terminated:
         if time.monotonic() > deadline:
@@ -52,7 +60,7 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
         are_terminated = nodes.terminate()
     if not keep_reservations:
         delete_held_placement_groups(cluster, display)
-    return sorted(nodes.states) if nodes else []
+    return StopResult(sorted(nodes.states) if nodes else [], remaining)
 
 
 def _end_run(cluster: Cluster, keep_reservations: bool) -> bool:

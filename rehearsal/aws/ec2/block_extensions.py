@@ -117,6 +117,18 @@ def purchase_capacity_block_extension(self: Any) -> ActionResult:
     return ActionResult({"CapacityBlockExtensions": [extension]})
 
 
+def describe_capacity_block_extension_history(self: Any) -> ActionResult:
+    """Return the purchased extensions of these Capacity Blocks, or of all.
+
+    API reference, DescribeCapacityBlockExtensionHistory. One page; filters are ignored.
+    """
+    names = self._get_param("CapacityReservationIds", [])
+    for name in names:
+        find_reservation(self.ec2_backend, name)
+    selected = [each for each in _extensions(self.ec2_backend) if not names or each.reservation.id in names]
+    return ActionResult({"CapacityBlockExtensions": selected})
+
+
 def describe_capacity_blocks(self: Any) -> ActionResult:
     """Return the Capacity Blocks, each with its reservation; `UltraserverType` for those of UltraServers."""
     names = self._get_param("CapacityBlockIds", [])
@@ -151,5 +163,6 @@ def install() -> None:
         EC2Response,
         describe_capacity_block_extension_offerings,
         purchase_capacity_block_extension,
+        describe_capacity_block_extension_history,
         describe_capacity_blocks,
     )

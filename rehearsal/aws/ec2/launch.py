@@ -50,19 +50,10 @@ class Launcher:
             parameters = merge_launch_template(version.data, parameters)
         validate_launch(backend, parameters)
         interfaces = sort_by_network_card(parameters.get("NetworkInterfaces") or [])
-        placement = parameters.get("Placement") or {}
-        subnet = parameters.get("SubnetId") or (interfaces[0].get("SubnetId") if interfaces else None)
-        groups = interfaces[0].get("Groups") if interfaces else parameters.get("SecurityGroupIds")
-        if subnet is None:
-            subnet = _default_subnet(backend, placement.get("AvailabilityZone"))
-        if not groups and not parameters.get("SecurityGroups"):
-            groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
-        zone = backend.get_subnet(subnet).availability_zone
-        tags = tags_by_resource_type(parameters).get("instance", {})
-        with record_request(backend, "launch", parameters["InstanceType"], zone, count, tags) as grant:
-            minimum_count = count if minimum_count is None else minimum_count
-            allocated = allocate_capacity(backend, parameters, zone, count, minimum_count)
-            grant.instances = count = len(allocated)
+        subnet, groups = _select_network(backend, parameters, interfaces)
+        minimum_count = count if minimum_count is None else minimum_count
+        allocated = _allocate(backend, parameters, subnet, count, minimum_count)
+        count = len(allocated)
         check_interfaces(backend, count * max(1, len(interfaces)))
         validate_address(backend, parameters, interfaces, count, subnet)
         addresses = [self._addresses.allocate() for _ in range(count)] if self._addresses else []
@@ -118,6 +109,31 @@ class Launcher:
             block_device_mappings=_block_devices(backend, parameters),
             tags=tags_by_resource_type(parameters),
         )
+
+
+def _select_network(
+    backend: Any, parameters: LaunchParameters, interfaces: list[LaunchParameters]
+) -> tuple[str, list[str] | None]:
+    """Return subnet and security groups (ids) of a launch; None where it names groups. The defaults are the VPC's."""
+    subnet = parameters.get("SubnetId") or (interfaces[0].get("SubnetId") if interfaces else None)
+    groups = interfaces[0].get("Groups") if interfaces else parameters.get("SecurityGroupIds")
+    if subnet is None:
+        subnet = _default_subnet(backend, (parameters.get("Placement") or {}).get("AvailabilityZone"))
+    if not groups and not parameters.get("SecurityGroups"):
+        groups = [backend.get_default_security_group(backend.get_subnet(subnet).vpc_id).id]
+    return subnet, groups
+
+
+def _allocate(
+    backend: Any, parameters: LaunchParameters, subnet: str, count: int, minimum_count: int
+) -> list[str | None]:
+    """Return the capacity reservation of each instance that can be launched (None: none), and record the request."""
+    zone = backend.get_subnet(subnet).availability_zone
+    tags = tags_by_resource_type(parameters).get("instance", {})
+    with record_request(backend, "launch", parameters["InstanceType"], zone, count, tags) as grant:
+        allocated = allocate_capacity(backend, parameters, zone, count, minimum_count)
+        grant.instances = len(allocated)
+    return allocated
 
 
 def _rollback(backend: Any, existing: set[str]) -> None:

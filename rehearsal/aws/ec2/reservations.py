@@ -136,8 +136,12 @@ class CapacityReservation(TaggedEC2Resource):
         self._sizes.append((CLOCK.now(), count))
 
     def unused_seconds(self) -> float:
-        """Return the instance-seconds that were reserved and not used so far: they are billed like instances."""
-        ends = [time for time in (self.cancelled_at, self._expires_at, CLOCK.now()) if time is not None]
+        """Return the instance-seconds that were reserved and not used so far: they are billed like instances.
+
+        Those of a failed reservation end with its pending state.
+        """
+        failed_at = self.pending_until if self.fails else None
+        ends = [time for time in (self.cancelled_at, self._expires_at, failed_at, CLOCK.now()) if time is not None]
         end, changes = min(ends), [*self._sizes]
         reserved = sum(
             count * max(0.0, min(until, end) - since)

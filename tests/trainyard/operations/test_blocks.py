@@ -1,18 +1,24 @@
 """`trainyard blocks` lists and buys Capacity Blocks."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from botocore.exceptions import ClientError, ReadTimeoutError
 
+from rehearsal.aws.faults import Outage
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from rehearsal.aws.timing import Timing
 from tests.conftest import REGION
 from tests.problems import rejects
+from trainyard.aws.capacity_blocks import UnknownPurchaseError
 from trainyard.aws.clients import client
+from trainyard.aws.reservations import find_reservations, read_reservation
+from trainyard.aws.tagged_resources import tagged_resources
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
@@ -25,7 +31,9 @@ from trainyard.operations.blocks import (
     list_extensions,
     list_offerings,
 )
+from trainyard.operations.run_record import format_time
 
+STACK = "h200-cluster"
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("account")
 
@@ -78,7 +86,7 @@ def test_duration_that_aws_does_not_offer_names_the_nearest(hours: int, fix: str
 
 def test_offering_is_bought_after_its_price_is_confirmed() -> None:
     offerings, questions = list_offerings(REGION, settings_of(), 24, time.time()), list[str]()
-    block = buy_offering(REGION, offerings, offerings[0].offering, questions.append)
+    block = buy_offering(REGION, STACK, offerings, offerings[0].offering, questions.append)
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
     assert "not refundable" in questions[0]
     described = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[block.reservation])
@@ -96,13 +104,15 @@ def test_refused_offering_is_not_bought(account: EmulatedAws) -> None:
 
     offerings, calls = list_offerings(REGION, settings_of(), 24, time.time()), len(account.journal())
     with pytest.raises(KeyboardInterrupt):
-        buy_offering(REGION, offerings, offerings[0].offering, refuse)
+        buy_offering(REGION, STACK, offerings, offerings[0].offering, refuse)
     assert len(account.journal()) == calls
 
 
 def test_unknown_offering_is_refused() -> None:
     with rejects("unknown_offering", "cbo-1"):
-        buy_offering(REGION, list_offerings(REGION, settings_of(), 24, time.time()), "cbo-1", lambda question: None)
+        buy_offering(
+            REGION, STACK, list_offerings(REGION, settings_of(), 24, time.time()), "cbo-1", lambda question: None
+        )
 
 
 def test_type_that_is_not_sold_in_blocks_is_refused() -> None:
@@ -137,7 +147,7 @@ def test_extensions_are_listed_with_end_and_price(extensible: StackSettings) -> 
 
 def test_extension_is_bought_after_its_price_is_confirmed(extensible: StackSettings) -> None:
     offerings, questions = list_extensions(REGION, extensible, 24), list[str]()
-    purchased = buy_offering(REGION, offerings, offerings[0].offering, questions.append)
+    purchased = buy_offering(REGION, STACK, offerings, offerings[0].offering, questions.append)
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
     assert (purchased.reservation, purchased.state) == (EXTENDED, "payment-pending")
     assert "pulumi up" in format_purchase(purchased, "h200-cluster")
@@ -150,7 +160,7 @@ def test_refused_extension_is_not_bought(account: EmulatedAws, extensible: Stack
     account.advance_clock(5)  # an extension of another test is paid then
     offerings, calls = list_extensions(REGION, extensible, 24), len(account.journal())
     with pytest.raises(KeyboardInterrupt):
-        buy_offering(REGION, offerings, offerings[0].offering, refuse)
+        buy_offering(REGION, STACK, offerings, offerings[0].offering, refuse)
     assert len(account.journal()) == calls
 
 
@@ -163,3 +173,74 @@ def test_unknown_block_names_those_of_the_account(extensible: StackSettings) -> 
     """The shipped stack file has the id of a block that does not exist."""
     with rejects("no_capacity_block", "does not exist in us-east-1", EXTENDED):
         list_extensions(REGION, settings_of(), 24)
+
+
+@pytest.fixture
+def unanswered() -> Iterator[None]:
+    """Purchases are executed, and their answers are lost."""
+    events = client("ec2", REGION, max_attempts=1).meta.events
+
+    def lose_answer(**_: Any) -> None:
+        raise ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com/")
+
+    names = ["after-call.ec2.PurchaseCapacityBlock", "after-call.ec2.PurchaseCapacityBlockExtension"]
+    for name in names:
+        events.register_first(name, lose_answer)
+    yield
+    for name in names:
+        events.unregister(name, lose_answer)
+
+
+def purchases(account: EmulatedAws) -> int:
+    return sum(entry.operation.startswith("Purchase") for entry in account.journal())
+
+
+@pytest.mark.usefixtures("unanswered")
+def test_unanswered_purchase_lists_the_blocks_and_is_not_repeated(account: EmulatedAws) -> None:
+    offerings, before = list_offerings(REGION, settings_of(), 24, time.time()), purchases(account)
+    with pytest.raises(UnknownPurchaseError, match="it is not known whether AWS sold the Capacity Block") as raised:
+        buy_offering(REGION, "lost", offerings, offerings[0].offering, lambda question: None)
+    assert purchases(account) == before + 1
+    tagged = [{"Name": "tag:trainyard:stack", "Values": ["lost"]}]
+    (sold,) = client("ec2", REGION).describe_capacity_reservations(Filters=tagged)["CapacityReservations"]
+    text = str(raised.value)
+    assert f"now: {sold['CapacityReservationId']}, 4 x p5en.48xlarge" in text  # the last purchase is first
+    assert f"created at {format_time(sold['CreateDate'].timestamp())}" in text
+    assert "aws ec2 describe-capacity-reservations --region us-east-1 --filters Name=tag:trainyard:stack" in text
+
+
+def test_purchase_that_fails_with_a_server_error_may_have_been_sold(account: EmulatedAws) -> None:
+    offerings, before = list_offerings(REGION, settings_of(), 24, time.time()), purchases(account)
+    account.inject(Outage(operation="ec2:PurchaseCapacityBlock", times=1))
+    with pytest.raises(UnknownPurchaseError, match="InternalError"):
+        buy_offering(REGION, STACK, offerings, offerings[0].offering, lambda question: None)
+    assert purchases(account) == before + 1
+
+
+@pytest.mark.usefixtures("unanswered")
+def test_unanswered_extension_lists_the_purchased_extensions(account: EmulatedAws, extensible: StackSettings) -> None:
+    account.advance_clock(5)  # an extension of another test is paid then
+    offerings = list_extensions(REGION, extensible, 24)
+    with pytest.raises(UnknownPurchaseError, match=f"sold the extension of {EXTENDED}") as raised:
+        buy_offering(REGION, STACK, offerings, offerings[0].offering, lambda question: None)
+    assert f"now: {offerings[0].offering} until {format_time(offerings[0].end)}" in str(raised.value)
+    assert f"describe-capacity-block-extension-history --region us-east-1 --capacity-reservation-ids {EXTENDED}" in str(
+        raised.value
+    )
+
+
+def test_refused_purchase_is_no_unknown_purchase() -> None:
+    offerings = list_offerings(REGION, settings_of(), 24, time.time())
+    buy_offering(REGION, STACK, offerings, offerings[0].offering, lambda question: None)
+    with pytest.raises(ClientError, match="InvalidCapacityBlockOfferingId"):  # bought by another in the meantime
+        buy_offering(REGION, STACK, offerings, offerings[0].offering, lambda question: None)
+
+
+def test_block_of_a_stack_is_neither_cancelled_nor_listed_as_remaining(account: EmulatedAws) -> None:
+    """It is paid in advance: EC2 does not cancel it, and its tag names the stack that it was bought for."""
+    offerings = list_offerings(REGION, settings_of(), 24, time.time())
+    block = buy_offering(REGION, "kept", offerings, offerings[0].offering, lambda question: None)
+    account.advance_clock(offerings[0].start - account.now() + 60)
+    assert read_reservation(REGION, block.reservation).state == "active"
+    assert find_reservations(REGION, {"trainyard:stack": "kept"}) == []
+    assert tagged_resources(REGION, "trainyard:stack", "kept") == []

@@ -19,7 +19,7 @@ from trainyard.models.events import HealthCheckResultEvent
 from trainyard.models.health_check import NodeFault
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations import launch_operation, startup
+from trainyard.operations import launch_operation, prestart_checks, startup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError, StartupError
 from trainyard.operations.launch import Launch
@@ -125,6 +125,29 @@ def test_launch_ends_when_the_payment_of_its_block_fails(
     finally:
         account.clear_faults()
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize(("owner", "reason"), [(None, None), ("210987654321", "is not one of this account")])
+def test_interruptible_reservation_of_another_account_is_refused(
+    account: EmulatedAws, cluster: clusters.Cluster, owner: str | None, reason: str | None
+) -> None:
+    """Reclaims are read from the source reservation: without them no node saves a checkpoint."""
+    name, market = f"cr-{0xBAD + (owner is None):017x}", "interruptible-capacity-reservation"
+    seed = SeedReservation(
+        id=name, instance_type="p5.48xlarge", zone="us-east-1a", count=2, interruptible=True, owner=owner
+    )
+    account.seed(AccountSeed(region=REGION, reservations=(seed,)))
+    (group,) = cluster.manifest.groups
+    group = group.model_copy(update={"reservation": name, "market": market})
+    if reason is None:
+        prestart_checks.require_own_source(REGION, group)
+        return
+    cluster.set_groups((group,))
+    cluster.write_head_ready_events()
+    launch, _ = create_launch(cluster)
+    with pytest.raises(CapacityError, match=rf"{name}.*: its source reservation cr-\w+ {reason}"):
+        launch.start()
+    assert cluster.members() == []
 
 
 def test_launch_without_capacity_reports_the_remaining_cost(account: EmulatedAws, cluster: clusters.Cluster) -> None:

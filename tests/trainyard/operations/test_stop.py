@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
@@ -13,9 +14,10 @@ from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
 from trainyard.aws import placement, tags
 from trainyard.aws.reservations import find_reservations
+from trainyard.cli.app import app
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations import stop
+from trainyard.operations import reservations, stop
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.status import read_status
 
@@ -71,7 +73,7 @@ def end_run(cluster: clusters.Cluster, record: RunRecord, state: str, ended_at: 
 def stop_run(cluster: clusters.Cluster) -> tuple[list[str], list[str]]:
     """Stop the run; return the terminated nodes and the lines of the display."""
     display = RecordingDisplay()
-    return stop.stop_run(Cluster(cluster.stack, REGION), display), display.lines
+    return stop.stop_run(Cluster(cluster.stack, REGION), display).nodes, display.lines
 
 
 def complete_shutdown(account: EmulatedAws, cluster: clusters.Cluster, run_in_background: RunInBackground) -> None:
@@ -190,6 +192,24 @@ def test_reservations_are_cancelled_when_the_termination_has_started(
     with pytest.raises(TimeoutError):
         stop_run(cluster)
     assert name not in [each.id for each in find_reservations(REGION, {})]
+
+
+@pytest.mark.parametrize(("is_denied", "exit_status"), [(True, 1), (False, 0)])
+def test_reservation_that_remains_is_displayed_with_its_price_and_is_a_failure(
+    account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, is_denied: bool, exit_status: int
+) -> None:
+    monkeypatch.setattr(reservations, "CANCELLED_TIMEOUT_SECONDS", 0)
+    monkeypatch.setenv("AWS_REGION", REGION)
+    name = cluster.hold_capacity(2)
+    if is_denied:
+        account.inject(Deny(operation="ec2:CancelCapacityReservation"))
+    result = CliRunner().invoke(app, ["stop", "--stack", cluster.stack])
+    account.clear_faults()
+    reservations.cancel_reservations_of_stack(REGION, cluster.stack, RecordingDisplay())
+    assert result.exit_code == exit_status
+    command = f"aws ec2 cancel-capacity-reservation --region {REGION} --capacity-reservation-id {name}"
+    assert (command in result.output) == is_denied
+    assert ("(2 x c7i.xlarge in us-east-1a) is active and costs 0.36 USD per hour" in result.output) == is_denied
 
 
 def test_placement_group_of_the_launch_template_is_kept(cluster: clusters.Cluster) -> None:

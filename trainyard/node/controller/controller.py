@@ -65,6 +65,7 @@ class RunController:
         self._surplus_since: dict[str, float] = {}
         self._removed: set[str] = set()
         self._members_at = self._renewed_at = self._failed_at = 0.0
+        self._has_ended = False
         self._deadline = RunDeadline(node.region)
         content = self.data.find(self.layout.control)
         self.control = Control() if content is None else Control.model_validate_json(content)
@@ -322,8 +323,15 @@ class RunController:
             }
         )
 
-    def end_run(self, outcome: Outcome | None) -> None:
-        """Write the outcome, unless the run already has one, then stop the agents and the instances. Idempotent."""
+    def end_run(self, outcome: Outcome | None) -> bool:
+        """End the run, and return whether its reservations are cancelled: repeat it until then. Idempotent."""
+        if not self._has_ended:
+            self._stop(outcome)
+            self._has_ended = True
+        return self.reservations.cancel(self.run.reservations)
+
+    def _stop(self, outcome: Outcome | None) -> None:
+        """Write the outcome, unless the run already has one, then stop the agents and the instances."""
         if outcome is not None:
             self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
             LOG.info("run %s: %s", outcome.state, outcome.reason)
@@ -335,7 +343,6 @@ class RunController:
                 self.groups.cancel_scheduled_start()
         finally:
             self.groups.scale_to_zero()
-        self.reservations.cancel(self.run.reservations)
 
 
 class Controller:
@@ -367,6 +374,6 @@ class Controller:
         outcome = self._current.step() if recorded is None else None
         if recorded is not None and recorded.keeps_reservations:
             self._current.run = run.model_copy(update={"reservations": ()})
-        if recorded is not None or outcome is not None:
-            self._current.end_run(outcome)
+        # Until its reservations are cancelled, which are billed, the run is ended again in the next steps.
+        if (recorded is not None or outcome is not None) and self._current.end_run(outcome):
             self._ended_run, self._current = run.run, None

@@ -1,12 +1,14 @@
 """The capacity reservations of a run, as the controller uses them: their end and their size."""
 
 import logging
+import time
 from collections.abc import Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import reservations
 
+CANCEL_POLL_SECONDS = 5.0
 LOG = logging.getLogger("controller")
 
 
@@ -16,6 +18,9 @@ class RunReservations:
     def __init__(self, region: str) -> None:
         self._region = region
         self._unused_since: dict[str, float] = {}
+        self._cancelled: set[str] = set()
+        self._not_cancelled: dict[str, str] = {}  # reservation -> the reason in the log
+        self._cancelled_at: float | None = None  # time.monotonic() of the last calls
 
     def extend(self, names: Iterable[str], end: float) -> None:
         """Move the end of the reservations to `end` (Unix time, seconds)."""
@@ -45,10 +50,33 @@ class RunReservations:
         """Note that the run needs the unused capacity for its missing nodes."""
         self._unused_since = {}
 
-    def cancel(self, names: Iterable[str]) -> None:
-        """Cancel the reservations."""
-        for name in names:
-            try:
-                reservations.cancel_reservation(self._region, name)
-            except (BotoCoreError, ClientError) as error:  # the operator may have cancelled it
-                LOG.warning("the capacity reservation %s was not cancelled: %s", name, error)
+    def cancel(self, names: Iterable[str]) -> bool:
+        """Cancel the reservations; return whether all are cancelled or have ended.
+
+        Repeat it until then: EC2 does not cancel a pending reservation. Calls within CANCEL_POLL_SECONDS of an attempt
+        that failed do nothing. A reason is logged once for each reservation.
+        """
+        remaining, now = [name for name in names if name not in self._cancelled], time.monotonic()
+        if self._cancelled_at is not None and now < self._cancelled_at + CANCEL_POLL_SECONDS:
+            return not remaining
+        for name in remaining:
+            reason = self._cancel(name)
+            if reason is None:
+                self._cancelled.add(name)
+            elif self._not_cancelled.get(name) != reason:
+                self._not_cancelled[name] = reason
+                LOG.warning("the capacity reservation %s is not cancelled yet: %s", name, reason)
+        is_complete = self._cancelled.issuperset(remaining)
+        self._cancelled_at = None if is_complete else now
+        return is_complete
+
+    def _cancel(self, name: str) -> str | None:
+        """Cancel a reservation; return why it was not cancelled."""
+        try:
+            return None if reservations.cancel_reservation(self._region, name) else "it is pending"
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "InvalidCapacityReservationId.NotFound":
+                return None
+            return str(error.response["Error"]["Code"])  # a message may have the id of the request
+        except BotoCoreError as error:
+            return type(error).__name__

@@ -5,13 +5,15 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from yaml import YAMLError
+
 from trainyard.aws.clients import client
 from trainyard.errors import InputError, Problem
 from trainyard.operations.destroy import require_pulumi
 from trainyard.operations.progress import Display
 from trainyard.operations.selftest.execution import Execution
 from trainyard.operations.selftest.plan import CREATE_MINUTES, DESTROY_MINUTES, Step, format_plan, maximum_usd, plan
-from trainyard.operations.selftest.project import SelftestProject
+from trainyard.operations.selftest.project import ActionError, SelftestProject
 from trainyard.operations.selftest.redaction import private_texts
 from trainyard.operations.selftest.report import SelftestReport, write_report
 
@@ -73,9 +75,14 @@ def _existing_folders(folder: Path) -> list[Path]:
 
 
 def destroy_existing_stacks(folder: Path, display: Display) -> None:
-    """Destroy the stacks of earlier selftests. Raises ActionError when something remains."""
+    """Destroy all stacks that earlier selftests left. Raises ActionError with those that could not be destroyed."""
     require_pulumi()
+    failures = []
     for path in _existing_folders(folder):
-        project = SelftestProject.load(path)
-        project.destroy(DESTROY_MINUTES, display)
-        shutil.rmtree(path)
+        try:
+            SelftestProject.load(path).destroy(DESTROY_MINUTES, display)
+            shutil.rmtree(path)
+        except (ActionError, OSError, KeyError, TypeError, YAMLError) as error:  # the other stacks are billed too
+            failures.append(f"{path.name} was not destroyed, its folder is {path}: {error}")
+    if failures:
+        raise ActionError("\n".join(failures))

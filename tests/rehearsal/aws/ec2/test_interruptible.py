@@ -9,6 +9,7 @@ import pytest
 from rehearsal.aws.ec2.interruptible import COMPLETION, WARNING
 from rehearsal.aws.faults import Reclaim
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from rehearsal.aws.timing import Timing
 from rehearsal.hypervisor.metadata import InstanceMetadata
 from tests.rehearsal.aws.conftest import Client, Network
@@ -251,3 +252,15 @@ def test_fault_reclaims_running_instances(client: Client, network: Network, aws:
     assert status(client, source) == ("updating", 2, 0)
     aws.advance_clock(121)
     assert {instance_record(aws, each).state for each in instances} == {"terminated"}
+
+
+def test_source_of_a_shared_reservation_is_not_described(client: Client, aws: EmulatedAws) -> None:
+    name, owner = "cr-0000000000005a7ed", "210987654321"
+    seed = SeedReservation(
+        id=name, instance_type="c7i.xlarge", zone="us-east-1a", count=1, interruptible=True, owner=owner
+    )
+    aws.seed(AccountSeed(region="us-east-1", reservations=(seed,)))
+    shared = describe(client, name)
+    assert (shared["OwnerId"], shared["Interruptible"]) == (owner, True)
+    source = shared["InterruptionInfo"]["SourceCapacityReservationId"]
+    assert refused(lambda: describe(client, source)) == "InvalidCapacityReservationId.NotFound"

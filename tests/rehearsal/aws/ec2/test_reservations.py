@@ -371,6 +371,17 @@ def test_pending_reservation_can_fail(client: Client, aws: EmulatedAws) -> None:
     assert name not in [record.id for record in aws.list_resources()]
 
 
+def test_failed_reservation_is_not_billed_after_it_failed(client: Client, aws: EmulatedAws) -> None:
+    aws.set_timing(Timing(reservation_pending_seconds=60))
+    aws.inject(ReservationFailure(zone="us-east-1a"))
+    name = reserve(client, 1, AvailabilityZone="us-east-1a")
+    aws.clear_faults()
+    aws.set_timing(Timing())
+    aws.advance_clock(1000)
+    (record,) = [record for record in aws.capacity_reservations() if record.id == name]
+    assert record.unused_seconds == pytest.approx(60, abs=5)
+
+
 def test_group_launches_into_a_block_by_desired_capacity(
     client: Client, network: Network, aws: EmulatedAws, group: Callable[..., str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The controller with an emulated AWS account: attempts, the lease, and every outcome of a run."""
 
+import logging
 import time
 from itertools import count
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 
 from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests.clusters import Cluster, create_cluster, event_fields, ubuntu_image_id
 from tests.conftest import REGION
 from trainyard.aws import tags
@@ -20,6 +22,7 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.node.controller import controller as controller_module
+from trainyard.node.controller import reservations as run_reservations
 from trainyard.node.controller.controller import Controller, RunController
 from trainyard.node.identity import Node
 
@@ -317,6 +320,36 @@ def test_reservation_that_a_new_run_uses_is_kept(run: Run, is_kept: bool, state:
     Controller(run.node, run.cluster.manifest).step()
     assert describe_reservation(name)["State"] == state
     cancel_reservation(REGION, name)
+
+
+@pytest.mark.parametrize("cause", ["pending", "denied"])
+def test_cancellation_is_repeated_until_it_succeeds(
+    account: EmulatedAws, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
+) -> None:
+    """A reservation that remains is billed until an hour after the lease."""
+    monkeypatch.setattr(run_reservations, "CANCEL_POLL_SECONDS", 0.0)
+    caplog.set_level(logging.WARNING, "controller")
+    account.set_timing(Timing(reservation_pending_seconds=2 if cause == "pending" else 0))
+    name = reserve(run)
+    account.set_timing(Timing())
+    denied = Deny(operation="ec2:CancelCapacityReservation")
+    if cause == "denied":
+        account.inject(denied)
+    outcome = run.controller.create_outcome("stopped", "test")
+    run.cluster.data.write(run.layout.outcome, outcome.model_dump_json().encode())
+    run.cluster.staging.write(CURRENT_RUN, run.record.model_dump_json().encode())
+    controller = Controller(run.node, run.cluster.manifest)
+    for _ in range(3):
+        controller.step()
+    account.remove_faults([denied])
+    deadline = time.monotonic() + 20
+    while describe_reservation(name)["State"] != "cancelled" and time.monotonic() < deadline:
+        controller.step()
+    assert describe_reservation(name)["State"] == "cancelled"
+    assert sum(name in record.getMessage() for record in caplog.records) == 1
+    calls = len(account.journal())
+    controller.step()
+    assert "CancelCapacityReservation" not in {entry.operation for entry in account.journal()[calls:]}
 
 
 def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
