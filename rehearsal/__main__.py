@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,7 @@ from rehearsal.profiles import select_profile
 from rehearsal.report import print_report, write_report
 from rehearsal.report_page import write_page
 from rehearsal.run import rehearse
+from rehearsal.timeline import Timeline
 from rehearsal.workspace import (
     ROOT,
     Options,
@@ -37,6 +39,7 @@ from rehearsal.workspace import (
     remove_stale_accounts,
 )
 from trainyard.errors import InputError
+from trainyard.models.report import Report
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -94,17 +97,22 @@ def run(
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+    _write(report, timeline, options.folder, as_json)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _write(report: Report, timeline: Timeline, folder: Path, as_json: bool) -> None:
+    """Write the report and its page into the folder, and print it. Exits with status 1 if they cannot be written."""
     try:
-        file, page = write_report(report, options.folder), write_page(report, timeline, options.folder)
+        file, page = write_report(report, folder), write_page(report, timeline, folder)
     except OSError as error:
-        print(f"rehearsal: cannot write the report to {options.folder}: {error}", file=sys.stderr)
+        print(f"rehearsal: cannot write the report to {folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
         print(report.model_dump_json())
     else:
         print_report(report, Console())
         print(f"report: {file}\npage:   {page}")
-    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command()

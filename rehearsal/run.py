@@ -35,6 +35,7 @@ from rehearsal.workspace import (
     prepare_folder,
     read_stack,
 )
+from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.models.report import Report, Substitution
 
@@ -66,20 +67,7 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 region = str(config.get("aws:region", DEFAULT_REGION))
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
-                if account is None:
-                    aws.set_timing(profile_timing(options.profile))
-                # A shared account has the durations that it was started with: none.
-                substitutions.append(profile_substitution(options.profile if account is None else "instant"))
-                quotas = quota_codes(settings, options.bake) if account is None else None
-                for name in create_existing_resources(aws, settings, quotas, options.faults):
-                    display.print_line("account", f"created {name}, which the stack expects to exist")
-                    substitutions.append(
-                        Substitution(
-                            original=f"{name} in the real account",
-                            replacement="a resource created to match the stack",
-                            reason="only a preview on AWS can check that it exists",
-                        )
-                    )
+                substitutions += _prepare_account(aws, options, settings, display, is_shared=account is not None)
             context = Context(options, config, settings, aws, display, clock, result, interrupts, disk_reserve)
             with ENGINES[options.engine](context) as engine:
                 run_with_backend(context, engine)
@@ -94,6 +82,34 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
             display.print_line("failed", message)
     if interrupts.received:
         result.errors.insert(0, INTERRUPTED)
+    return _report(options, settings, result, clock)
+
+
+def _prepare_account(
+    aws: EmulatedAws, options: Options, settings: StackSettings, display: Display, is_shared: bool
+) -> list[Substitution]:
+    """Set the durations of the account, and create what the stack expects to exist; return the substitutions."""
+    if not is_shared:
+        aws.set_timing(profile_timing(options.profile))
+    # A shared account has the durations that it was started with: none.
+    substitutions = [profile_substitution("instant" if is_shared else options.profile)]
+    quotas = None if is_shared else quota_codes(settings, options.bake)
+    for name in create_existing_resources(aws, settings, quotas, options.faults):
+        display.print_line("account", f"created {name}, which the stack expects to exist")
+        substitutions.append(
+            Substitution(
+                original=f"{name} in the real account",
+                replacement="a resource created to match the stack",
+                reason="only a preview on AWS can check that it exists",
+            )
+        )
+    return substitutions
+
+
+def _report(
+    options: Options, settings: StackSettings, result: RehearsalResult, clock: PhaseClock
+) -> tuple[Report, Timeline]:
+    """Return the report and its timeline, with an error for processes that are still running."""
     if processes := find_processes(options.folder):
         result.errors.append(f"processes are still running: {[process.pid for process in processes]}")
     phases, per_node = clock.finish(), settings.processes_per_node

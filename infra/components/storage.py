@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -144,6 +145,33 @@ def _expire_archives(prefix: str) -> Rule:
     )
 
 
+def _encrypt(key_arn: pulumi.Input[str] | None) -> aws.s3.BucketServerSideEncryptionConfigurationRuleArgs:
+    """Encrypt with the KMS key; None: with the S3 managed key."""
+    return aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+        apply_server_side_encryption_by_default=Default(
+            sse_algorithm="AES256" if key_arn is None else "aws:kms", kms_master_key_id=key_arn
+        ),
+        bucket_key_enabled=True,  # one KMS call for many objects
+    )
+
+
+def _require_tls(bucket: aws.s3.Bucket) -> dict[str, Any]:
+    """Return the bucket policy that denies requests without TLS."""
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Sid": "RequireTls",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ],
+    }
+
+
 def _configure(
     name: str,
     bucket: aws.s3.Bucket,
@@ -169,14 +197,7 @@ def _configure(
     previous = aws.s3.BucketServerSideEncryptionConfiguration(
         name,
         bucket=bucket.bucket,
-        rules=[
-            aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
-                apply_server_side_encryption_by_default=Default(
-                    sse_algorithm="AES256" if key_arn is None else "aws:kms", kms_master_key_id=key_arn
-                ),
-                bucket_key_enabled=True,  # one KMS call for many objects
-            )
-        ],
+        rules=[_encrypt(key_arn)],
         opts=after(previous),
     )
     if versioned:
@@ -191,17 +212,6 @@ def _configure(
         transition_default_minimum_object_size="varies_by_storage_class",
         opts=after(previous),
     )
-    policy = {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Sid": "RequireTls",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            }
-        ],
-    }
-    aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=pulumi.Output.json_dumps(policy), opts=after(previous))
+    aws.s3.BucketPolicy(
+        name, bucket=bucket.bucket, policy=pulumi.Output.json_dumps(_require_tls(bucket)), opts=after(previous)
+    )
