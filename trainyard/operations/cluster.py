@@ -37,8 +37,13 @@ class Cluster:
     def from_environment(cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None) -> Self:
         """Return the stack in aws:region of its file, else in the configured region.
 
-        Raises InputError when AWS_REGION names another region than the file, or no region is configured.
+        Raises InputError when `manifest_uri` is not an S3 URI, AWS_REGION names another region than the file, or no
+        region is configured.
         """
+        if manifest_uri is not None and not _is_object_uri(manifest_uri):
+            raise InputError(
+                [Problem("--manifest", manifest_uri, "not an S3 URI", "Use s3://BUCKET/KEY", "invalid_s3_uri")]
+            )
         region, in_environment = stack_region(stack), os.environ.get("AWS_REGION")
         if region and in_environment and region != in_environment:
             reason = f"stack {stack} is in {region} (aws:region of its file)"
@@ -150,3 +155,10 @@ class Cluster:
         """Return the result of the last health check of the run's nodes, if any."""
         content = self.data.find(RunLayout(run).latest_health_check)
         return None if content is None else HealthCheckResult.model_validate_json(content)
+
+
+def _is_object_uri(uri: str) -> bool:
+    try:
+        return split_s3_uri(uri)[1] != ""
+    except ValueError:
+        return False

@@ -41,6 +41,14 @@ def test_unknown_step_of_the_selftest_is_one_line_and_exit_status_2() -> None:
     assert (result.exit_code, result.stderr) == (2, message)
 
 
+@pytest.mark.parametrize("command", ["launch", "stop"])
+@pytest.mark.parametrize("uri", ["foo", "s3://bucket"])
+def test_manifest_that_is_no_s3_uri_is_one_line_and_exit_status_2(command: str, uri: str) -> None:
+    result = invoke(command, "--stack", "a", "--manifest", uri)
+    message = f"trainyard: --manifest = '{uri}': not an S3 URI. Use s3://BUCKET/KEY.\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_a_json_option(command: str) -> None:
     result = invoke(command, "--help")
