@@ -14,11 +14,12 @@ from rehearsal.aws.faults import (
     FsxDeployment,
     PaymentFailure,
     Reclaim,
+    ReservationFailure,
     SpotInterruption,
     check_operation,
     parse_denied_operations,
 )
-from trainyard.config.catalog import catalog
+from rehearsal.aws.zones import region_zones
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
 from trainyard.errors import InputError, Problem, did_you_mean
@@ -64,8 +65,8 @@ def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
-    """Check that each fault can affect this stack. Raises InputError for the first that cannot."""
+def check_faults(faults: Iterable[Fault], settings: StackSettings, region: str) -> None:
+    """Check that each fault can affect this stack in its region. Raises InputError for the first that cannot."""
     has_spot = any(group.market == "spot" for group in settings.groups)
     for fault in faults:
         if isinstance(fault, SpotInterruption) and not has_spot:
@@ -80,6 +81,16 @@ def check_faults(faults: Iterable[Fault], settings: StackSettings) -> None:
         if isinstance(fault, FsxDeployment) and (settings.fsx is None or settings.fsx.deployment_type != fault.type):
             fix = "Remove this fault, or rehearse a stack with this fsx.deployment_type"
             raise _error(format_fault(fault), [f"the stack has no file system of type {fault.type}"], fix)
+        if isinstance(fault, (Capacity, SpotInterruption)) and fault.instance_type:
+            _check_choice(fault, "instance_type", fault.instance_type, "the stack", settings.instance_types)
+        if isinstance(fault, (Capacity, ReservationFailure, FsxDeployment)) and fault.zone:
+            _check_choice(fault, "zone", fault.zone, f"region {region}", region_zones(region))
+
+
+def _check_choice(fault: Fault, name: str, value: str, owner: str, choices: list[str]) -> None:
+    if value not in choices:
+        fix = f"{did_you_mean(value, choices)}Use one of {', '.join(choices)}"
+        raise _error(format_fault(fault), [f"{name}: {owner} has no {value}"], fix)
 
 
 def _parse_fault(spec: str) -> Fault:
@@ -97,7 +108,7 @@ def _parse_fault(spec: str) -> Fault:
         raise _error(spec, ["duplicate key"], usage)
     try:
         fault: Fault = model.model_validate(fields)
-        _check_names(fault)
+        check_operation(fault)
     except ValidationError as error:
         unknown = [str(item["loc"][0]) for item in error.errors() if item["type"] == "extra_forbidden"]
         suggestions = (did_you_mean(name, model.model_fields.keys() - {"kind"}) for name in unknown)
@@ -106,18 +117,6 @@ def _parse_fault(spec: str) -> Fault:
     except ValueError as error:
         raise _error(spec, [str(error)], usage) from None
     return fault
-
-
-def _check_names(fault: Fault) -> None:
-    """Check that the instance type and the operation of a fault exist. Raises ValueError."""
-    if (
-        isinstance(fault, (Capacity, SpotInterruption))
-        and fault.instance_type
-        and catalog().get(fault.instance_type) is None
-    ):
-        known = ", ".join(entry.name for entry in catalog().instance_types)
-        raise ValueError(f"{fault.instance_type} is not in the hardware catalog, which has {known}")
-    check_operation(fault)
 
 
 def _error(spec: str, reasons: Iterable[str], fix: str) -> InputError:

@@ -97,7 +97,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
         for key, value in options.changes
     ]
     settings = load_settings(substituted, options.root, source)
-    check_faults(options.faults, settings)
+    check_faults(options.faults, settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:
         pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
     return {**config, CONFIG_KEY: substituted}, settings, changes

@@ -33,7 +33,6 @@ INVALID = {
     "capacity,limit=-1": f"limit: must be 0 or more. {CAPACITY}",
     "capacity,limit=1,region=a": f"region: unknown key. {CAPACITY}",
     "capacity,kind=deny": "'kind' is not a valid key=value pair",
-    "capacity,limit=1,instance_type=p9.huge": "p9.huge is not in the hardware catalog, which has t3.medium",
     "eventual-consistency,seconds=inf": "seconds: not a finite number. Use the syntax eventual-consistency,",
     "deny,operation=CreateVpc": "must be a service as in IAM and one of its API operations",
     "deny,operation=ec2:CreateVPC": "no API operation ec2:CreateVPC",
@@ -80,8 +79,8 @@ def test_spot_interruption_without_spot_instances_is_rejected(tmp_path: Path) ->
     raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
     fault = parse_faults(["spot-interruption,seconds=5"])
     with rejects("invalid_fault", "spot-interruption"):
-        check_faults(fault, load_settings(raw, tmp_path, "x"))
-    check_faults(fault, load_settings({**raw, "capacity": {"spot": {}}}, tmp_path, "x"))
+        check_faults(fault, load_settings(raw, tmp_path, "x"), "us-east-1")
+    check_faults(fault, load_settings({**raw, "capacity": {"spot": {}}}, tmp_path, "x"), "us-east-1")
 
 
 def test_reclaim_without_an_interruptible_reservation_is_rejected(tmp_path: Path) -> None:
@@ -89,9 +88,11 @@ def test_reclaim_without_an_interruptible_reservation_is_rejected(tmp_path: Path
     reservation: dict[str, object] = {"id": "cr-0123456789abcdef0"}
     fault = parse_faults(["reclaim,seconds=5"])
     with rejects("invalid_fault", "no interruptible reservation"):
-        check_faults(fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"))
+        check_faults(
+            fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"), "us-east-1"
+        )
     reservation["interruptible"] = True
-    check_faults(fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"))
+    check_faults(fault, load_settings({**raw, "capacity": {"reservation": reservation}}, tmp_path, "x"), "us-east-1")
 
 
 @pytest.mark.parametrize(("fsx", "is_valid"), [(None, False), ("SCRATCH_2", False), ("PERSISTENT_2", True)])
@@ -102,4 +103,34 @@ def test_fsx_fault_requires_a_file_system_of_its_type(tmp_path: Path, fsx: str |
     fault = parse_faults([spec])
     assert format_fault(fault[0]) == spec
     with nullcontext() if is_valid else rejects("invalid_fault", "no file system of type PERSISTENT_2"):
-        check_faults(fault, settings)
+        check_faults(fault, settings, "us-east-1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "capacity,limit=1,instance_type=c7i.xlrage",
+            "the stack has no c7i.xlrage. Did you mean c7i.xlarge? Use one of",
+        ),
+        (
+            "capacity,limit=1,instance_type=p4d.24xlarge",
+            "the stack has no p4d.24xlarge. ",
+        ),
+        ("capacity,limit=1,zone=us-east-9z", "region eu-west-1 has no us-east-9z. Use one of eu-west-1a, eu-west-1b"),
+        ("reservation-failure,zone=us-east-1a", "region eu-west-1 has no us-east-1a"),
+        ("fsx-deployment,zone=us-east-1a,type=SCRATCH_2", "region eu-west-1 has no us-east-1a"),
+        ("spot-interruption,seconds=5,instance_type=c7i.large", "the stack has no c7i.large"),
+    ],
+)
+def test_fault_in_another_zone_or_of_an_unused_type_is_rejected(spec: str, message: str, tmp_path: Path) -> None:
+    raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    raw |= {"fsx": {"deployment_type": "SCRATCH_2"}, "capacity": {"spot": {}}}
+    with rejects("invalid_fault", message):
+        check_faults(parse_faults([spec]), load_settings(raw, tmp_path, "x"), "eu-west-1")
+
+
+def test_fault_in_a_zone_of_the_region_and_of_the_heads_type_is_accepted(tmp_path: Path) -> None:
+    raw = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    faults = parse_faults(["capacity,limit=1,instance_type=t3.large,zone=eu-west-1a"])
+    check_faults(faults, load_settings(raw, tmp_path, "x"), "eu-west-1")
