@@ -12,12 +12,13 @@ from trainyard.aws import tags
 from trainyard.aws.access_problems import region_missing
 from trainyard.aws.region import configured_region
 from trainyard.aws.s3 import Bucket, find_buckets
+from trainyard.config.stack_config import find_stack_file
 from trainyard.errors import InputError, Problem
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations.stack_file import stack_region, suggest_stack
+from trainyard.operations.stack_file import PROJECT_ROOT, deploy_or_correct, stack_region
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Cluster:
         """Return the stack in aws:region of its file, else in the configured region.
 
         Raises InputError when `manifest_uri` is not an S3 URI, AWS_REGION names another region than the file, or no
-        region is configured.
+        region is configured: then a missing file of the stack is the error.
         """
         if manifest_uri is not None and not _is_object_uri(manifest_uri):
             raise InputError(
@@ -51,6 +52,7 @@ class Cluster:
             raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
         region = region or configured_region()
         if not region:
+            find_stack_file(stack, PROJECT_ROOT / "stacks")
             raise InputError([region_missing()])
         return cls(stack, region, manifest_uri, manifest_sha256)
 
@@ -91,9 +93,8 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack has no data bucket in {self.region}",
-                f"{suggest_stack(self.stack)}Deploy the stack first (pulumi up -s {self.stack}), or set AWS_REGION to "
-                "its region; an existing bucket that the stack uses (storage.bucket) is found only while the stack is "
-                "deployed",
+                f"{deploy_or_correct(self.stack)}, or set AWS_REGION to its region; an existing bucket that the "
+                "stack uses (storage.bucket) is found only while the stack is deployed",
                 "data_bucket_missing",
             )
             raise InputError([problem])
@@ -107,8 +108,7 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack is not deployed in {self.region}: it has no manifest",
-                f"{suggest_stack(self.stack)}Run pulumi up -s {self.stack}, or set AWS_REGION and AWS_PROFILE to its "
-                "region and account",
+                f"{deploy_or_correct(self.stack)}, or set AWS_REGION and AWS_PROFILE to its region and account",
                 "stack_not_deployed",
             )
             raise InputError([problem])

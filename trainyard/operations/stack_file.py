@@ -20,10 +20,14 @@ def stack_file_path(stack: str) -> Path:
     return PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
 
 
-def suggest_stack(stack: str) -> str:
-    """Return `Did you mean X? ` for a stack without a file whose name is similar to another; else an empty string."""
+def deploy_or_correct(stack: str) -> str:
+    """Return the start of a fix for a stack that is not deployed: deploy it, or correct a name similar to another's.
+
+    A stack without a file in the project can be deployed too.
+    """
     names = stack_names(PROJECT_ROOT / "stacks")
-    return "" if stack in names else did_you_mean(stack, names)
+    suggestion = "" if stack in names else did_you_mean(stack, names)
+    return f"{suggestion}Correct the name" if suggestion else f"Deploy the stack first (pulumi up -s {stack})"
 
 
 def stack_region(stack: str) -> str | None:

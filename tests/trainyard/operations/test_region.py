@@ -1,8 +1,11 @@
 """The region of a stack's commands: aws:region of its file."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.problems import rejects
+from trainyard.operations import cluster, stack_file
 from trainyard.operations.cluster import Cluster
 
 
@@ -18,3 +21,26 @@ def test_other_region_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_REGION", "us-west-2")
     with rejects("region_differs", "AWS_REGION"):
         Cluster.from_environment("a100-cluster")
+
+
+@pytest.fixture
+def no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+
+
+@pytest.mark.usefixtures("no_region")
+def test_missing_stack_file_precedes_the_missing_region() -> None:
+    with rejects("unknown_stack", "--stack = 'locl'", "Did you mean local? Use one of a100-cluster,"):
+        Cluster.from_environment("locl")
+
+
+@pytest.mark.usefixtures("no_region")
+def test_region_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks/Pulumi.bare.yaml").write_text("config: {}")
+    monkeypatch.setattr(stack_file, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setattr(cluster, "PROJECT_ROOT", tmp_path)
+    with rejects("region_missing", "AWS_REGION"):
+        Cluster.from_environment("bare")

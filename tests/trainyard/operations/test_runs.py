@@ -149,12 +149,6 @@ def test_stack_without_data_bucket_is_refused(account: EmulatedAws) -> None:
     assert "--stack = 'never': the stack has no data bucket in us-east-1" in completed.stderr
 
 
-def test_region_is_required(account: EmulatedAws) -> None:
-    completed = run_command("status", "--stack", "never", AWS_REGION="", AWS_DEFAULT_REGION="")
-    assert completed.returncode == 2
-    assert "AWS_REGION" in completed.stderr
-
-
 def test_launcher_works_from_any_folder(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
     launcher = Path(__file__).parents[3] / "trainyard/launcher"
     completed = subprocess.run(

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from trainyard.errors import InputError
-from trainyard.operations.stack_file import StackFile, stack_file_path, suggest_stack, with_image
+from trainyard.operations.stack_file import StackFile, deploy_or_correct, stack_file_path, with_image
 
 STACKS = sorted((Path(__file__).parents[3] / "stacks").glob("Pulumi.*.yaml"))
 
@@ -92,7 +92,7 @@ def test_stack_file_path_is_in_the_stacks_folder() -> None:
     assert stack_file_path("local").exists()
 
 
-def test_similar_stack_is_suggested_for_a_stack_without_a_file() -> None:
-    assert suggest_stack("locl") == "Did you mean local? "
-    assert suggest_stack("local") == ""
-    assert suggest_stack("selftest-1a2b") == ""
+def test_name_similar_to_another_stack_is_corrected_and_not_repeated() -> None:
+    assert deploy_or_correct("lcoal") == "Did you mean local? Correct the name"
+    assert deploy_or_correct("local") == "Deploy the stack first (pulumi up -s local)"
+    assert deploy_or_correct("selftest-1a2b") == "Deploy the stack first (pulumi up -s selftest-1a2b)"
