@@ -10,9 +10,9 @@ from typing import Any
 class Problem:
     """One invalid value of the user's input.
 
-    `key` is the path of the value, `reason` is why it is invalid, `fix` is the change to make. `code` identifies the
-    kind of problem for programs and tests: an identifier such as `bucket_missing`, pydantic's error type, or the name
-    of the validator that failed.
+    `key` is the path of the value, which is None where there is none. `reason` is why it is invalid, `fix` is the
+    change to make. `code` identifies the kind of problem for programs and tests: an identifier such as
+    `bucket_missing`, pydantic's error type, or the name of the validator that failed.
     """
 
     key: str
@@ -22,7 +22,8 @@ class Problem:
     code: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {self.value!r}: {self.reason}. {self.fix}."
+        subject = self.key if self.value is None else f"{self.key} = {self.value!r}"
+        return f"{subject}: {self.reason}. {self.fix}."
 
 
 class InputError(ValueError):

@@ -64,7 +64,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
         "fsx.storage_capacity_gib = 3000: FSx for Lustre SSD storage capacity is 1200 GiB",
         f"Change it in {FILE}",
     ),
-    "job is null": ({"job": None}, "job = None: not a mapping", "Write its keys below it"),
+    "job is null": ({"job": None}, "job: not a mapping", "Write its keys below it"),
     "invalid dataset name": (
         trainer_job(dataset="My Data!"),
         "job.dataset = 'My Data!': must be up to 63 lower-case letters",
@@ -102,12 +102,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "train and source together": (
         trainer_job(source="examples/custom-job", command=["train.py"]),
-        "job.train = '...': conflicts with source or command",
+        "job.train: conflicts with source or command",
         "Keep train, or keep source and command",
     ),
     "source without command": (
         {"job": {"name": "a", "dataset": "d", "source": "examples/custom-job"}},
-        "job.command = None: a custom job needs both source and command",
+        "job.command: a custom job needs both source and command",
         "Add the script in that folder and its arguments, as a list",
     ),
     "missing source folder": (
@@ -176,22 +176,22 @@ SOURCES: dict[str, tuple[str, str, str, str]] = {
 
 # Content of a stack file, part of the message, and a part of the fix.
 FILES: dict[str, tuple[bytes, str, str]] = {
-    "empty": (b"", f"{FILE} = '...': the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"),
-    "invalid YAML": (b"config: [\n", f"{FILE} = '...': not a Pulumi stack file", "Fix the YAML syntax"),
+    "empty": (b"", f"{FILE}: the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"),
+    "invalid YAML": (b"config: [\n", f"{FILE}: not a Pulumi stack file", "Fix the YAML syntax"),
     "not an object": (
         b"trainyard\n",
-        f"{FILE} = '...': the file has no object `config`",
+        f"{FILE}: the file has no object `config`",
         "Add config: at the top level",
     ),
-    "no config": (b"nodes: 2\n", f"{FILE} = '...': the file has no object `config`", "Add config: at the top level"),
+    "no config": (b"nodes: 2\n", f"{FILE}: the file has no object `config`", "Add config: at the top level"),
     "config is a list": (
         b"config: [1]\n",
-        f"{FILE} = '...': the file has no object `config`",
+        f"{FILE}: the file has no object `config`",
         "Add config: at the top level",
     ),
     "no cluster object": (
         b"config:\n  aws:region: us-east-1\n",
-        "trainyard:cluster = None: the stack file has no such key",
+        "trainyard:cluster: the stack file has no such key",
         f"Describe the cluster under it in {FILE}",
     ),
     "cluster is text": (
@@ -199,7 +199,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
         "trainyard:cluster = 'big': must be a mapping",
         f"Describe the cluster under it in {FILE}",
     ),
-    "not UTF-8": (b"# caf\xe9\nconfig: {}\n", f"{FILE} = '...': not UTF-8 text", "Convert the file to UTF-8"),
+    "not UTF-8": (b"# caf\xe9\nconfig: {}\n", f"{FILE}: not UTF-8 text", "Convert the file to UTF-8"),
     "duplicate key": (b"config:\n  a:b: 1\n  a:b: 2\n", "duplicate key a:b", "Fix the YAML syntax"),
     "unknown region": (
         b"config:\n  aws:region: us-esat-1\n",

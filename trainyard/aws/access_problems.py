@@ -60,7 +60,7 @@ def _source(profile: str | None, profile_fix: str) -> tuple[str, str | None, str
     Keys of the environment precede a profile (boto3 guide, "Credentials"). They are not printed.
     """
     if os.environ.get(ACCESS_KEY):
-        return ACCESS_KEY, "...", "export the new keys and session token, or unset them to use a profile"
+        return ACCESS_KEY, None, "export the new keys and session token, or unset them to use a profile"
     return PROFILE, profile, profile_fix
 
 

@@ -56,7 +56,7 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
             reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
         else:
             return config
-    raise InputError([Problem(source, "...", reason, fix, code)])
+    raise InputError([Problem(source, None, reason, fix, code)])
 
 
 class StackLoader(yaml.SafeLoader):

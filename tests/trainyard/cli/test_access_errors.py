@@ -63,7 +63,7 @@ def message_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_missing_credentials(options: list[str]) -> None:
     text = message(*options)
-    assert text.startswith("AWS_PROFILE = None: no AWS credentials were found")
+    assert text.startswith("AWS_PROFILE: no AWS credentials were found")
     assert "aws sso login, or aws configure; or set AWS_PROFILE to another profile" in text
 
 
@@ -87,7 +87,7 @@ def test_expired_keys_of_the_environment(account: EmulatedAws, monkeypatch: pyte
         text = message()
     finally:
         account.clear_faults()
-    assert text.startswith("AWS_ACCESS_KEY_ID = '...': the AWS credentials are expired: ExpiredToken")
+    assert text.startswith("AWS_ACCESS_KEY_ID: the AWS credentials are expired: ExpiredToken")
     assert "export the new keys and session token" in text
 
 
@@ -101,7 +101,7 @@ def test_expired_keys_of_the_environment(account: EmulatedAws, monkeypatch: pyte
 )
 def test_expired_session(error: BotoCoreError, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = message_of(error, monkeypatch)
-    assert text.startswith("AWS_PROFILE = None: the AWS credentials are expired: ")
+    assert text.startswith("AWS_PROFILE: the AWS credentials are expired: ")
     assert text.endswith(f". Renew them: {action}.\n")
 
 
@@ -128,7 +128,7 @@ def test_invalid_credentials(error: Exception, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_missing_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert message_of(NoRegionError(), monkeypatch).startswith("AWS_REGION = None: no AWS region is set. Set it")
+    assert message_of(NoRegionError(), monkeypatch).startswith("AWS_REGION: no AWS region is set. Set it")
 
 
 def test_unreachable_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,4 +112,4 @@ def test_missing_stack_file_is_one_message(command: str, tmp_path: Path) -> None
     file = tmp_path / "Pulumi.a.yaml"
     result = invoke(command, "--stack", "a", "--file", str(file))
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"trainyard: {file} = '...': the file does not exist")
+    assert result.stderr.startswith(f"trainyard: {file}: the file does not exist")

@@ -25,7 +25,7 @@ def exactly_one_job_kind(settings: StackSettings, root: Path) -> Iterator[Proble
     custom = job.source is not None or job.command is not None
     if custom and job.train is not None:
         reason = "conflicts with source or command: a job is the built-in trainer or a custom job"
-        yield invalid_setting("job.train", "...", reason, "Keep train, or keep source and command")
+        yield invalid_setting("job.train", None, reason, "Keep train, or keep source and command")
     elif custom and job.source is None:
         fix = "Add the folder of the job, relative to Pulumi.yaml"
         yield invalid_setting("job.source", None, "a custom job needs both source and command", fix)
