@@ -9,6 +9,7 @@ from trainyard.cli.options import JsonOption, StackOption
 from trainyard.operations import destroy as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import PlainDisplay
+from trainyard.operations.pulumi_cli import require_pulumi
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 
@@ -24,7 +25,7 @@ def destroy(
 
     Exit status 1 if anything else remains. The command can be repeated.
     """
-    operation.require_pulumi()
+    require_pulumi()
     cluster = Cluster.from_environment(stack)
     if not yes:
         typer.confirm(f"Destroy stack {stack} in {cluster.region}?", abort=True, err=True)

@@ -1,6 +1,5 @@
 """Destroy a stack: stop its run, run `pulumi destroy`, and list the resources that remain."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +10,11 @@ from pydantic import Field
 from trainyard.aws import tags
 from trainyard.aws.tagged_resources import TaggedResource, tagged_resources
 from trainyard.base import StrictModel
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import Display
+from trainyard.operations.pulumi_cli import backend_has_stack, require_pulumi, stack_missing
 from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.operations.stop import stop_run
@@ -52,28 +52,23 @@ class DestroyResult(StrictModel):
         return self.pulumi_exit_status == 0 and not self.remaining
 
 
-def require_pulumi() -> str:
-    """Return the path of the Pulumi CLI. Raises InputError when it is not on PATH."""
-    path = shutil.which("pulumi")
-    if path is None:
-        reason = "the Pulumi CLI is not on PATH"
-        fix = "Install it (https://www.pulumi.com/docs/install/), or add its folder to PATH"
-        raise InputError([Problem("destroy", "pulumi", reason, fix, "pulumi_missing")])
-    return path
-
-
 def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> DestroyResult:
     """Stop the run, delete the stack's resources, and audit the account. It can be repeated at any point.
 
     `folder`: folder of the stack's Pulumi.yaml. Pulumi's output goes to stderr. Raises InputError without the Pulumi
-    CLI, and TimeoutError when nodes still exist.
+    CLI, its login or project, before anything is stopped, and for a stack that the Pulumi backend does not have, after
+    its run and its held capacity have ended; TimeoutError when nodes still exist.
     """
-    pulumi = require_pulumi()
+    has_stack = backend_has_stack(cluster.stack, folder)
     terminated = stop_run(cluster, display).nodes
     delete_held_placement_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
         display.line("builder", f"terminated: {', '.join(builders)}")
-    command = [pulumi, "destroy", "--stack", cluster.stack, "--yes"]
+    if not has_stack:
+        for each in audit(cluster, display, 0.0)[1]:
+            display.line("remaining", str(each))
+        raise InputError([stack_missing(cluster.stack)])
+    command = [require_pulumi(), "destroy", "--stack", cluster.stack, "--yes"]
     display.line("pulumi", " ".join(command[1:]))
     completed = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     retained, remaining = audit(cluster, display, 0.0 if completed.returncode else AUDIT_TIMEOUT_SECONDS)

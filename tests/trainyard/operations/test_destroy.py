@@ -46,20 +46,21 @@ def cluster(account: EmulatedAws) -> clusters.Cluster:
 
 
 class Pulumi:
-    """An executable named pulumi in a folder: records its arguments, prints a line, runs a Python script, and exits."""
+    """An executable named pulumi in a folder: records its arguments, prints a line; runs a Python script to destroy."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "bin"
         self.folder.mkdir()
         self._calls = folder / "calls"
 
-    def install(self, script: str = "", exit_status: int = 0, argument: str = "") -> None:
+    def install(self, script: str = "", exit_status: int = 0, argument: str = "", error: str = "") -> None:
         run = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} {argument}"
         lines = [
             "#!/bin/sh",
             f'echo "$*" >> {shlex.quote(str(self._calls))}',
+            f"echo {shlex.quote(error)} >&2",
             "echo deleting",
-            run,
+            f'[ "$1" != destroy ] || {run}',
             f"exit {exit_status}",
         ]
         file = self.folder / "pulumi"
@@ -100,7 +101,8 @@ def test_destroy_stops_deletes_and_names_the_retained_bucket(cluster: clusters.C
         "retained": [{"kind": "s3", "id": cluster.data.name, "state": ""}],
         "remaining": [],
     }
-    assert pulumi.calls == [f"destroy --stack {cluster.stack} --yes"]
+    query = f"stack --stack {cluster.stack} --show-name --non-interactive --color never"
+    assert pulumi.calls == [query, f"destroy --stack {cluster.stack} --yes"]
     assert "deleting" in completed.stderr
 
 
@@ -181,8 +183,38 @@ def test_destroy_requires_confirmation(cluster: clusters.Cluster, pulumi: Pulumi
 def test_missing_pulumi_is_one_error(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
     completed = pulumi.run("--stack", cluster.stack, "--yes")
     assert completed.returncode == 2
-    assert completed.stderr.startswith("trainyard: destroy = 'pulumi': the Pulumi CLI is not on PATH. Install it")
+    assert completed.stderr.startswith("trainyard: PATH: the Pulumi CLI is not on PATH. Install it")
     assert len(completed.stderr.splitlines()) == 1
+
+
+def test_missing_stack_is_one_error_after_its_nodes_have_stopped(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    pulumi.install(exit_status=6, error=f"error: no stack named '{cluster.stack}' found")
+    cluster.launch_instances(1)
+    completed = pulumi.run("--stack", cluster.stack, "--yes")
+    assert completed.returncode == 2
+    assert f"trainyard: --stack = '{cluster.stack}': the Pulumi backend has no such stack. " in completed.stderr
+    assert (cluster.members(), [call.split()[0] for call in pulumi.calls]) == ([], ["stack"])
+
+
+def test_missing_login_is_one_error_before_anything_stops(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
+    error = "error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions"
+    pulumi.install(exit_status=255, error=error)
+    nodes = cluster.launch_instances(1)
+    completed = pulumi.run("--stack", cluster.stack, "--yes")
+    assert completed.returncode == 2
+    message = "trainyard: pulumi login: the Pulumi CLI is not logged in to a backend. Run pulumi login"
+    assert completed.stderr.startswith(message)
+    assert cluster.members() == nodes
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_folder_without_a_project_is_one_error(
+    cluster: clusters.Cluster, pulumi: Pulumi, tmp_path: Path, name: str
+) -> None:
+    pulumi.install()
+    completed = pulumi.run("--stack", cluster.stack, "--yes", "--cwd", str(tmp_path / name))
+    assert (completed.returncode, pulumi.calls) == (2, [])
+    assert completed.stderr.startswith(f"trainyard: --cwd = '{tmp_path / name}': the folder has no Pulumi.yaml. ")
 
 
 def test_audit_lists_existing_resources_with_the_tag(cluster: clusters.Cluster) -> None:

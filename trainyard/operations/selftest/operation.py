@@ -9,8 +9,8 @@ from yaml import YAMLError
 
 from trainyard.aws.clients import client
 from trainyard.errors import InputError, Problem
-from trainyard.operations.destroy import require_pulumi
 from trainyard.operations.progress import Display
+from trainyard.operations.pulumi_cli import require_pulumi
 from trainyard.operations.selftest.execution import Execution
 from trainyard.operations.selftest.plan import CREATE_MINUTES, DESTROY_MINUTES, Step, format_plan, maximum_usd, plan
 from trainyard.operations.selftest.project import ActionError, SelftestProject

@@ -18,8 +18,8 @@ import yaml
 
 from trainyard.config import CONFIG_KEY
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.destroy import require_pulumi
 from trainyard.operations.progress import Display
+from trainyard.operations.pulumi_cli import require_pulumi
 from trainyard.operations.signals import ignore_signals
 from trainyard.operations.stack_file import PROJECT_ROOT
 

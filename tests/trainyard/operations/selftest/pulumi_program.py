@@ -25,7 +25,7 @@ def main(folder: Path, argv: list[str]) -> int:
     change = json.loads(changes.read_text()).get(f"{command} {number}", {}) if changes.exists() else {}
     print(change.get("output", ""), flush=True)  # noqa: T201
     time.sleep(change.get("sleep", 0))
-    if "exit" in change or command in NO_EFFECT or argv[1] == "init" or "--expect-no-changes" in argv:
+    if "exit" in change or command in NO_EFFECT or {"init", "--show-name", "--expect-no-changes"} & {*argv}:
         return int(change.get("exit", 0))
     cwd = Path(argv[argv.index("--cwd") + 1]) if "--cwd" in argv else Path.cwd()
     change_stack(command, cwd, argv[argv.index("--stack") + 1], change)
