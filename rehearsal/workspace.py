@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     config = read_config(file, source)
     check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
     raw = change_settings(config.get(CONFIG_KEY), options.changes)
-    load_settings(raw, options.root, source)
+    load_changed_settings(raw, options, source)
     substituted, changes = substitute_settings(raw, options.nodes, options.backend)
     changes += [
         Substitution(original=f"{key} of the stack file", replacement=f"{key}={value}", reason="set with --set")
@@ -101,6 +101,21 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     if settings.job.source is not None:
         pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
     return {**config, CONFIG_KEY: substituted}, settings, changes
+
+
+def load_changed_settings(raw: Any, options: Options, source: str) -> StackSettings:
+    """Validate settings that --set may have changed. Raises InputError, which names --set for a key that it changed."""
+    keys = [f"{CONFIG_KEY}.{key}" for key, _ in options.changes]
+    try:
+        return load_settings(raw, options.root, source)
+    except InputError as error:
+        problems = [
+            replace(problem, fix=problem.fix.replace(f"in {source}", "in --set"))
+            if any(f"{problem.key}.".startswith(f"{key}.") for key in keys)
+            else problem
+            for problem in error.problems
+        ]
+        raise InputError(problems) from None
 
 
 def parse_changes(specs: Iterable[str]) -> tuple[tuple[str, Any], ...]:

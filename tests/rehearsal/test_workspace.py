@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.workspace import account_folder, change_settings, parse_changes, remove_stale_accounts
+from rehearsal.workspace import (
+    Options,
+    account_folder,
+    change_settings,
+    parse_changes,
+    read_stack,
+    remove_stale_accounts,
+)
 from tests.problems import rejects
 
 
@@ -36,3 +43,8 @@ def test_changes_replace_settings() -> None:
 def test_invalid_change_is_refused(spec: str) -> None:
     with rejects("invalid_change", spec):
         change_settings({"nodes": 4}, parse_changes([spec]))
+
+
+def test_invalid_value_of_a_change_names_the_option() -> None:
+    with rejects("int_parsing", "trainyard:cluster.nodes = 'few'", "in --set."):
+        read_stack(Options(stack="local", changes=parse_changes(["nodes=few"])))
