@@ -96,6 +96,9 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
         Substitution(original=f"{key} of the stack file", replacement=f"{key}={value}", reason="set with --set")
         for key, value in options.changes
     ]
+    if "aws:region" not in config:
+        reason = "the stack file has none: pulumi up uses that of the environment or the AWS profile"
+        changes.append(Substitution(original="aws:region", replacement=DEFAULT_REGION, reason=reason))
     settings = load_settings(substituted, options.root, source)
     check_faults(options.faults, settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rehearsal.workspace import (
     Options,
@@ -15,6 +16,7 @@ from rehearsal.workspace import (
     remove_stale_accounts,
 )
 from tests.problems import rejects
+from trainyard.config import CONFIG_KEY
 
 
 def test_only_folders_of_killed_accounts_are_removed(tmp_path: Path) -> None:
@@ -48,3 +50,25 @@ def test_invalid_change_is_refused(spec: str) -> None:
 def test_invalid_value_of_a_change_names_the_option() -> None:
     with rejects("int_parsing", "trainyard:cluster.nodes = 'few'", "in --set."):
         read_stack(Options(stack="local", changes=parse_changes(["nodes=few"])))
+
+
+def write_stack_file(root: Path, config: dict[str, object]) -> Options:
+    cluster = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
+    (root / "stacks").mkdir()
+    (root / "stacks/Pulumi.a.yaml").write_text(yaml.safe_dump({"config": {CONFIG_KEY: cluster, **config}}))
+    return Options(stack="a", root=root)
+
+
+def test_default_region_is_a_substitution(tmp_path: Path) -> None:
+    _, _, changes = read_stack(write_stack_file(tmp_path, {}))
+    assert [change.replacement for change in changes if change.original == "aws:region"] == ["us-east-1"]
+
+
+def test_region_of_the_stack_file_is_no_substitution(tmp_path: Path) -> None:
+    _, _, changes = read_stack(write_stack_file(tmp_path, {"aws:region": "eu-west-1"}))
+    assert "aws:region" not in [change.original for change in changes]
+
+
+def test_unknown_key_of_the_project_is_refused(tmp_path: Path) -> None:
+    with rejects("extra_forbidden", "trainyard:clutser = 1: unknown key. Did you mean trainyard:cluster? "):
+        read_stack(write_stack_file(tmp_path, {"trainyard:clutser": 1, "aws:region": "us-east-1"}))

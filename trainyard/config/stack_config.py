@@ -1,6 +1,7 @@
 """Find and read the file of a stack, stacks/Pulumi.<stack>.yaml."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ def find_stack_file(stack: str, stacks: Path) -> Path:
 
 
 def read_config(file: Path, source: str) -> dict[str, Any]:
-    """Return the `config` object of a stack file. Raises InputError for an unreadable or invalid file."""
+    """Return the `config` object of a stack file.
+
+    Raises InputError for an unreadable or invalid file, and for keys of the project that nothing reads.
+    """
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), StackLoader)  # noqa: S506 (subclass of SafeLoader)
     except FileNotFoundError:
@@ -55,8 +59,23 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
         elif not isinstance(config, dict):
             reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
         else:
+            _check_keys(config, source)
             return config
     raise InputError([Problem(source, None, reason, fix, code)])
+
+
+def _check_keys(config: Mapping[Any, Any], source: str) -> None:
+    """Check that `trainyard:cluster` is the only key in the namespace of the project. Raises InputError."""
+    namespace = CONFIG_KEY.partition(":")[0] + ":"
+    unknown = [key for key in config if str(key).startswith(namespace) and key != CONFIG_KEY]
+    if unknown:
+        fix = f"Remove it, or move it below {CONFIG_KEY}, in {source}"
+        raise InputError(
+            [
+                Problem(key, config[key], "unknown key", did_you_mean(key, [CONFIG_KEY]) + fix, "extra_forbidden")
+                for key in unknown
+            ]
+        )
 
 
 class StackLoader(yaml.SafeLoader):
