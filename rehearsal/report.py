@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from trainyard.models.report import Billed, CapacityAttempt, Report
+from trainyard.quantity import quantity
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -39,7 +40,7 @@ def print_report(report: Report, console: Console) -> None:
         facts.add_row("reserved, unused", describe_billed(report.unused_reservations))
     if report.faults:
         facts.add_row("faults", "\n".join(report.faults), style="yellow")
-    facts.add_row("nodes", f"{report.nodes} nodes x {report.processes_per_node} processes")
+    facts.add_row("nodes", f"{quantity(report.nodes, 'node')} x {quantity(report.processes_per_node, 'process')}")
     if report.last_loss is not None and report.first_loss is not None:
         share = report.last_loss / report.first_loss
         loss = f"{report.first_loss:.4f} -> {report.last_loss:.4f} ({share:.2f} of the first), {report.steps} steps"
@@ -81,4 +82,4 @@ def describe_billed(billed: Iterable[Billed]) -> str:
 def describe_retained(retained: tuple[str, ...]) -> str:
     """Return one line per retained AWS id, with the number of Pulumi resources that have this id."""
     ids = Counter(item.rsplit(" ", 1)[-1] for item in retained)
-    return "\n".join(f"{name} ({count} resources)" for name, count in ids.items()) or "none"
+    return "\n".join(f"{name} ({quantity(count, 'resource')})" for name, count in ids.items()) or "none"

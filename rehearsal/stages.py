@@ -22,6 +22,7 @@ from trainyard.config.cost import max_run_usd, usd_per_hour
 from trainyard.config.stack_config import find_stack_file
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
+from trainyard.quantity import quantity
 
 OUTCOME_TIMEOUT_SECONDS = 1800.0
 SCHEDULED_START_TIMEOUT_SECONDS = 180.0
@@ -147,8 +148,8 @@ class Stages:
         folder, logs = self.context.options.folder / "results", self.context.options.folder / "logs.txt"
         downloaded: dict[str, Any] = json.loads(self.run_cli("results", "--run", run, "--to", str(folder), "--json"))
         logs.write_text(self.run_cli("logs", "--run", run, "--source", "."))
-        count = len(downloaded["files"])
-        self.context.display.print_line("results", f"{count} files in {folder}, output of the ranks in {logs}")
+        count = quantity(len(downloaded["files"]), "file")
+        self.context.display.print_line("results", f"{count} in {folder}, output of the ranks in {logs}")
         return downloaded
 
     def bake_image(self) -> None:

@@ -13,6 +13,7 @@ from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import ParallelConfig
 from trainyard.models.report import BackendName, Substitution
+from trainyard.quantity import quantity
 
 STARTUP_TIMEOUT_MINUTES = 10.0
 # Roles that booted nodes skip -> why the role cannot run.
@@ -191,13 +192,14 @@ def _adjust_batch_size(substitution: SettingsSubstitution) -> None:
     batch_size = max(-(-config.batch_size // multiple), config.parallel.pipeline) * multiple
     if batch_size == config.batch_size:
         return
+    nodes = quantity(settings["nodes"], "node")
     substitution.change(
         train,
         "batch_size",
         batch_size,
         original=f"batch size {config.batch_size}",
         replacement=f"batch size {batch_size}",
-        reason=f"it must split over {settings['nodes']} nodes x {per_node} processes, on AWS too",
+        reason=f"it must split over {nodes} x {quantity(per_node, 'process')}, on AWS too",
     )
 
 

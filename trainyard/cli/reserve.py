@@ -10,6 +10,7 @@ from trainyard.cli.options import JsonOption, StackOption
 from trainyard.operations import reserve as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
+from trainyard.quantity import quantity
 
 
 def reserve(
@@ -42,7 +43,7 @@ def reserve(
     with create_display() as display:
         if cancel:
             names = operation.cancel_held_capacity(Cluster.from_environment(stack), display)
-            print(json.dumps({"cancelled": names}) if as_json else f"{len(names)} reservations cancelled")
+            print(json.dumps({"cancelled": names}) if as_json else f"{quantity(len(names), 'reservation')} cancelled")
             return
         settings = operation.read_stack_settings(stack, file)
         held = operation.hold_capacity(Cluster.from_environment(stack), settings, hours, display, confirm)

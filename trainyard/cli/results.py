@@ -8,6 +8,7 @@ import typer
 from trainyard.cli.options import JsonOption, RunOption, StackOption
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import download_results
+from trainyard.quantity import quantity
 
 
 def results(
@@ -21,6 +22,6 @@ def results(
     if as_json:
         print(downloaded.model_dump_json())
         return
-    print(f"downloaded {len(downloaded.files)} files of {downloaded.run} to {downloaded.folder}")
+    print(f"downloaded {quantity(len(downloaded.files), 'file')} of {downloaded.run} to {downloaded.folder}")
     for uri in downloaded.checkpoints:
         print(uri)

@@ -11,6 +11,7 @@ from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import create_display
 from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
+from trainyard.quantity import quantity
 
 
 def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:
@@ -28,7 +29,8 @@ def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOptio
         if builders := terminate_builders(cluster):
             display.line("builder", f"terminated: {', '.join(builders)}")
         tag_old_objects(cluster, display)
-        print(json.dumps({"terminated": result.nodes}) if as_json else f"{len(result.nodes)} nodes terminated")
+        text = f"{quantity(len(result.nodes), 'node')} terminated"
+        print(json.dumps({"terminated": result.nodes}) if as_json else text)
     # `pulumi destroy` continues: other resources cost more, and `trainyard destroy` lists what remains.
     if result.reservations and manifest is None:
         raise typer.Exit(1)

@@ -77,8 +77,11 @@ def _existing_folders(folder: Path) -> list[Path]:
 def destroy_existing_stacks(folder: Path, display: Display) -> None:
     """Destroy all stacks that earlier selftests left. Raises ActionError with those that could not be destroyed."""
     require_pulumi()
+    paths = _existing_folders(folder)
+    if not paths:
+        display.line("selftest", "no stacks of the selftest exist")
     failures = []
-    for path in _existing_folders(folder):
+    for path in paths:
         try:
             SelftestProject.load(path).destroy(DESTROY_MINUTES, display)
             shutil.rmtree(path)

@@ -245,6 +245,11 @@ def test_leftovers_are_reported_and_destroyed_later(
     assert [line.split()[1] for line in display.lines if "output re" in line] == ["retained:"]
 
 
+def test_nothing_to_destroy_is_reported(pulumi: Pulumi, state: Path, display: RecordingDisplay) -> None:
+    operation.destroy_existing_stacks(state, display)
+    assert display.lines == ["selftest no stacks of the selftest exist"]
+
+
 def test_refused_confirmation_creates_nothing(run: Run, pulumi: Pulumi) -> None:
     questions: list[str] = []
 
