@@ -76,10 +76,11 @@ def _existing_folders(folder: Path) -> list[Path]:
 
 def destroy_existing_stacks(folder: Path, display: Display) -> None:
     """Destroy all stacks that earlier selftests left. Raises ActionError with those that could not be destroyed."""
-    require_pulumi()
     paths = _existing_folders(folder)
     if not paths:
         display.line("selftest", "no stacks of the selftest exist")
+        return
+    require_pulumi()
     failures = []
     for path in paths:
         try:

@@ -245,7 +245,7 @@ def test_leftovers_are_reported_and_destroyed_later(
     assert [line.split()[1] for line in display.lines if "output re" in line] == ["retained:"]
 
 
-def test_nothing_to_destroy_is_reported(pulumi: Pulumi, state: Path, display: RecordingDisplay) -> None:
+def test_nothing_to_destroy_is_reported(state: Path, display: RecordingDisplay) -> None:
     operation.destroy_existing_stacks(state, display)
     assert display.lines == ["selftest no stacks of the selftest exist"]
 
