@@ -256,11 +256,13 @@ def test_fault_reclaims_running_instances(client: Client, network: Network, aws:
 
 def test_source_of_a_shared_reservation_is_not_described(client: Client, aws: EmulatedAws) -> None:
     name, owner = "cr-0000000000005a7ed", "210987654321"
+    end = aws.now() + 10  # afterwards it uses no capacity of other tests
     seed = SeedReservation(
-        id=name, instance_type="c7i.xlarge", zone="us-east-1a", count=1, interruptible=True, owner=owner
+        id=name, instance_type="c7i.xlarge", zone="us-east-1a", count=1, interruptible=True, owner=owner, end=end
     )
     aws.seed(AccountSeed(region="us-east-1", reservations=(seed,)))
     shared = describe(client, name)
     assert (shared["OwnerId"], shared["Interruptible"]) == (owner, True)
     source = shared["InterruptionInfo"]["SourceCapacityReservationId"]
     assert refused(lambda: describe(client, source)) == "InvalidCapacityReservationId.NotFound"
+    aws.advance_clock(11)

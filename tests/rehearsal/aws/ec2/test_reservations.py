@@ -25,7 +25,8 @@ def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
     yield
     aws.clear_faults()
     for reservation in client("ec2").describe_capacity_reservations()["CapacityReservations"]:
-        if reservation["State"] == "active" and reservation["ReservationType"] == "default":
+        is_own = reservation["ReservationType"] == "default" and not reservation.get("Interruptible")
+        if reservation["State"] == "active" and is_own:
             client("ec2").cancel_capacity_reservation(CapacityReservationId=reservation["CapacityReservationId"])
 
 
