@@ -92,7 +92,8 @@ def _create_reservation(backend: Any, seed: SeedReservation) -> None:
     reservations(backend)[created.id] = created
     created.owner_id = seed.owner or created.owner_id
     if seed.interruptible:
-        allocate(created, seed.id, seed.count, "retain").owner_id = created.owner_id
+        interruptible = allocate(created, seed.id, seed.count, "retain")
+        interruptible.owner_id, interruptible.end = created.owner_id, created.end
         # The owner shares the interruptible reservation (EC2 user guide, "Interruptible Capacity Reservations"). That
         # consumers cannot describe its source is an assumption.
         if seed.owner:
