@@ -144,6 +144,15 @@ def run_rehearsal(
     return CompletedRehearsal(process.returncode, process.stderr, time.monotonic() - start, report)
 
 
+def capacity_attempts_for(report: dict[str, Any], instance_type: str) -> list[tuple[str, str, int, str | None]]:
+    """Return kind, zone, granted instances and error code of each request for the type."""
+    return [
+        (attempt["kind"], attempt["zone"], attempt["granted"], attempt["error_code"])
+        for attempt in report["capacity_attempts"]
+        if attempt["type"] == instance_type
+    ]
+
+
 def stack_file(tree: Path, stack: str) -> Path:
     """Return the path of a stack file."""
     return tree / "stacks" / f"Pulumi.{stack}.yaml"

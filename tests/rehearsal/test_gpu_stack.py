@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rehearsal.substitutions import SMALL_MODEL, SMALL_STEPS
-from tests.rehearsal.conftest import run_rehearsal
+from tests.rehearsal.conftest import capacity_attempts_for, run_rehearsal
 
 pytestmark = pytest.mark.slow
 TYPE = "p4d.24xlarge"
@@ -31,12 +31,7 @@ def test_rehearsal_succeeds(report: dict[str, Any]) -> None:
 
 
 def test_stack_is_in_the_zone_with_capacity_for_all_nodes(report: dict[str, Any]) -> None:
-    attempts = [
-        (attempt["kind"], attempt["zone"], attempt["granted"], attempt["error_code"])
-        for attempt in report["capacity_attempts"]
-        if attempt["type"] == TYPE
-    ]
-    assert attempts == [
+    assert capacity_attempts_for(report, TYPE) == [
         ("reservation", "us-east-1a", 0, "InsufficientInstanceCapacity"),
         ("reservation", "us-east-1b", 2, None),
         ("launch", "us-east-1b", 2, None),

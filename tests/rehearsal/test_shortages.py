@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.rehearsal.conftest import CompletedRehearsal, run_rehearsal, stack_file
+from tests.rehearsal.conftest import CompletedRehearsal, capacity_attempts_for, run_rehearsal, stack_file
 
 pytestmark = pytest.mark.slow
 P4D, P5EN = "p4d.24xlarge", "p5en.48xlarge"
@@ -28,20 +28,11 @@ def rehearse(tree: Path, stack: str, name: str, *arguments: str, **changes: Any)
         stack_file(tree, name).unlink()
 
 
-def attempts(report: dict[str, Any], instance_type: str) -> list[tuple[str, str, int, str | None]]:
-    """Return kind, zone, granted instances and error code of each request for the type."""
-    return [
-        (attempt["kind"], attempt["zone"], attempt["granted"], attempt["error_code"])
-        for attempt in report["capacity_attempts"]
-        if attempt["type"] == instance_type
-    ]
-
-
 def test_nothing_is_billed_without_capacity_in_any_zone(tree: Path) -> None:
     fault = f"capacity,limit=0,instance_type={P4D}"
     ended = rehearse(tree, "a100-cluster", "none", "--fault", fault, "--set", "capacity.wait_minutes=0")
     assert ended.exit_status == 1
-    zones = {zone for _, zone, _, _ in attempts(ended.report, P4D)}
+    zones = {zone for _, zone, _, _ in capacity_attempts_for(ended.report, P4D)}
     assert len(zones) > 1
     (error,) = ended.report["errors"]
     assert all(f"{zone}: InsufficientInstanceCapacity" in error for zone in zones), error
@@ -65,7 +56,7 @@ def test_launch_waits_for_the_start_of_a_capacity_block(tree: Path) -> None:
     ended = rehearse(tree, "h200-cluster", "block", "--nodes", "1", "--fault", "capacity-block-start,seconds=60")
     assert ended.exit_status == 0, ended.stderr
     assert "starts at" in ended.stderr
-    assert attempts(ended.report, P5EN)[-1] == ("launch", "us-east-1a", 1, None)
+    assert capacity_attempts_for(ended.report, P5EN)[-1] == ("launch", "us-east-1a", 1, None)
 
 
 def test_spot_launch_uses_three_instance_types(tree: Path) -> None:
@@ -74,4 +65,4 @@ def test_spot_launch_uses_three_instance_types(tree: Path) -> None:
     changes = {"instance_type": types[0], "nodes": 3, "capacity": {"spot": {"instance_types": types[1:]}}}
     ended = rehearse(tree, "spot-cluster", "pool", *faults, **changes, network={"efa": False})
     assert ended.exit_status == 0, ended.stderr
-    assert [attempts(ended.report, name)[-1][2] for name in types] == [1, 1, 1]
+    assert [capacity_attempts_for(ended.report, name)[-1][2] for name in types] == [1, 1, 1]

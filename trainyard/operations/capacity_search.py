@@ -14,6 +14,7 @@ from trainyard.operations.pending_reservations import cancel_reservations, wait_
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals
 from trainyard.operations.waiting import sleep_with_checks
+from trainyard.quantity import quantity
 
 # Codes of CreateCapacityReservation that another zone, or a later request, may not return (API reference, "Error codes
 # for the Amazon EC2 API"). After those of _UNKNOWN_RESULTS, or without an answer, the reservation may exist.
@@ -89,9 +90,8 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
             return reservation
         tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
-            attempts = f"{attempt} attempt{'s' if attempt > 1 else ''}"
             raise CapacityError(
-                f"no Availability Zone has capacity for {request.summary} after {attempts} in "
+                f"no Availability Zone has capacity for {request.summary} after {quantity(attempt, 'attempt')} in "
                 f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Wait longer, name other "
                 "capacity.zones, or buy a Capacity Block (trainyard blocks)"
             )

@@ -88,13 +88,14 @@ class LaunchOperation:
 
     def _is_superseded(self) -> bool:
         """Return whether a later launch has started a run; False when the current run cannot be read."""
-        own = {self.record.run, self.active_run.run if self.active_run else self.record.run}
+        if not self.is_adding_nodes:
+            return False
         try:
             run = self.cluster.current_run()
         except (BotoCoreError, ClientError) as error:
             self.display.detail("run", str(error))
             return False
-        return self.is_adding_nodes and run is not None and run.run not in own
+        return run is not None and run.run != (self.active_run or self.record).run
 
     def _rollback_reservations(self) -> None:
         """Cancel the launch's reservations, and those of earlier launches unless a run or another launch uses them."""

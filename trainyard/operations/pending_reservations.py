@@ -61,9 +61,14 @@ def cancel_reservations(
         try:
             text = _cancel(region, name, display, launch_id, reason, before_poll)
         except (BotoCoreError, ClientError, CapacityError) as error:
-            command = f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {name}"
+            command = cancel_command(region, name)
             text = f"{name} was not cancelled and ends by itself: {error}. To cancel it: {command}"
         display.line("capacity", text)
+
+
+def cancel_command(region: str, name: str) -> str:
+    """Return the command of the AWS CLI that cancels a reservation."""
+    return f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {name}"
 
 
 def _cancel(

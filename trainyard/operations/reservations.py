@@ -16,7 +16,7 @@ from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
+from trainyard.operations.pending_reservations import cancel_command, cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.waiting import sleep_with_checks
 
@@ -272,8 +272,7 @@ def _describe_remaining(region: str, reservation: CapacityReservation) -> str:
     price = reservation.instances * ((entry.on_demand_usd if entry else None) or 0.0)
     return (
         f"{name} ({reservation.instances} x {reservation.instance_type} in {reservation.zone}) is {reservation.state} "
-        f"and costs {price:,.2f} USD per hour until it ends; to cancel it: aws ec2 cancel-capacity-reservation "
-        f"--region {region} --capacity-reservation-id {name}"
+        f"and costs {price:,.2f} USD per hour until it ends; to cancel it: {cancel_command(region, name)}"
     )
 
 

@@ -49,23 +49,19 @@ class WorkerGroups:
 
     def members(self) -> list[str]:
         """Return every instance of the groups, including those that are terminating."""
-        return list(self._states())
+        return list(self.lifecycle_states())
 
     def members_by_group(self) -> dict[str, list[str]]:
         """Return the group's name in the stack -> its instances, including those that are terminating."""
         return {self._groups[group["AutoScalingGroupName"]].name: _instance_ids([group]) for group in self._describe()}
 
-    def _states(self) -> dict[str, str]:
-        """Return member -> lifecycle state."""
+    def lifecycle_states(self) -> dict[str, str]:
+        """Return member -> lifecycle state in its Auto Scaling group."""
         return {
             instance["InstanceId"]: instance["LifecycleState"]
             for group in self._describe()
             for instance in group["Instances"]
         }
-
-    def lifecycle_states(self) -> dict[str, str]:
-        """Return member -> lifecycle state in its Auto Scaling group."""
-        return self._states()
 
     def add_nodes(
         self,
@@ -165,7 +161,7 @@ class WorkerGroups:
         """Return a function that lists the members that joined the group after `add_nodes` started."""
 
         def list_new_members() -> list[str]:
-            states = self._states().items()
+            states = self.lifecycle_states().items()
             return [name for name, state in states if self._is_new(name, state) and self._group_of[name] == group]
 
         return list_new_members
@@ -237,7 +233,7 @@ class WorkerGroups:
         `deadline`: time.monotonic() until which to retry while instances of the group are pending.
         """
         group = self._group_of[name]
-        return NodeTermination(self._region, group, name, self._states, display).terminate(
+        return NodeTermination(self._region, group, name, self.lifecycle_states, display).terminate(
             deadline or launch_deadline()
         )
 
