@@ -18,7 +18,7 @@ from infra.lookups.image import Image, look_up_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import RetainedResources, look_up_retained
 from infra.packaging.archive import Packed
-from infra.packaging.bundle import pack_bundle
+from infra.packaging.bundle import files_missing_in_bundle, pack_bundle
 from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import validate_account
@@ -67,6 +67,8 @@ def read_inputs(root: Path) -> Inputs:
 
 
 def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:
+    if missing := files_missing_in_bundle(root):
+        pulumi.log.warn(f"nodes do not get files that git does not track: {', '.join(missing)}. To add them: git add")
     archives: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
     if settings.job.source:
         archives["job"] = pack_source(root, settings.job.source)

@@ -11,7 +11,7 @@ MANIFEST = Manifest(
     account="123456789012",
     region="us-east-1",
     partition="aws",
-    bundle=Archive(uri="s3://staging/bundle/x.tar.gz", sha256="0" * 64),
+    bundle=Archive(uri="s3://staging/bundle/x.tar", sha256="0" * 64),
     data_bucket="data",
     staging_bucket="staging",
     head=Head(instance="i-head", address="127.77.9.2"),

@@ -43,7 +43,7 @@ class Archives(pulumi.ComponentResource):
                 bucket=args.bucket,
                 key=_KEYS[kind](packed.sha256),
                 source=pulumi.FileAsset(str(packed.store(args.folder))),
-                content_type="application/gzip",
+                content_type="application/x-tar",
                 tags=args.scope.own_tags(kind),  # an object has at most ten tags, so the user's are omitted
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )

@@ -1,6 +1,5 @@
-"""Reproducible archives: equal content gives equal bytes."""
+"""Reproducible archives: equal files give equal bytes, with any version of Python or zlib."""
 
-import gzip
 import hashlib
 import io
 import tarfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Packed:
-    """A gzip-compressed tar archive and the SHA-256 of its bytes."""
+    """A tar archive and the SHA-256 of its bytes, which depends on the files' paths, modes and contents only."""
 
     data: bytes
     sha256: str
@@ -19,7 +18,7 @@ class Packed:
     def store(self, folder: Path) -> Path:
         """Write the archive to `folder` under its SHA-256 and return the path. Safe for concurrent writers."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.sha256}.tar.gz"
+        path = folder / f"{self.sha256}.tar"
         if not path.exists():
             partial = path.with_suffix(f".{id(self)}.partial")
             partial.write_bytes(self.data)
@@ -36,12 +35,12 @@ class Entry:
 
 
 def pack(entries: Mapping[str, Entry]) -> Packed:
-    """Pack files sorted by name, with mode 0644 or 0755, time 0 and owner root."""
+    """Pack files sorted by name, with mode 0644 or 0755, time 0 and owner root.
+
+    The archive is not compressed: versions of zlib compress equal content to different bytes.
+    """
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(entries):
             info = tarfile.TarInfo(name)
             info.size = len(entries[name].data)

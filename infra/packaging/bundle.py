@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.packaging.archive import Entry, Packed, pack
+from infra.packaging.files import list_files, untracked_files
 from trainyard.models.schemas import schema_text
 
 FOLDERS = ("playbooks", "trainyard", "trainer")
@@ -30,14 +31,18 @@ SCHEMA = "schemas/manifest.schema.json"
 
 def pack_bundle(root: Path, extra: Mapping[str, Entry] | None = None) -> Packed:
     """Pack the static files of the project, and `extra`. The content does not depend on the stack."""
-    entries = {SCHEMA: Entry(schema_text("manifest").encode()), **(extra or {})}
     for folder in FOLDERS:
         assert (root / folder).is_dir(), f"{root} has no folder {folder}/"
-        for path in (root / folder).rglob("*"):
-            parts = path.relative_to(root).parts
-            hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-            operator_only = any("/".join(parts[:depth]) in OPERATOR_ONLY for depth in range(1, len(parts) + 1))
-            if path.is_file() and not hidden and not operator_only and path.suffix != ".pyc":
-                entries["/".join(parts)] = Entry(path.read_bytes())
-    entries.update({name: Entry((root / name).read_bytes()) for name in FILES})
-    return pack(entries)
+    names = [*(name for name in list_files(root, FOLDERS) if not _is_operator_only(name)), *FILES]
+    entries = {name: Entry((root / name).read_bytes()) for name in names}
+    return pack({SCHEMA: Entry(schema_text("manifest").encode()), **(extra or {}), **entries})
+
+
+def files_missing_in_bundle(root: Path) -> list[str]:
+    """Return the files that nodes would use if git tracked them, sorted."""
+    return [name for name in untracked_files(root, FOLDERS) if not _is_operator_only(name)]
+
+
+def _is_operator_only(name: str) -> bool:
+    parts = name.split("/")
+    return any("/".join(parts[:depth]) in OPERATOR_ONLY for depth in range(1, len(parts) + 1))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from infra.packaging import source
-from infra.packaging.archive import Packed
-from infra.packaging.bundle import FILES, FOLDERS, OPERATOR_ONLY, SCHEMA, pack_bundle
+from infra.packaging.archive import Entry, Packed, pack
+from infra.packaging.bundle import FILES, FOLDERS, OPERATOR_ONLY, SCHEMA, files_missing_in_bundle, pack_bundle
+from infra.packaging.files import list_files
 from infra.packaging.source import pack_source
 from rehearsal.adapter.deployment import Deployment
 from tests.infra.conftest import ROOT
@@ -89,6 +90,61 @@ def test_bundle_ignores_times_and_modes_of_files(tree: Path) -> None:
     assert pack_bundle(tree) == first
 
 
+def track(tree: Path) -> None:
+    """Make the tree a git repository that tracks its files."""
+    for arguments in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *arguments], cwd=tree, check=True)
+
+
+@pytest.mark.parametrize("name", ["playbooks/notes.txt~", "playbooks/new.yml", "trainyard/scratch.py"])
+def test_untracked_file_does_not_change_the_bundle(tree: Path, name: str) -> None:
+    track(tree)
+    first = pack_bundle(tree)
+    (tree / name).write_text("draft")
+    assert pack_bundle(tree) == first
+
+
+def test_untracked_files_of_nodes_are_listed(tree: Path) -> None:
+    track(tree)
+    (tree / ".git/info/exclude").write_text("scratch.py\n")
+    for name in ("playbooks/notes.txt~", "playbooks/new.yml", "trainyard/scratch.py", "trainyard/operations/new.py"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("draft")
+    assert files_missing_in_bundle(tree) == ["playbooks/new.yml"]
+
+
+def test_bundle_is_the_same_with_and_without_a_repository(tree: Path) -> None:
+    (tree / "playbooks/notes.txt~").write_text("draft")
+    (tree / "playbooks/README.md").write_text("document")
+    first = pack_bundle(tree)
+    track(tree)
+    assert pack_bundle(tree) == first
+
+
+def test_folder_that_its_repository_ignores_counts_as_no_repository(tree: Path) -> None:
+    first = pack_bundle(tree)
+    subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
+    assert pack_bundle(tree) == first
+
+
+def test_deleted_file_is_not_in_the_bundle(tree: Path) -> None:
+    (tree / "playbooks/old.yml").write_text("old")
+    track(tree)
+    (tree / "playbooks/old.yml").unlink()
+    assert "playbooks/old.yml" not in names(pack_bundle(tree))
+
+
+def test_known_types_include_all_tracked_files_of_nodes() -> None:
+    listed = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = {name for name in listed.splitlines() if not name.endswith(".md")} - OPERATOR_ONLY
+    assert tracked - set(list_files(ROOT, FOLDERS)) == set()
+
+
+def test_bytes_of_an_archive_are_the_same_in_each_version_of_python() -> None:
+    files = {"b.sh": Entry(b"#!/bin/sh\n", executable=True), "a/" + "n" * 120: Entry(b"long"), "\u00e4": Entry(b"")}
+    assert pack(files).sha256 == "f43cde41dde83bb62e94ae7dbb8f93d7b5dca6171ab40af00cd270b5ee5b2d76"
+
+
 def test_changed_file_changes_the_bundle(tree: Path) -> None:
     first = pack_bundle(tree)
     (tree / "trainyard/one.py").write_text("changed")
@@ -105,7 +161,7 @@ def test_archive_is_stored_under_its_sha256(tree: Path, tmp_path: Path) -> None:
     packed = pack_bundle(tree)
     path = packed.store(tmp_path / "store")
     assert path == packed.store(tmp_path / "store")
-    assert (path.name, path.read_bytes()) == (f"{packed.sha256}.tar.gz", packed.data)
+    assert (path.name, path.read_bytes()) == (f"{packed.sha256}.tar", packed.data)
 
 
 def test_source_keeps_the_executable_mode(job: Job, tmp_path: Path) -> None:

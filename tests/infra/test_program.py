@@ -71,7 +71,7 @@ def test_manifest_is_valid_and_names_the_resources(shipped: Deployment) -> None:
     assert manifest.head.address == shipped.resources_of_type(INSTANCE)[0].outputs["privateIp"]
     groups = {each.outputs["name"] for each in shipped.resources_of_type("aws:autoscaling/group:Group")}
     assert {group.autoscaling_group for group in manifest.groups} == groups
-    assert manifest.bundle.uri.endswith(f"/bundle/{manifest.bundle.sha256}.tar.gz")
+    assert manifest.bundle.uri.endswith(f"/bundle/{manifest.bundle.sha256}.tar")
     assert (manifest.fsx is not None) == (shipped.stack == "a100-cluster")
 
 

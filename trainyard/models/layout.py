@@ -29,12 +29,12 @@ def dataset_prefix(name: str) -> str:
 
 def bundle_key(sha256: str) -> str:
     """Key of a bundle in the staging bucket."""
-    return f"bundle/{sha256}.tar.gz"
+    return f"bundle/{sha256}.tar"
 
 
 def job_source_key(sha256: str) -> str:
     """Key of the archive of the user's sources in the staging bucket."""
-    return f"job/{sha256}.tar.gz"
+    return f"job/{sha256}.tar"
 
 
 def archived_key(prefix: str) -> str:

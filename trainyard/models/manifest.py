@@ -16,7 +16,7 @@ from trainyard.models.layout import split_s3_uri
 
 
 class Archive(StrictModel):
-    """A content-addressed gzip'd tar archive in S3."""
+    """A content-addressed tar archive in S3."""
 
     uri: str = Field(description="S3 URI.")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive.")

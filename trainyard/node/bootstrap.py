@@ -169,7 +169,7 @@ def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
         digest = hashlib.sha256(data).hexdigest()
         if digest != bundle["sha256"]:
             raise BootstrapError(f"{bundle['uri']} has SHA-256 {digest}, but the manifest has {bundle['sha256']}")
-        archive = BASE / "bundle.tar.gz"
+        archive = BASE / "bundle.tar"
         archive.write_bytes(data)
         unpack(archive, folder)
         archive.unlink()

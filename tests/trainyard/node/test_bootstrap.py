@@ -54,7 +54,7 @@ def create_bundle() -> bytes:
     """A bundle whose next program prints the node's identity and its working directory."""
     program = b"import json, os, pathlib; print(pathlib.Path('../../node.json').read_text(), os.getcwd())"
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("trainyard/node/environments/node.py")
         entry.size = len(program)
         tar.addfile(entry, io.BytesIO(program))
@@ -79,8 +79,8 @@ def boot(root: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> "su
 
 
 def publish(bucket: Bucket, sha256: str, content: bytes) -> None:
-    bucket.write("bundle.tar.gz", content)
-    manifest = {"bundle": {"uri": f"s3://{bucket.name}/bundle.tar.gz", "sha256": sha256}, "unknown": "anything"}
+    bucket.write("bundle.tar", content)
+    manifest = {"bundle": {"uri": f"s3://{bucket.name}/bundle.tar", "sha256": sha256}, "unknown": "anything"}
     bucket.write("manifest.json", json.dumps(manifest).encode())
 
 

@@ -96,7 +96,7 @@ class OnNode:
         index.mkdir()
         (source / "requirements.txt").write_text(text)
         (self.folder / "bundle").symlink_to(source)
-        archive = Archive(uri="s3://bucket/job.tar.gz", sha256="0" * 64)
+        archive = Archive(uri="s3://bucket/job.tar", sha256="0" * 64)
         job = self.record.job.model_copy(update={"source": archive, "command": ("train.py",), "train": None})
         manifest = self.agent.manifest
         node_settings = manifest.node.model_copy(update={"package_index": str(index)})
