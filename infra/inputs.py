@@ -21,7 +21,7 @@ from infra.packaging.archive import Packed
 from infra.packaging.bundle import files_missing_in_bundle, pack_bundle
 from infra.packaging.source import pack_source
 from infra.scope import Scope
-from infra.validators.account import validate_account
+from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
 from trainyard.config.cost import max_run_usd
 from trainyard.config.loader import load_settings
@@ -50,7 +50,8 @@ def read_inputs(root: Path) -> Inputs:
     archives = _pack_archives(root, settings)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
     validate_account(settings, facts, retained.is_up)
-    if warning := expiring_credentials(os.environ, settings, datetime.now(UTC)):
+    credentials = expiring_credentials(os.environ, settings, datetime.now(UTC))
+    for warning in filter(None, (credentials, unsearched_zones(settings, facts))):
         pulumi.log.warn(warning)
     _compare_types_with_catalog(settings)
     return Inputs(

@@ -1,7 +1,8 @@
-"""Profiles of the emulated account: durations of AWS operations, at one second for each minute on AWS, or zero."""
+"""Profiles of the emulated account: durations of AWS operations, at one second for each minute on AWS, and faults."""
 
 from typing import Literal, get_args
 
+from rehearsal.aws.faults import Fault, MemberOmission
 from rehearsal.aws.timing import Timing
 from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models.report import Substitution
@@ -21,7 +22,7 @@ _MINUTE = 60.0
 _REAL = Timing(
     pending_seconds=2 * _MINUTE,
     shutting_down_seconds=2 * _MINUTE,
-    large_gpu_shutting_down_seconds=15 * _MINUTE,
+    large_gpu_shutting_down_seconds=19 * _MINUTE,
     skip_os_shutdown_seconds=5 * _MINUTE,
     reserved_capacity_return_seconds=5 * _MINUTE,
     reservation_end_delay_seconds=60 * _MINUTE,
@@ -49,6 +50,11 @@ def profile_timing(profile: ProfileName) -> Timing:
         return Timing()
     scaled = {name: seconds / TIME_SCALE for name, seconds in _REAL.model_dump(exclude_none=True).items()}
     return Timing(**scaled)
+
+
+def profile_faults(profile: ProfileName) -> tuple[Fault, ...]:
+    """Return the faults of a profile, which are active in addition to those of --fault."""
+    return (MemberOmission(every=10),) if profile == "realistic" else ()
 
 
 def profile_substitution(profile: ProfileName) -> Substitution:

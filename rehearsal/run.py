@@ -18,7 +18,7 @@ from rehearsal.interrupts import INTERRUPTED, Interrupts
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
-from rehearsal.profiles import profile_substitution, profile_timing
+from rehearsal.profiles import profile_faults, profile_substitution, profile_timing
 from rehearsal.result import RehearsalResult
 from rehearsal.run_progress import FollowError
 from rehearsal.seed import create_existing_resources, quota_codes
@@ -88,9 +88,10 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
 def _prepare_account(
     aws: EmulatedAws, options: Options, settings: StackSettings, display: Display, is_shared: bool
 ) -> list[Substitution]:
-    """Set the durations of the account, and create what the stack expects to exist; return the substitutions."""
+    """Set the profile of the account, and create what the stack expects to exist; return the substitutions."""
     if not is_shared:
         aws.set_timing(profile_timing(options.profile))
+        aws.inject(*profile_faults(options.profile))
     # A shared account has the durations that it was started with: none.
     substitutions = [profile_substitution("instant" if is_shared else options.profile)]
     quotas = None if is_shared else quota_codes(settings, options.bake)

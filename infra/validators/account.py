@@ -83,6 +83,17 @@ def zones_match_reservation(settings: StackSettings, facts: AccountFacts) -> Ite
         yield invalid_setting("network.existing.subnet_id", facts.subnet.id, reason, fix)
 
 
+def held_capacity_in_stack_zones(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """The reservation of `trainyard reserve` is in a zone that the launch uses, else it costs and is not used."""
+    held, zones = facts.held, facts.worker_zones(settings)
+    if held is None or held.zone in zones:
+        return
+    value = list(settings.capacity.zones) if settings.capacity.zones else None
+    reason = f"head and file system are in {', '.join(zones)}, and {held.id} of trainyard reserve is in {held.zone}"
+    fix = f"Set [{held.zone}], which creates head and file system there, or cancel it: trainyard reserve --cancel"
+    yield invalid_setting("capacity.zones", value, reason, fix)
+
+
 def _reservation_problem(settings: StackSettings, reason: str, fix: str) -> Problem:
     named = settings.capacity.reservation_id
     assert named is not None
@@ -261,6 +272,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     zones_offer_instance_types,
     spot_types_offered,
     zones_match_reservation,
+    held_capacity_in_stack_zones,
     reservation_has_configured_type,
     interruptible_matches_reservation,
     reservation_is_active,
@@ -279,6 +291,18 @@ VALIDATORS: tuple[AccountValidator, ...] = (
 TIME_DEPENDENT: tuple[AccountValidator, ...] = (reservation_is_active, reservation_outlasts_run)
 # They do not apply to an existing cluster.
 NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_instances,)
+
+
+def unsearched_zones(settings: StackSettings, facts: AccountFacts) -> str | None:
+    """Return a warning if a new stack's file system limits the launch to one of several zones, else None."""
+    is_decided = facts.head_zone or facts.held or facts.subnet or settings.capacity.zones
+    zones = facts.zones_offering(settings)
+    if is_decided or not settings.fsx or not settings.reserves_any_capacity or len(zones) < 2:
+        return None
+    return (
+        f"the file system is created in {facts.worker_zones(settings)[0]}, so the launch requests capacity there only. "
+        f"trainyard reserve searches {', '.join(zones)}: run it before pulumi up, or set capacity.zones to one zone"
+    )
 
 
 def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:

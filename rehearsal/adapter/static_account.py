@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.lookups.subnet import HEAD_SUBNET_ROLE
 from rehearsal.adapter.account import ResourceRequest, handlers, select_handler
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import RequestFailedError, UnsupportedTypeError
@@ -30,7 +31,8 @@ class StaticAccount:
     """An account without a server. It checks types and inputs as the emulated account does.
 
     `retained_bucket`, `retained_key_id`: the data bucket and the KMS key that an earlier `up` left.
-    `cluster_exists`: whether the stack's cluster still exists.
+    `cluster_exists`: whether the stack's cluster still exists. `head_subnet`: the subnet of its head, in `networks`.
+    `held_capacity`: the reservation of `trainyard reserve`, one of `reservations`.
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code; other quotas have
     a large value. `networks`: the existing VPCs by id. `instance_type_zones`: the Availability Zones that offer an
     instance type, by its name; other types are offered in every zone. `bucket_regions`: the region of each existing
@@ -46,6 +48,8 @@ class StaticAccount:
         retained_key_id: str | None = None,
         *,
         cluster_exists: bool = False,
+        head_subnet: str | None = None,
+        held_capacity: str | None = None,
         reservations: Mapping[str, Mapping[str, Any]] | None = None,
         quotas: Mapping[str, float] | None = None,
         networks: Mapping[str, StaticNetwork] | None = None,
@@ -59,6 +63,10 @@ class StaticAccount:
         self._arns_by_role = {
             tags.DATA_BUCKET: f"arn:aws:s3:::{retained_bucket}" if retained_bucket else None,
             tags.STAGING_BUCKET: "arn:aws:s3:::trainyard-staging-0000000" if cluster_exists else None,
+            HEAD_SUBNET_ROLE: f"arn:aws:ec2:{region}:{ACCOUNT}:subnet/{head_subnet}" if head_subnet else None,
+            tags.HELD_CAPACITY: f"arn:aws:ec2:{region}:{ACCOUNT}:capacity-reservation/{held_capacity}"
+            if held_capacity
+            else None,
             tags.STACK_KEY: self._key_arn(retained_key_id) if retained_key_id else None,
         }
         self._instance_type_zones = instance_type_zones or {}

@@ -121,6 +121,19 @@ EXAMPLES: dict[str, list[Example]] = {
             (SUBNET, "us-east-1a does not offer c7i.xlarge and t3.medium"),
         ),
     ],
+    "held_capacity_in_stack_zones": [
+        Example(
+            {
+                "networks": {VPC: StaticNetwork(subnets=(StaticSubnet(id=SUBNET, availability_zone="us-east-1b"),))},
+                "head_subnet": SUBNET,
+                "held_capacity": RESERVATION,
+            },
+            {},
+            "capacity.zones",
+            ("us-east-1b", f"{RESERVATION} of trainyard reserve is in us-east-1a", "Set [us-east-1a]", "--cancel"),
+            "a100-cluster",
+        )
+    ],
     "zones_match_reservation": [
         Example(
             reserved(),

@@ -37,7 +37,7 @@ def test_static_credentials_that_expire_too_early_are_a_warning(text: str) -> No
     "environment",
     [
         {**KEY, "AWS_CREDENTIAL_EXPIRATION": "2026-11-23T12:46:00Z"},
-        KEY,  # no known expiration
+        {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "s"},  # of a user, without expiration
         {"AWS_PROFILE": "sso", "AWS_CREDENTIAL_EXPIRATION": "2026-11-23T12:01:00Z"},
         {},
     ],
@@ -60,6 +60,12 @@ def test_deadline_includes_the_wait_for_capacity(capacity: dict[str, Any], minut
     text = warning(minutes - 1)
     assert text is not None
     assert ("capacity.wait_minutes" in text) == (minutes > 45)
+
+
+def test_unknown_expiration_of_a_session_token_is_a_warning() -> None:
+    warning = expiring_credentials(KEY, CPU, NOW)
+    assert warning is not None
+    assert "its expiration is unknown" in warning
 
 
 def test_unreadable_expiration_is_a_warning() -> None:

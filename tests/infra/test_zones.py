@@ -1,6 +1,6 @@
 """The Availability Zones of workers and head, with held capacity and in a deployed stack."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +11,24 @@ import pytest
 from infra.lookups import account
 from infra.lookups.account import AccountFacts, ReservationFacts
 from infra.lookups.subnet import HEAD_SUBNET_ROLE
+from infra.validators.account import unsearched_zones
 from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import SUBNET, VPC, StaticNetwork, StaticSubnet
 from tests.infra.conftest import ROOT, stack_config
 from trainyard.aws import tags
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
 
 A, B, C = (f"us-east-1{letter}" for letter in "abc")
 SUBNET_TYPE = "aws:ec2/subnet:Subnet"
 
 
-def worker_zones(
-    *, held: str | None = None, head: str | None = None, zones: tuple[str, ...] | None = None, stack: str = "local"
-) -> tuple[str, ...]:
-    """Return the zones of the workers. `held`: zone of held capacity; `head`: zone of the deployed head."""
-    raw = {**stack_config(stack)[CONFIG_KEY], "capacity": {"zones": list(zones)} if zones else {}}
-    settings = load_settings(raw, ROOT, stack)
-    facts = AccountFacts(
+def facts_of(settings: StackSettings, *, held: str | None = None, head: str | None = None) -> AccountFacts:
+    """Return the facts of an account with three zones. `held`: zone of held capacity; `head`: zone of the head."""
+    return AccountFacts(
         partition="aws",
         dns_suffix="amazonaws.com",
         region="us-east-1",
@@ -39,7 +38,20 @@ def worker_zones(
         held=held_in(held) if held else None,
         head_zone=head,
     )
-    return facts.worker_zones(settings)
+
+
+def settings_of(stack: str, zones: tuple[str, ...] | None = None, **capacity: Any) -> StackSettings:
+    """Return the settings of a shipped stack. `zones` and `capacity`: settings of its capacity."""
+    changes = {**capacity, "zones": list(zones)} if zones else capacity
+    return load_settings({**stack_config(stack)[CONFIG_KEY], "capacity": changes}, ROOT, stack)
+
+
+def worker_zones(
+    *, held: str | None = None, head: str | None = None, zones: tuple[str, ...] | None = None, stack: str = "local"
+) -> tuple[str, ...]:
+    """Return the zones of the workers. `held`: zone of held capacity; `head`: zone of the deployed head."""
+    settings = settings_of(stack, zones)
+    return facts_of(settings, held=held, head=head).worker_zones(settings)
 
 
 def held_in(zone: str) -> ReservationFacts:
@@ -83,18 +95,34 @@ def test_stack_with_a_file_system_has_one_zone() -> None:
     assert worker_zones(held=B, stack="a100-cluster") == (B,)
 
 
-def test_zone_of_the_deployed_head_is_kept(changed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
-    find = StaticAccount._tagged_resources
+@pytest.mark.parametrize(
+    ("stack", "capacity", "facts", "warns"),
+    [
+        ("a100-cluster", {}, {}, True),
+        ("a100-cluster", {"zones": (A,)}, {}, False),
+        ("a100-cluster", {"reserve": False}, {}, False),
+        ("a100-cluster", {}, {"held": B}, False),
+        ("a100-cluster", {}, {"head": B}, False),
+        ("h100-cluster", {}, {}, False),  # no file system
+    ],
+)
+def test_new_stack_with_a_file_system_warns_that_one_zone_is_searched(
+    stack: str, capacity: dict[str, Any], facts: dict[str, str], warns: bool
+) -> None:
+    settings = settings_of(stack, **capacity)
+    warning = unsearched_zones(settings, facts_of(settings, **facts))
+    assert (warning is not None) == warns
+    assert warning is None or "trainyard reserve" in warning
 
-    def find_subnet(self: StaticAccount, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        if arguments["resourceTypeFilters"] != ["ec2:subnet"]:
-            return find(self, arguments)
-        arn = f"arn:aws:ec2:us-east-1:123456789012:subnet/{SUBNET}"
-        return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []}]}
 
-    monkeypatch.setattr(StaticAccount, "_tagged_resources", find_subnet)
+def test_preview_warns_that_one_zone_is_searched(caplog: pytest.LogCaptureFixture) -> None:
+    up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=StaticAccount())
+    assert [each.getMessage() for each in caplog.records if "trainyard reserve searches" in each.getMessage()]
+
+
+def test_zone_of_the_deployed_head_is_kept(changed: Callable[..., Deployment]) -> None:
     subnet = StaticSubnet(id=SUBNET, availability_zone=B)
-    run = changed(account={"networks": {VPC: StaticNetwork(subnets=(subnet,))}})
+    run = changed(account={"networks": {VPC: StaticNetwork(subnets=(subnet,))}, "head_subnet": SUBNET})
     zones = {each.name: each.inputs["availabilityZone"] for each in run.resources_of_type(SUBNET_TYPE)}
     assert zones == {"private": B, "public": B, "private-a": A, "private-c": C}
     assert run.resource(SUBNET_TYPE, "private").inputs["tags"][tags.ROLE] == HEAD_SUBNET_ROLE

@@ -40,15 +40,16 @@ def test_nothing_is_billed_without_capacity_in_any_zone(tree: Path) -> None:
 
 
 def test_partial_launch_without_a_reservation_is_terminated_while_instances_are_pending(tree: Path) -> None:
-    fault, budget = f"capacity,limit=2,instance_type={P4D}", "guardrails.max_cost_usd=5000"
-    options = ("--nodes", "3", "--fault", fault, "--set", "capacity.reserve=false", "--set", budget)
+    fault, budget = f"capacity,limit=5,instance_type={P4D}", "guardrails.max_cost_usd=5000"
+    options = ("--nodes", "8", "--fault", fault, "--set", "capacity.reserve=false", "--set", budget)
     ended = rehearse(tree, "a100-cluster", "partial", *options)
     assert ended.exit_status == 1
     (error,) = ended.report["errors"]
-    assert "AWS launched 2 of 3 requested nodes, so all are terminated" in error
+    assert "AWS launched 5 of 8 requested nodes, so all are terminated" in error
     assert "cannot be terminated while instances of its group are pending" in ended.stderr
     billed = {entry["type"]: (entry["instances"], entry["seconds"]) for entry in ended.report["billed"]}
-    assert billed[P4D] == (2, 120.0)
+    assert billed[P4D] == (5, 300.0)
+    assert "member-omission,every=10" in ended.report["faults"]
     assert ended.report["leaked"] == []
 
 

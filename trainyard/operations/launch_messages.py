@@ -15,7 +15,7 @@ def describe_remaining_cost(manifest: Manifest, held: str) -> str:
     stack, price = manifest.stack, manifest.base_usd_per_hour
     zones = sorted({subnet.zone for group in manifest.groups for subnet in group.subnets})
     files = ", file system" if manifest.fsx else ""
-    moves = f" (the file system is in {', '.join(zones)}; another zone in capacity.zones replaces head and file system)"
+    moves = f" (the file system is in {', '.join(zones)}; to search all zones first: trainyard reserve --stack {stack})"
     return (
         f"The cluster has no workers and costs {price:,.2f} USD per hour (head, network{files}). {held}To "
         f"try again: pulumi up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy --stack {stack}"

@@ -100,10 +100,12 @@ def hold_capacity(
         wait_minutes=settings.capacity.wait_minutes,
     )
     try:
-        return _result(reserve_capacity(request, display), node_price)
+        held = reserve_capacity(request, display)
     except BaseException:
         delete_held_placement_groups(cluster, display)
         raise
+    _report_other_zone(cluster, held.zone, display)
+    return _result(held, node_price)
 
 
 def _require_same(stack: str, held: CapacityReservation, instances: int, instance_type: str) -> None:
@@ -150,12 +152,14 @@ def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
 
 
 def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
-    """Return the zones to search: of the deployed stack's subnets, else of the existing subnet in the settings, else
-    of capacity.zones, else all that offer the instance types.
+    """Return the zones to search, those of the deployed stack first.
+
+    They are the zones of its subnets if it has no file system or an active run, the zone of the existing subnet in the
+    settings, the zones of capacity.zones, or all that offer the instance types.
     """
-    if cluster.is_deployed:
-        subnets = (subnet for group in cluster.manifest.groups for subnet in group.subnets)
-        return list(dict.fromkeys(subnet.zone for subnet in subnets))
+    deployed = _deployed_zones(cluster)
+    if deployed and (settings.fsx is None or _has_active_run(cluster)):
+        return deployed
     if settings.network.existing:
         return [subnet_zone(cluster.region, settings.network.existing.subnet_id)]
     offering = offering_zones(cluster.region, settings.required_types)
@@ -165,7 +169,29 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
         reason = f"{cluster.region} does not offer {names} in {', '.join(unusable)}"
         fix = f"Use {', '.join(offering)}" if offering else "Choose other types, or another region"
         raise InputError([Problem("capacity.zones", list(zones), reason, fix, "zone_without_types")])
-    return list(zones)
+    return sorted(zones, key=lambda zone: zone not in deployed)
+
+
+def _deployed_zones(cluster: Cluster) -> list[str]:
+    """Return the zones of the deployed stack's subnets; none if it is not deployed. With a file system it is one."""
+    if not cluster.is_deployed:
+        return []
+    return list(dict.fromkeys(subnet.zone for group in cluster.manifest.groups for subnet in group.subnets))
+
+
+def _has_active_run(cluster: Cluster) -> bool:
+    run = cluster.current_run()
+    return run is not None and cluster.outcome(run.run) is None
+
+
+def _report_other_zone(cluster: Cluster, zone: str, display: Display) -> None:
+    """Display how to move the deployed stack to the zone of the reservation, if it is in another."""
+    if (deployed := _deployed_zones(cluster)) and zone not in deployed:
+        display.line(
+            "capacity",
+            f"the stack is in {', '.join(deployed)}. Set capacity.zones: [{zone}], then pulumi up -s {cluster.stack} "
+            "replaces head and file system",
+        )
 
 
 def _result(reservation: CapacityReservation, node_price: float) -> HeldCapacity:

@@ -7,7 +7,9 @@ from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.faults import Capacity
 
-_RUNNING_STATES = {"pending", "running"}
+# An instance that shuts down uses its host until it is terminated: an assumption. The guide states it for reservations,
+# which have the capacity of a terminated instance again only minutes later ("Capacity Blocks for ML").
+_STATES_WITH_CAPACITY = {"pending", "running", "shutting-down", "stopping"}
 
 
 class _Use(NamedTuple):
@@ -47,7 +49,7 @@ def _uses(backend: Any) -> Iterator[_Use]:
     """
     reserved = {name for name, each in reservations(backend).items() if each.holds_capacity or each.is_block}
     for instance in backend.all_instances():
-        if instance.state in _RUNNING_STATES and instance.capacity_reservation_id not in reserved:
+        if instance.state in _STATES_WITH_CAPACITY and instance.capacity_reservation_id not in reserved:
             group = instance.placement.group_name
             yield _Use(instance.instance_type, instance.availability_zone, group, 1)
     for reservation in reservations(backend).values():

@@ -22,6 +22,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
 from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.manifest import Subnet
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
@@ -236,6 +237,38 @@ def test_release_cancels_only_held_capacity(operator: Operator) -> None:
     assert cancel_held_capacity(Cluster(stack.stack, REGION), operator.display) == [held]
     assert [each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})] == [own]
     cancel_reservations_of_stack(REGION, stack.stack, operator.display)
+
+
+@pytest.fixture
+def stack(operator: Operator) -> clusters.Cluster:
+    """A deployed stack in us-east-1a, for which the operator reserves."""
+    deployed = clusters.create_cluster(REGION)
+    (group,) = deployed.manifest.groups
+    deployed.set_groups((group.model_copy(update={"subnets": (Subnet(id="subnet-1", zone="us-east-1a"),)}),))
+    operator.cluster = Cluster(deployed.stack, REGION)
+    return deployed
+
+
+def test_deployed_stack_with_a_file_system_may_move_to_another_zone(
+    account: EmulatedAws, operator: Operator, stack: clusters.Cluster
+) -> None:
+    account.inject(Capacity(limit=0, instance_type=WORKER_TYPE, zone="us-east-1a"))
+    assert operator.reserve().zone == "us-east-1b"
+    assert "the stack is in us-east-1a. Set capacity.zones: [us-east-1b]" in operator.display.lines[-1]
+
+
+def test_zone_of_the_deployed_stack_is_searched_first(operator: Operator, stack: clusters.Cluster) -> None:
+    (group,) = stack.manifest.groups
+    stack.set_groups((group.model_copy(update={"subnets": (Subnet(id="subnet-1", zone="us-east-1b"),)}),))
+    assert operator.reserve().zone == "us-east-1b"
+
+
+def test_active_run_keeps_its_zone(account: EmulatedAws, operator: Operator, stack: clusters.Cluster) -> None:
+    create_run(stack)
+    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
+    account.inject(Capacity(limit=0, instance_type=WORKER_TYPE, zone="us-east-1a"))
+    with pytest.raises(CapacityError, match=r": us-east-1a: InsufficientInstanceCapacity\. Wait"):
+        operator.reserve()
 
 
 def launch_reservation(stack: str, held: HeldCapacity) -> CapacityReservation:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from botocore.exceptions import ClientError
 
+from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
@@ -38,6 +40,20 @@ def test_instance_is_pending_before_it_runs(aws: EmulatedAws, client: Client, ne
     assert state(client, name) == "pending"
     aws.advance_clock(PENDING_SECONDS)
     assert state(client, name) == "running"
+
+
+def test_instance_uses_capacity_of_the_zone_until_it_is_terminated(
+    aws: EmulatedAws, client: Client, network: Network
+) -> None:
+    aws.inject(shortage := Capacity(limit=1, instance_type="c5.metal"))
+    (name,) = launch(client, network, InstanceType="c5.metal")
+    aws.advance_clock(PENDING_SECONDS)
+    client("ec2").terminate_instances(InstanceIds=[name])
+    with pytest.raises(ClientError, match="InsufficientInstanceCapacity"):
+        launch(client, network, InstanceType="c5.metal")
+    aws.advance_clock(LARGE_SECONDS)
+    assert launch(client, network, InstanceType="c5.metal")
+    aws.remove_faults([shortage])
 
 
 def test_terminated_instance_shuts_down_first(aws: EmulatedAws, client: Client, network: Network) -> None:
