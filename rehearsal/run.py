@@ -137,9 +137,11 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
     """Deploy, train, download results; then destroy and audit in any case."""
     teardown, stages = Teardown(context, backend, engine), Stages(context)
     context.aws.inject(*context.options.faults)
-    context.result.faults = tuple(format_fault(fault) for fault in context.aws.faults())
-    for fault in context.result.faults:
-        context.display.print_line("fault", fault)
+    active = context.aws.faults()
+    context.result.faults = tuple(map(format_fault, active))
+    for fault in active:
+        if fault not in profile_faults(context.options.profile):  # the report has those of the profile
+            context.display.print_line("fault", format_fault(fault))
 
     def stop_engine(text: str) -> None:
         context.display.print_line("nodes", text)
