@@ -60,7 +60,7 @@ class Teardown:
     def destroy(self, hypervisor: Hypervisor) -> None:
         """Run `pulumi destroy`, also after a failed `up`, and record the remaining values of the report first."""
         self.context.clock.start("destroy")
-        with self.context.recording_errors("cannot remove the injected faults"):  # destroy runs without faults
+        with self.context.recording_errors("cannot remove the injected faults"):  # destroy runs without them
             self.context.aws.remove_faults(self.context.options.faults)
         deployment = self.context.deployment
         if deployment is None:

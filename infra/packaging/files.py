@@ -15,8 +15,7 @@ def list_files(root: Path, folders: Sequence[str]) -> list[str]:
     A file belongs to the project if it has a type of SUFFIXES and, where `root` is in a git repository that tracks
     files of the folders, if git tracks it.
     """
-    tracked = _git_files(root, folders, "--cached")
-    names = tracked or sorted(_walk(root, folders))
+    names = _git_files(root, folders, "--cached") or _walk(root, folders)
     return sorted(name for name in names if _has_known_type(name) and (root / name).is_file())
 
 

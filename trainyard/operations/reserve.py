@@ -23,6 +23,7 @@ from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
+from trainyard.models.run import RunRecord
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
@@ -142,8 +143,8 @@ def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
     """
     held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
     names = [each.id for each in find_reservations(cluster.region, held_tags)]
-    run = cluster.current_run()
-    if run is not None and (used := set(names) & set(run.reservations)) and cluster.outcome(run.run) is None:
+    run = _active_run(cluster)
+    if run is not None and (used := set(names) & set(run.reservations)):
         reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop --stack {cluster.stack}"
         raise InputError([Problem("--cancel", ", ".join(sorted(used)), reason, fix, "reservation_in_use")])
     cancel_reservations(cluster.region, names, display)
@@ -158,7 +159,7 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
     settings, the zones of capacity.zones, or all that offer the instance types.
     """
     deployed = _deployed_zones(cluster)
-    if deployed and (settings.fsx is None or _has_active_run(cluster)):
+    if deployed and (settings.fsx is None or _active_run(cluster)):
         return deployed
     if settings.network.existing:
         return [subnet_zone(cluster.region, settings.network.existing.subnet_id)]
@@ -179,9 +180,9 @@ def _deployed_zones(cluster: Cluster) -> list[str]:
     return list(dict.fromkeys(subnet.zone for group in cluster.manifest.groups for subnet in group.subnets))
 
 
-def _has_active_run(cluster: Cluster) -> bool:
+def _active_run(cluster: Cluster) -> RunRecord | None:
     run = cluster.current_run()
-    return run is not None and cluster.outcome(run.run) is None
+    return run if run is not None and cluster.outcome(run.run) is None else None
 
 
 def _report_other_zone(cluster: Cluster, zone: str, display: Display) -> None:
