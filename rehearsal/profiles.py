@@ -11,16 +11,17 @@ ProfileName = Literal["realistic", "instant"]
 TIME_SCALE = 60.0
 _MINUTE = 60.0
 # Durations on AWS. GPU instances are pending and shutting-down for minutes: packer issue 682 measured 19 minutes on
-# c5.metal, Bottlerocket issue 337 doubled a limit of five minutes. "Several minutes" until reserved capacity is
-# available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends within an hour of its end date: EC2
-# user guide, "Create a Capacity Reservation". It is pending for up to five minutes at first (same guide, "View the
-# state of a Capacity Reservation"): one minute is an assumption. The Pulumi provider waits 10 minutes for the
-# deletion of a file system (measured). How much SkipOsShutdown saves is an assumption, and that an assessment takes
-# all of the five days which a future-dated reservation is requested in advance at least (API reference,
-# CreateCapacityReservation, StartDate). AWS processes the payment of a Capacity Block within 12 hours (EC2 user
-# guide, "View Capacity Blocks"): five minutes are an assumption.
-_REAL = Timing(
+# c5.metal, Bottlerocket issue 337 doubled a limit of five minutes, so that six are assumed for pending. "Several
+# minutes" until reserved capacity is available again: EC2 user guide, "Capacity Blocks for ML". A reservation ends
+# within an hour of its end date: EC2 user guide, "Create a Capacity Reservation". It is pending for up to five
+# minutes at first (same guide, "View the state of a Capacity Reservation"): one minute is an assumption. The Pulumi
+# provider waits 10 minutes for the deletion of a file system (measured). How much SkipOsShutdown saves is an
+# assumption, and that an assessment takes all of the five days which a future-dated reservation is requested in
+# advance at least (API reference, CreateCapacityReservation, StartDate). AWS processes the payment of a Capacity
+# Block within 12 hours (EC2 user guide, "View Capacity Blocks"): five minutes are an assumption.
+AWS_TIMING = Timing(
     pending_seconds=2 * _MINUTE,
+    large_gpu_pending_seconds=6 * _MINUTE,
     shutting_down_seconds=2 * _MINUTE,
     large_gpu_shutting_down_seconds=19 * _MINUTE,
     skip_os_shutdown_seconds=5 * _MINUTE,
@@ -48,7 +49,7 @@ def profile_timing(profile: ProfileName) -> Timing:
     """Return the durations of a profile, seconds."""
     if profile == "instant":
         return Timing()
-    scaled = {name: seconds / TIME_SCALE for name, seconds in _REAL.model_dump(exclude_none=True).items()}
+    scaled = {name: seconds / TIME_SCALE for name, seconds in AWS_TIMING.model_dump(exclude_none=True).items()}
     return Timing(**scaled)
 
 
@@ -65,10 +66,15 @@ def profile_substitution(profile: ProfileName) -> Substitution:
             replacement="no time",
             reason="the rehearsal is shorter",
         )
-    largest_minutes = (_REAL.large_gpu_shutting_down_seconds or 0.0) / _MINUTE
+    pending = _minutes(AWS_TIMING.pending_seconds, AWS_TIMING.large_gpu_pending_seconds)
+    shutting_down = _minutes(AWS_TIMING.shutting_down_seconds, AWS_TIMING.large_gpu_shutting_down_seconds)
     return Substitution(
-        original=f"{_REAL.pending_seconds / _MINUTE:g} minutes until an instance runs, "
-        f"{_REAL.shutting_down_seconds / _MINUTE:g} to {largest_minutes:g} until it is terminated",
+        original=f"{pending} minutes until an instance runs, {shutting_down} until it is terminated",
         replacement="as many seconds",
         reason="the rehearsal takes minutes",
     )
+
+
+def _minutes(seconds: float, large_seconds: float | None) -> str:
+    """Return the range from an ordinary to a large instance."""
+    return f"{seconds / _MINUTE:g} to {(large_seconds or 0.0) / _MINUTE:g}"

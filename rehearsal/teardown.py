@@ -24,7 +24,16 @@ from trainyard.models.report import Substitution
 
 NO_LIMITS = "quotas that allow the stack, capacity in every zone, and no throttling"
 # Faults that also occur on AWS.
-_AWS_FAULTS = {"capacity", "eventual-consistency", "interface-quota", "member-omission", "outage", "quota", "throttle"}
+_AWS_FAULTS = {
+    "capacity",
+    "eventual-consistency",
+    "interface-quota",
+    "member-omission",
+    "outage",
+    "quota",
+    "scaling-activity",
+    "throttle",
+}
 
 
 def emulation_differences(faults: Iterable[str]) -> list[Substitution]:

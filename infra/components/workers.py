@@ -12,7 +12,7 @@ from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
 from trainyard.config.settings.capacity import GroupPlan
 
-_HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
+HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class WorkerGroup(pulumi.ComponentResource):
             f"{name}-drain",
             autoscaling_group_name=group.name,
             lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
-            heartbeat_timeout=_HEARTBEAT_SECONDS,
+            heartbeat_timeout=HEARTBEAT_SECONDS,
             default_result="CONTINUE",
             opts=pulumi.ResourceOptions(parent=self),
         )

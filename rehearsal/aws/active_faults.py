@@ -25,6 +25,7 @@ from rehearsal.aws.faults import (
     Quota,
     Reclaim,
     ReservationFailure,
+    ScalingActivity,
     SpotInterruption,
     Throttle,
     check_operation,
@@ -167,6 +168,14 @@ class ActiveFaults:
             if isinstance(active.fault, Reclaim) and active.remaining > 0:
                 yield active, max(active.since, launched_at + active.fault.seconds)
 
+    def take_scaling_activity(self) -> bool:
+        """Return whether a scaling activity refuses this call of SetDesiredCapacity."""
+        for active in self._active:
+            if isinstance(active.fault, ScalingActivity) and active.remaining > 0:
+                active.remaining -= 1
+                return True
+        return False
+
     def omitted_member(self, operation: str, members: Sequence[str]) -> str | None:
         """Return the id that this answer of the operation omits from `members`; None without an omission."""
         for active in self._active:
@@ -199,7 +208,7 @@ def _age_seconds(instance: Any) -> float:
 
 
 def _repetitions(fault: Fault) -> int:
-    if isinstance(fault, (Throttle, Outage)):
+    if isinstance(fault, (Throttle, Outage, ScalingActivity)):
         return fault.times
     if isinstance(fault, Reclaim):
         return 1

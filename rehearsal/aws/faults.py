@@ -54,6 +54,16 @@ class Outage(StrictModel):
     times: int = Field(ge=1, description="Calls that fail.")
 
 
+class ScalingActivity(StrictModel):
+    """A scaling activity: the next calls of SetDesiredCapacity fail with ScalingActivityInProgress.
+
+    Auto Scaling API reference, errors of SetDesiredCapacity. The reference does not name the condition.
+    """
+
+    kind: Literal["scaling-activity"] = "scaling-activity"
+    times: int = Field(ge=1, description="Calls that fail.")
+
+
 class EventualConsistency(StrictModel):
     """EC2's eventual consistency: a new instance is missing from DescribeInstances, then has no address."""
 
@@ -183,6 +193,7 @@ Fault = (
     Capacity
     | Throttle
     | Outage
+    | ScalingActivity
     | EventualConsistency
     | Deny
     | Quota

@@ -9,6 +9,9 @@ class Timing(StrictModel):
     """Durations of transitional states."""
 
     pending_seconds: NonNegativeFloat = Field(0.0, description="From an instance's launch to its state running.")
+    large_gpu_pending_seconds: NonNegativeFloat | None = Field(
+        None, description="The same for instances with 8 or more GPUs and metal instances; none: as for other types."
+    )
     shutting_down_seconds: NonNegativeFloat = Field(0.0, description="From a termination to the state terminated.")
     large_gpu_shutting_down_seconds: NonNegativeFloat | None = Field(
         None, description="The same for instances with 8 or more GPUs and metal instances; none: as for other types."

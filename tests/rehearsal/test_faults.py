@@ -47,7 +47,13 @@ def test_fault_is_parsed_and_formatted(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["interface-quota,interfaces=40", "member-omission,every=5", "expired-credentials,seconds=5.0"]
+    "spec",
+    [
+        "interface-quota,interfaces=40",
+        "member-omission,every=5",
+        "scaling-activity,times=2",
+        "expired-credentials,seconds=5.0",
+    ],
 )
 def test_formatted_fault_is_its_specification(spec: str) -> None:
     assert format_fault(parse_faults([spec])[0]) == spec

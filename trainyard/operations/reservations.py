@@ -20,8 +20,9 @@ from trainyard.operations.pending_reservations import cancel_command, cancel_res
 from trainyard.operations.progress import Display
 from trainyard.operations.waiting import sleep_with_checks
 
-# AWS returns the capacity of a terminated instance to its reservation after several minutes.
-RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 15 * 60.0, 5.0
+# AWS returns the capacity of a terminated instance to its reservation after several minutes, and large GPU types shut
+# down for up to 20 minutes before.
+RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 40 * 60.0, 5.0
 # For how long EC2 may describe a cancelled reservation as active: an assumption, EC2 is eventually consistent.
 CANCELLED_TIMEOUT_SECONDS, CANCELLED_POLL_SECONDS = 10.0, 1.0
 

@@ -128,9 +128,12 @@ def _require_no_launch(group: Any) -> None:
     354 and upgrade-manager issue 77 show it for instances that are launching.
     """
     if is_launching(group):
-        raise AutoscalingClientError(
-            "ScalingActivityInProgress", f"Scaling activities are in progress for the AutoScalingGroup {group.name}."
-        )
+        raise _activity_in_progress(group)
+
+
+def _activity_in_progress(group: Any) -> AutoscalingClientError:
+    message = f"Scaling activities are in progress for the AutoScalingGroup {group.name}."
+    return AutoscalingClientError("ScalingActivityInProgress", message)
 
 
 def _without_member(group: Any, instance_id: str) -> Any:
@@ -154,9 +157,11 @@ def create_auto_scaling_group(self: Any) -> ActionResult:
 
 
 def set_desired_capacity(self: Any) -> ActionResult:
-    """Refuse a capacity outside the limits of the group."""
+    """Refuse a capacity outside the limits of the group, and any during the fault `scaling-activity`."""
     name, desired = self._get_param("AutoScalingGroupName"), self._get_int_param("DesiredCapacity")
     group = find_group(self.autoscaling_backend, name)
+    if ACTIVE_FAULTS.take_scaling_activity():
+        raise _activity_in_progress(group)
     for limit, side, outside in (
         (group.max_size, "above max", desired > group.max_size),
         (group.min_size, "below min", desired < group.min_size),

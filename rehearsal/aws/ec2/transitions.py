@@ -21,7 +21,8 @@ _scheduled: list[Due] = []
 
 def start_launch(instance: Any) -> None:
     """Put a new instance in the state pending, then running."""
-    _change(instance, timing().pending_seconds, _PENDING, _RUNNING)
+    seconds = _by_size(instance, timing().pending_seconds, timing().large_gpu_pending_seconds)
+    _change(instance, seconds, _PENDING, _RUNNING)
 
 
 def start_termination(instance: Any) -> None:
@@ -30,18 +31,17 @@ def start_termination(instance: Any) -> None:
     SkipOsShutdown "supports faster state transitions" (release notes of EC2's API, 2025-07-23). By how much is an
     assumption, as is that it has no effect on an instance that is shutting down already.
     """
-    seconds = timing().shutting_down_seconds
-    if _is_large(instance.instance_type) and timing().large_gpu_shutting_down_seconds is not None:
-        seconds = timing().large_gpu_shutting_down_seconds or 0.0
+    seconds = _by_size(instance, timing().shutting_down_seconds, timing().large_gpu_shutting_down_seconds)
     if instance.skips_os_shutdown:
         seconds = min(seconds, timing().skip_os_shutdown_seconds)
     _change(instance, seconds, _SHUTTING_DOWN, _TERMINATED)
 
 
-def _is_large(instance_type: str) -> bool:
-    """Return whether the type is a metal instance or has 8 or more GPUs."""
-    gpus = INSTANCE_TYPES[instance_type].get("GpuInfo", {}).get("Gpus", [])
-    return ".metal" in instance_type or sum(gpu["Count"] for gpu in gpus) >= 8
+def _by_size(instance: Any, seconds: float, large_seconds: float | None) -> float:
+    """Return `large_seconds`, unless None, for a metal instance or one with 8 or more GPUs, otherwise `seconds`."""
+    gpus = INSTANCE_TYPES[instance.instance_type].get("GpuInfo", {}).get("Gpus", [])
+    is_large = ".metal" in instance.instance_type or sum(gpu["Count"] for gpu in gpus) >= 8
+    return large_seconds if is_large and large_seconds is not None else seconds
 
 
 def after_transition(instance: Any, action: Callable[[], None]) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
-from rehearsal.aws.faults import Deny, MemberOmission
+from rehearsal.aws.faults import Deny, MemberOmission, ScalingActivity
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
@@ -148,24 +147,20 @@ def test_rollback_terminates_pending_instances(
 
 
 def test_capacity_is_lowered_after_scaling_activities(
-    groups: TwoGroups, limit_capacity: Any, pending: None, monkeypatch: pytest.MonkeyPatch
+    groups: TwoGroups,
+    limit_capacity: Any,
+    pending: None,
+    account: EmulatedAws,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise Auto Scaling would replace what the rollback has terminated in EC2."""
     monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.05)
     monkeypatch.setattr(scaling_activities, "LAUNCH_TIMEOUT_SECONDS", 5.0)
     limit_capacity(1)
-    workers, answers = groups.workers, iter([True, True])
+    workers = groups.workers
     with pytest.raises(CapacityError):
         workers.add_nodes({"workers": 2}, "run-1", groups.display)
-    set_capacity = autoscaling.set_desired_capacity
-
-    def refuse_twice(region: str, group: str, instances: int) -> None:
-        if next(answers, False):
-            response = {"Error": {"Code": "ScalingActivityInProgress", "Message": "scaling activities are in progress"}}
-            raise ClientError(response, "SetDesiredCapacity")
-        set_capacity(region, group, instances)
-
-    monkeypatch.setattr(autoscaling, "set_desired_capacity", refuse_twice)
+    account.inject(ScalingActivity(times=2))
     monkeypatch.setattr(scaling_activities.NodeTermination, "_terminate_in_group", lambda *_: False)
     assert workers.rollback(groups.display) == []
     assert groups.desired_capacities() == (0, 0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rehearsal.aws.faults import ScalingActivity
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.autoscaling.test_activities import members, set_capacity
@@ -70,3 +71,14 @@ def test_terminated_instance_is_removed_from_its_group(
     assert states(client, pending[0]) == ["Terminating:Proceed"]
     aws.advance_clock(SHUTTING_DOWN_SECONDS)
     assert states(client, pending[0]) == []
+
+
+def test_capacity_is_refused_during_scaling_activities(
+    aws: EmulatedAws, client: Client, group: Callable[..., str]
+) -> None:
+    name = group()
+    aws.inject(ScalingActivity(times=1))
+    assert refused(lambda: set_capacity(client, name, 1)) == "ScalingActivityInProgress"
+    set_capacity(client, name, 1)
+    assert states(client, name) == ["Pending"]
+    aws.advance_clock(PENDING_SECONDS)

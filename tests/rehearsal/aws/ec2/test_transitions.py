@@ -11,7 +11,9 @@ from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.conftest import Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import launch, terminate_all
 
-PENDING_SECONDS, SHUTTING_DOWN_SECONDS, SKIPPED_SECONDS, LARGE_SECONDS = 120.0, 300.0, 20.0, 1200.0
+PENDING_SECONDS, LARGE_PENDING_SECONDS = 120.0, 400.0
+SHUTTING_DOWN_SECONDS, SKIPPED_SECONDS, LARGE_SECONDS = 300.0, 20.0, 1200.0
+LARGE_TYPES = pytest.mark.parametrize("instance_type", ["p4d.24xlarge", "c5.metal"])
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +21,7 @@ def timing(aws: EmulatedAws, client: Client) -> Iterator[None]:
     aws.set_timing(
         Timing(
             pending_seconds=PENDING_SECONDS,
+            large_gpu_pending_seconds=LARGE_PENDING_SECONDS,
             shutting_down_seconds=SHUTTING_DOWN_SECONDS,
             large_gpu_shutting_down_seconds=LARGE_SECONDS,
             skip_os_shutdown_seconds=SKIPPED_SECONDS,
@@ -47,7 +50,7 @@ def test_instance_uses_capacity_of_the_zone_until_it_is_terminated(
 ) -> None:
     aws.inject(shortage := Capacity(limit=1, instance_type="c5.metal"))
     (name,) = launch(client, network, InstanceType="c5.metal")
-    aws.advance_clock(PENDING_SECONDS)
+    aws.advance_clock(LARGE_PENDING_SECONDS)
     client("ec2").terminate_instances(InstanceIds=[name])
     with pytest.raises(ClientError, match="InsufficientInstanceCapacity"):
         launch(client, network, InstanceType="c5.metal")
@@ -65,12 +68,23 @@ def test_terminated_instance_shuts_down_first(aws: EmulatedAws, client: Client, 
     assert state(client, name) == "terminated"
 
 
-@pytest.mark.parametrize("instance_type", ["p4d.24xlarge", "c5.metal"])
-def test_large_gpu_and_metal_types_shut_down_longer(
+@LARGE_TYPES
+def test_large_gpu_and_metal_types_are_pending_longer(
     aws: EmulatedAws, client: Client, network: Network, instance_type: str
 ) -> None:
     (name,) = launch(client, network, InstanceType=instance_type)
     aws.advance_clock(PENDING_SECONDS)
+    assert state(client, name) == "pending"
+    aws.advance_clock(LARGE_PENDING_SECONDS - PENDING_SECONDS)
+    assert state(client, name) == "running"
+
+
+@LARGE_TYPES
+def test_large_gpu_and_metal_types_shut_down_longer(
+    aws: EmulatedAws, client: Client, network: Network, instance_type: str
+) -> None:
+    (name,) = launch(client, network, InstanceType=instance_type)
+    aws.advance_clock(LARGE_PENDING_SECONDS)
     client("ec2").terminate_instances(InstanceIds=[name])
     aws.advance_clock(SHUTTING_DOWN_SECONDS)
     assert state(client, name) == "shutting-down"
