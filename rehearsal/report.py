@@ -63,7 +63,7 @@ def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:
     lines = []
     for attempt in attempts:
         action = "launched" if attempt.kind == "launch" else "reserved"
-        times = f", {attempt.times} times" if attempt.times > 1 else ""
+        times = f" ({attempt.times} requests with this result)" if attempt.times > 1 else ""
         error = f": {attempt.error_code}" if attempt.error_code else ""
         lines.append(
             f"{action} {attempt.granted} of {attempt.requested} x {attempt.type} in {attempt.zone}{error}{times}"
@@ -72,9 +72,11 @@ def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:
 
 
 def describe_billed(billed: Iterable[Billed]) -> str:
-    """Return the instance-seconds, one line per instance type and zone."""
+    """Return the instance-seconds, one line per instance type, zone and purchase option."""
     lines = [
-        f"{entry.instances} x {entry.type} in {entry.zone}, {entry.seconds:.0f} instance-seconds" for entry in billed
+        f"{entry.instances} x {entry.type} in {entry.zone}, {entry.seconds:.0f} instance-seconds, "
+        f"{entry.purchase_option}{' (paid in advance)' if entry.purchase_option == 'capacity-block' else ''}"
+        for entry in billed
     ]
     return "\n".join(lines) or "none"
 

@@ -90,7 +90,10 @@ def held_capacity_in_stack_zones(settings: StackSettings, facts: AccountFacts) -
         return
     value = list(settings.capacity.zones) if settings.capacity.zones else None
     reason = f"head and file system are in {', '.join(zones)}, and {held.id} of trainyard reserve is in {held.zone}"
-    fix = f"Set [{held.zone}], which creates head and file system there, or cancel it: trainyard reserve --cancel"
+    fix = (
+        f"Set [{held.zone}] (pulumi up then replaces head and file system of a deployed stack; export the data of the "
+        "file system first), or cancel the reservation: trainyard reserve --stack STACK --cancel"
+    )
     yield invalid_setting("capacity.zones", value, reason, fix)
 
 

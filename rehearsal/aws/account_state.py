@@ -18,6 +18,7 @@ from rehearsal.aws.ec2.capacity_requests import recorded_requests
 from rehearsal.aws.ec2.public_images import is_public
 from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.process import ACCOUNT
+from trainyard.models.report import PurchaseOption
 
 _RESOURCE_TYPES = {
     "ec2": {
@@ -194,6 +195,7 @@ def _record(region: str, instance: Any) -> InstanceRecord:
         instance_type=instance.instance_type,
         subnet=instance.subnet_id,
         zone=instance.availability_zone,
+        purchase_option=_purchase_option(instance),
         image=instance.image_id,
         image_source=_image_source(instance),
         user_data=str(instance.user_data or ""),
@@ -205,6 +207,14 @@ def _record(region: str, instance: Any) -> InstanceRecord:
         interrupted_time=instance.interrupted_at,
         lifecycle_state="Terminated" if instance.is_terminating or instance.state == "terminated" else "InService",
     )
+
+
+def _purchase_option(instance: Any) -> PurchaseOption:
+    if instance.lifecycle == "spot":
+        return "spot"
+    reservation = reservations(instance.ec2_backend).get(instance.capacity_reservation_id)
+    market: PurchaseOption | None = reservation.market_type if reservation else None
+    return market or "on-demand"
 
 
 def _image_source(instance: Any) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from rehearsal.aws.control_models import InstanceRecord, ReservationRecord
-from trainyard.models.report import Billed
+from trainyard.models.report import Billed, PurchaseOption
 
 MINIMUM_BILLED_SECONDS = 60.0
 
@@ -25,13 +25,19 @@ def billed_seconds(instances: Iterable[InstanceRecord], now: float) -> float:
 
 
 def billed_by_type(instances: Iterable[InstanceRecord], now: float) -> list[Billed]:
-    """Return the billed instance-seconds until `now` per instance type and zone, sorted by both."""
-    by_type: dict[tuple[str, str], list[InstanceRecord]] = {}
+    """Return the billed instance-seconds until `now` per instance type, zone and purchase option, sorted by them."""
+    by_type: dict[tuple[str, str, PurchaseOption], list[InstanceRecord]] = {}
     for instance in filter(_ran, instances):
-        by_type.setdefault((instance.instance_type, instance.zone), []).append(instance)
+        by_type.setdefault((instance.instance_type, instance.zone, instance.purchase_option), []).append(instance)
     return [
-        Billed(type=name, zone=zone, instances=len(records), seconds=round(billed_seconds(records, now), 3))
-        for (name, zone), records in sorted(by_type.items())
+        Billed(
+            type=name,
+            zone=zone,
+            purchase_option=option,
+            instances=len(records),
+            seconds=round(billed_seconds(records, now), 3),
+        )
+        for (name, zone, option), records in sorted(by_type.items())
     ]
 
 
@@ -41,7 +47,13 @@ def unused_by_type(reservations: Iterable[ReservationRecord]) -> list[Billed]:
     for reservation in reservations:
         by_type.setdefault((reservation.instance_type, reservation.zone), []).append(reservation)
     return [
-        Billed(type=name, zone=zone, instances=max(record.instances for record in records), seconds=round(seconds, 3))
+        Billed(
+            type=name,
+            zone=zone,
+            purchase_option="on-demand",
+            instances=max(record.instances for record in records),
+            seconds=round(seconds, 3),
+        )
         for (name, zone), records in sorted(by_type.items())
         if (seconds := sum(record.unused_seconds for record in records)) > 0
     ]

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from trainyard.base import StrictModel
-from trainyard.models.report import CapacityRequestKind
+from trainyard.models.report import CapacityRequestKind, PurchaseOption
 
 
 class InstanceRecord(StrictModel):
@@ -16,6 +16,7 @@ class InstanceRecord(StrictModel):
     instance_type: str = Field(description="EC2 instance type.")
     subnet: str = Field(description="Subnet id.")
     zone: str = Field(description="Availability zone.")
+    purchase_option: PurchaseOption = Field("on-demand", description="Purchase option.")
     image: str = Field(description="AMI id.")
     image_source: str | None = Field(
         default=None, description="Instance from which the image was created; none for an image of another account."

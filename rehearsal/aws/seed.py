@@ -15,7 +15,7 @@ from moto.s3.models import s3_backends
 
 from rehearsal.aws.ec2.block_payments import Payment
 from rehearsal.aws.ec2.interruptible import allocate
-from rehearsal.aws.ec2.quotas import set_increased_quotas
+from rehearsal.aws.ec2.quotas import set_other_quotas_to_zero
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
 from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.process import ACCOUNT
@@ -32,7 +32,7 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
         if existing is not None and existing.account_id != ACCOUNT:
             raise ValueError(f"the bucket {bucket.name} belongs to another account")
     if account_seed.increased_quota_codes is not None:
-        set_increased_quotas(account_seed.increased_quota_codes)
+        set_other_quotas_to_zero(account_seed.increased_quota_codes)
     for reservation in account_seed.reservations:
         if reservation.id not in reservations(backend):
             _create_reservation(backend, reservation)

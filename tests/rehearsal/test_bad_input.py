@@ -127,7 +127,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "two capacity options": (
         {"capacity": {"spot": {}, "reservation": {}}},
-        "capacity = ['spot', 'reservation']: has one purchase option",
+        "capacity = ['spot', 'reservation']: must have one purchase option",
         "Keep one of on_demand, spot, ",
     ),
     "public CIDR block": (

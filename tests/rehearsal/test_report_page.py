@@ -60,7 +60,7 @@ def create_report(**changes: Any) -> Report:
         "resources_deleted": 34,
         "retained": ("aws:s3/bucket:Bucket trainyard-data-0000",),
         "leaked": (),
-        "billed": (Billed(type="c7i.xlarge", zone="us-east-1a", instances=1, seconds=60),),
+        "billed": (Billed(type="c7i.xlarge", zone="us-east-1a", purchase_option="on-demand", instances=1, seconds=60),),
         "faults": (),
         "phases": {"setup": 2.0, "resources": 8.0, "training": 30.0, "destroy": 3.0},
         "first_loss": 5.5,

@@ -40,7 +40,7 @@ def blocks(
         duration = operation.block_hours(settings) if hours is None else hours
         offerings = operation.list_offerings(region, settings, duration, time.time() + after_days * 86400)
     if buy is None:
-        command = operation.list_command(stack, duration, after_days=after_days, extend=extend)
+        command = operation.list_command(stack, duration, after_days=after_days, extend=extend, file=file)
         lines = operation.format_offerings(offerings, command)
         print(json.dumps([offering.model_dump() for offering in offerings]) if as_json else "\n".join(lines))
         return

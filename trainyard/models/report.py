@@ -9,6 +9,7 @@ from trainyard.base import StrictModel
 EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
 BackendName = Literal["process", "nspawn"]
 CapacityRequestKind = Literal["launch", "reservation"]
+PurchaseOption = Literal["on-demand", "spot", "capacity-block", "interruptible-capacity-reservation"]
 
 
 class NotRehearsed(StrictModel):
@@ -47,10 +48,13 @@ class CapacityAttempt(StrictModel):
 
 
 class Billed(StrictModel):
-    """Billed time of all instances of one type in one Availability Zone."""
+    """Billed time of all instances of one type, Availability Zone and purchase option."""
 
     type: str = Field(description="EC2 instance type.")
     zone: str = Field(description="Availability Zone.")
+    purchase_option: PurchaseOption = Field(
+        description="Purchase option. A Capacity Block is paid in advance as a whole, not by its instance-seconds."
+    )
     instances: int = Field(gt=0, description="Number of instances launched or reserved.")
     seconds: float = Field(
         gt=0,

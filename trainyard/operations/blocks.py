@@ -1,6 +1,8 @@
 """List and buy Capacity Blocks for a stack, and extensions of its block: `trainyard blocks`."""
 
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import Field
@@ -158,9 +160,11 @@ def _purchases(region: str, extended: str | None) -> list[str]:
     ]
 
 
-def list_command(stack: str, hours: int, *, after_days: float = 0, extend: bool = False) -> str:
+def list_command(
+    stack: str, hours: int, *, after_days: float = 0, extend: bool = False, file: Path | None = None
+) -> str:
     """Return the command with the options that select the same offerings again."""
-    options = ["--extend"] if extend else []
+    options = (["--file", shlex.quote(str(file))] if file else []) + (["--extend"] if extend else [])
     options += ["--hours", str(hours)] + (["--after-days", f"{after_days:g}"] if after_days else [])
     return f"trainyard blocks --stack {stack} {' '.join(options)}"
 

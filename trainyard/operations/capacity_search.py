@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from trainyard.aws import tags
 from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
+from trainyard.operations.pending_reservations import cancel_reservations, list_command, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals
 from trainyard.operations.waiting import sleep_with_checks
@@ -32,6 +32,7 @@ class CapacityRequest:
     `usd_per_hour`: price of one instance. `wait_minutes`: how long to retry.
     """
 
+    stack: str
     region: str
     instance_type: str
     instances: int
@@ -60,8 +61,8 @@ def reserve_capacity(
     """Reserve the capacity in the first zone that has all of it; retry with back-off until `wait_minutes`.
 
     `before_attempt` raises an error to end the search, and the wait for a pending reservation. Other reservations of
-    the launch that have the request's tags are cancelled: their creation was not answered. Raises CapacityError, which
-    names the zones and their error codes.
+    the launch that have the request's tags are cancelled: EC2 did not respond to their creation. Raises CapacityError,
+    which names the zones and their error codes.
     """
     try:
         result = _search(request, display, before_attempt)
@@ -92,8 +93,9 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
         if time.monotonic() + delay > deadline:
             raise CapacityError(
                 f"no Availability Zone has capacity for {request.summary} after {quantity(attempt, 'attempt')} in "
-                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Wait longer, name other "
-                "capacity.zones, or buy a Capacity Block (trainyard blocks)"
+                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Increase capacity.wait_minutes, "
+                "try another instance type or region, add zones to capacity.zones if it is set, or buy a Capacity "
+                f"Block (trainyard blocks --stack {request.stack})"
             )
         remaining = max(0.0, deadline - time.monotonic()) / 60
         text = f"attempt {attempt}: none for {request.summary} ({tried}); next in {delay:.0f} s"
@@ -183,7 +185,11 @@ def _cancel_others(request: CapacityRequest, kept: str | None, display: Display)
     """
     try:
         others = [each.id for each in find_reservations(request.region, request.all_tags) if each.id != kept]
-        reason = ", which the launch does not use: its creation was not answered, or it was pending"
+        reason = ", which the launch does not use: EC2 did not respond to its creation, or it was pending"
         cancel_reservations(request.region, others, display, launch_id=request.launch_id, reason=reason)
     except (BotoCoreError, ClientError) as error:
-        display.line("capacity", f"reservations may exist that were not answered; they end by themselves: {error}")
+        display.line(
+            "capacity",
+            f"the reservations of this launch could not be listed: {error}. One whose creation had no response is "
+            f"billed until its end date. To list them: {list_command(request.region, request.stack)}",
+        )

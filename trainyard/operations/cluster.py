@@ -93,7 +93,8 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack has no data bucket in {self.region}",
-                f"{deploy_or_correct(self.stack)}, or set AWS_REGION to its region; an existing bucket that the "
+                f"{deploy_or_correct(self.stack)}, or correct its region (aws:region of its file, else AWS_REGION); an "
+                "existing bucket that the "
                 "stack uses (storage.bucket) is found only while the stack is deployed",
                 "data_bucket_missing",
             )
@@ -108,7 +109,8 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack is not deployed in {self.region}: it has no manifest",
-                f"{deploy_or_correct(self.stack)}, or set AWS_REGION and AWS_PROFILE to its region and account",
+                f"{deploy_or_correct(self.stack)}, or correct its region (aws:region of its file, else AWS_REGION) or "
+                "the account (AWS_PROFILE)",
                 "stack_not_deployed",
             )
             raise InputError([problem])

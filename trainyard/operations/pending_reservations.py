@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import reservations
+from trainyard.aws import reservations, tags
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
@@ -62,13 +62,19 @@ def cancel_reservations(
             text = _cancel(region, name, display, launch_id, reason, before_poll)
         except (BotoCoreError, ClientError, CapacityError) as error:
             command = cancel_command(region, name)
-            text = f"{name} was not cancelled and ends by itself: {error}. To cancel it: {command}"
+            text = f"{name} was not cancelled and is billed until it ends: {error}. To cancel it: {command}"
         display.line("capacity", text)
 
 
 def cancel_command(region: str, name: str) -> str:
     """Return the command of the AWS CLI that cancels a reservation."""
     return f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {name}"
+
+
+def list_command(region: str, stack: str) -> str:
+    """Return the command of the AWS CLI that lists the reservations of a stack."""
+    filters = f"--filters Name=tag:{tags.STACK},Values={stack}"
+    return f"aws ec2 describe-capacity-reservations --region {region} {filters}"
 
 
 def _cancel(

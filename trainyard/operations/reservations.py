@@ -16,7 +16,12 @@ from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import cancel_command, cancel_reservations, wait_until_active
+from trainyard.operations.pending_reservations import (
+    cancel_command,
+    cancel_reservations,
+    list_command,
+    wait_until_active,
+)
 from trainyard.operations.progress import Display
 from trainyard.operations.waiting import sleep_with_checks
 
@@ -67,6 +72,7 @@ class GroupReservations:
             self._display.line("capacity", text)
             return self.wait_for_capacity(existing.id, missing)
         request = CapacityRequest(
+            stack=self._manifest.stack,
             region=self._region,
             instance_type=group.instance_type,
             instances=missing,
@@ -205,7 +211,9 @@ class GroupReservations:
             for group in self._manifest.groups:
                 self.cancel([each.id for each in reservations.find_reservations(self._region, self._tags(group))])
         except (BotoCoreError, ClientError) as error:
-            self._display.line("capacity", f"the reservations were not cancelled and end by themselves: {error}")
+            text = f"the reservations of the launch were not cancelled and are billed until they end: {error}"
+            command = list_command(self._region, self._manifest.stack)
+            self._display.line("capacity", f"{text}. To list them: {command}")
         if held := self.describe_held():
             self._display.line("capacity", held.strip())
 
@@ -214,7 +222,7 @@ class GroupReservations:
         try:
             held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
         except (BotoCoreError, ClientError) as error:
-            return f"Held capacity could not be listed: {error}. "
+            return f"A reservation of trainyard reserve, which is billed until it ends, could not be listed: {error}. "
         if not held:
             return ""
         prices = {group.instance_type: group.node_usd_per_hour for group in self._manifest.groups}
@@ -259,8 +267,7 @@ def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> l
             remaining = reservations.find_reservations(region, {tags.STACK: stack})
     except (BotoCoreError, ClientError) as error:
         text = f"the reservations of the stack could not be listed ({error}): they are billed until they end"
-        filters = f"--filters Name=tag:{tags.STACK},Values={stack}"
-        texts = [f"{text}. To list them: aws ec2 describe-capacity-reservations --region {region} {filters}"]
+        texts = [f"{text}. To list them: {list_command(region, stack)}"]
     else:
         texts = [_describe_remaining(region, each) for each in remaining]
     for text in texts:

@@ -22,6 +22,7 @@ from trainyard.config.cost import node_usd_per_hour
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.stack_config import find_stack_file, read_config
+from trainyard.config.validators.unused import no_reservation_reason
 from trainyard.errors import InputError, Problem
 from trainyard.models.run import RunRecord
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
@@ -67,7 +68,10 @@ def hold_capacity(
     """
     groups = [group for group in settings.groups if settings.reserves_capacity(group)]
     if not groups:
-        reason, fix = "its launch reserves no capacity", "Use it with on-demand GPU nodes and capacity.reserve: true"
+        reason = f"its launch reserves no capacity: {no_reservation_reason(settings)}"
+        fix = (
+            "Use this command for on-demand GPU nodes with capacity.reserve: true, trainyard blocks for Capacity Blocks"
+        )
         raise InputError([Problem("--stack", cluster.stack, reason, fix, "nothing_to_reserve")])
     (group,) = groups
     node_price = node_usd_per_hour(settings, group)
@@ -89,6 +93,7 @@ def hold_capacity(
         name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
         placement_group = placement.create_cluster_group(cluster.region, name, held_tags).arn
     request = CapacityRequest(
+        stack=cluster.stack,
         region=cluster.region,
         instance_type=settings.instance_type,
         instances=group.nodes,
@@ -191,7 +196,7 @@ def _report_other_zone(cluster: Cluster, zone: str, display: Display) -> None:
         display.line(
             "capacity",
             f"the stack is in {', '.join(deployed)}. Set capacity.zones: [{zone}], then pulumi up -s {cluster.stack} "
-            "replaces head and file system",
+            "replaces head and file system; export the data of the file system first",
         )
 
 

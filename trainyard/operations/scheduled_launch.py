@@ -13,6 +13,7 @@ from trainyard.models.run import RunRecord
 from trainyard.operations.progress import Display
 from trainyard.operations.run_record import create_run_record, format_time, with_deadlines
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.quantity import quantity
 
 # Auto Scaling refuses a scheduled action in the past.
 MARGIN_SECONDS = 30.0
@@ -53,5 +54,6 @@ def schedule(
     workers.put_lease(record.lease_end(time.time()))
     workers.put_scheduled_start(record.scheduled_start)
     when, minutes = format_time(record.scheduled_start), f"{record.limits.startup_timeout_minutes:g} minutes"
-    text = f"{record.run} is scheduled for {when}: then AWS starts {record.nodes} nodes, and the controller the job"
-    display.line("run", f"{text}. The controller ends the run if the job has not started after {minutes}")
+    nodes = quantity(record.nodes, "node")
+    text = f"{record.run} is scheduled for {when}: AWS then starts {nodes}, and the controller starts the job"
+    display.line("run", f"{text}. The controller ends the run if the job has not started {minutes} after this time")

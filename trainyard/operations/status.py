@@ -16,6 +16,7 @@ from trainyard.operations.run_record import format_time
 from trainyard.operations.runs import read_run_record
 from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.quantity import quantity
 
 
 class GroupStatus(StrictModel):
@@ -124,8 +125,11 @@ def _format_scheduled_start(record: RunRecord, scheduled: float | None) -> str:
     assert record.scheduled_start is not None
     start = format_time(record.scheduled_start)
     if scheduled is None:
-        return f"scheduled for {start}, but no scheduled action starts its nodes: run trainyard launch again"
-    return f"launched {format_time(record.created)}; AWS starts {record.nodes} nodes at {start}"
+        return (
+            f"scheduled for {start}, but its worker groups have no scheduled action that starts nodes. To create it: "
+            "trainyard launch --stack STACK"
+        )
+    return f"launched {format_time(record.created)}; AWS starts {quantity(record.nodes, 'node')} at {start}"
 
 
 def _format_group(group: GroupStatus) -> str:

@@ -142,7 +142,9 @@ class StoppingNodes:
             try:
                 ec2.terminate_instances(self._region, nodes, skip_os_shutdown=True)
             except (BotoCoreError, ClientError) as error:  # the group terminates them
-                self._display.detail("nodes", f"the shutdown of {len(nodes)} nodes is not skipped: {error}")
+                self._display.detail(
+                    "nodes", f"TerminateInstances with SkipOsShutdown failed; the group terminates the nodes: {error}"
+                )
 
 
 def _state(lifecycle_state: str | None, ec2_state: str | None) -> str:

@@ -27,7 +27,7 @@ def vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
 
-def set_increased_quotas(codes: Iterable[str]) -> None:
+def set_other_quotas_to_zero(codes: Iterable[str]) -> None:
     """Set all quotas except these to 0, the default of new accounts for accelerated instance types."""
     _zero_quotas.clear()
     _zero_quotas.update({quota.code for quota in load_reference().quotas}.difference(codes))

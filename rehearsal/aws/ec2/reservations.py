@@ -6,7 +6,7 @@ Sources: EC2 user guide, "Capacity Reservations" and "Capacity Blocks for ML"; A
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from moto.core.resource_tagging import TaggedResource
 from moto.ec2.models import EC2Backend
@@ -21,7 +21,7 @@ from rehearsal.aws.timing import timing
 # A reservation that was not created in the cluster placement group has some instances that do not fit into it: eksctl
 # issue 7949 launched 11 of 16.
 PLACEABLE_SHARE = 11 / 16
-INTERRUPTIBLE_MARKET = "interruptible-capacity-reservation"
+INTERRUPTIBLE_MARKET: Final = "interruptible-capacity-reservation"
 EXISTING_STATES = {"pending", "running", "stopping", "stopped", "shutting-down"}
 
 Assessment = Literal["assessing", "scheduled", "unsupported"]  # the result for a future-dated reservation
@@ -91,7 +91,7 @@ class CapacityReservation(TaggedEC2Resource):
         return {"SourceCapacityReservationId": self.source_id, "InterruptionType": "adhoc"}
 
     @property
-    def market_type(self) -> str | None:
+    def market_type(self) -> Literal["capacity-block", "interruptible-capacity-reservation"] | None:
         """MarketType that launches into the reservation require; None: that of On-Demand Instances."""
         return "capacity-block" if self.is_block else INTERRUPTIBLE_MARKET if self.interruptible else None
 

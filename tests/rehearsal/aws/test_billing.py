@@ -36,12 +36,14 @@ def test_billing_is_from_launch_to_termination_with_a_minimum_of_a_minute(
     assert billed_seconds(instances, NOW) == seconds
 
 
-def test_billing_is_grouped_by_instance_type_and_zone() -> None:
+def test_billing_is_grouped_by_instance_type_zone_and_purchase_option() -> None:
     small = ran(1000, 1600).model_copy(update={"instance_type": "t3.medium", "zone": "us-east-1b"})
-    billed = [entry.model_dump() for entry in billed_by_type([small, ran(1000, 1600), ran(1000, 1010)], NOW)]
-    assert billed == [
-        {"type": "p4d.24xlarge", "zone": "us-east-1a", "instances": 2, "seconds": 660.0},
-        {"type": "t3.medium", "zone": "us-east-1b", "instances": 1, "seconds": 600.0},
+    spot = small.model_copy(update={"purchase_option": "spot"})
+    billed = billed_by_type([small, spot, ran(1000, 1600), ran(1000, 1010)], NOW)
+    assert [tuple(entry.model_dump().values()) for entry in billed] == [
+        ("p4d.24xlarge", "us-east-1a", "on-demand", 2, 660.0),
+        ("t3.medium", "us-east-1b", "on-demand", 1, 600.0),
+        ("t3.medium", "us-east-1b", "spot", 1, 600.0),
     ]
 
 

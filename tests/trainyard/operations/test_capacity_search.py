@@ -28,6 +28,7 @@ def request_of_two(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A request for two instances in two zones."""
     monkeypatch.setattr(capacity_search, "TRY_DELAY_SECONDS", 0.0)
     created = CapacityRequest(
+        stack="test",
         region=REGION,
         instance_type="c7i.xlarge",
         instances=2,
@@ -90,7 +91,7 @@ def test_reservation_that_was_never_answered_is_cancelled(
     display = RecordingDisplay()
     reservation = reserve_capacity(request_of_two, display)
     assert [(each.id, each.zone) for each in active(request_of_two)] == [(reservation.id, ZONE_B)]
-    assert ", which the launch does not use: its creation was not answered" in display.lines[-1]
+    assert ", which the launch does not use: EC2 did not respond to its creation" in display.lines[-1]
 
 
 def test_reservation_of_an_interrupted_request_is_cancelled(

@@ -178,7 +178,7 @@ def test_scale_out_reserves_only_the_missing_nodes_in_the_zone_of_the_others(res
 def test_scale_out_does_not_search_other_zones(account: EmulatedAws, reserved: ReservedCluster) -> None:
     nodes = reserved.cluster.launch_instances(2)
     account.inject(without_capacity(ZONE_A))
-    with pytest.raises(CapacityError, match=f": {ZONE_A}: InsufficientInstanceCapacity. Wait"):
+    with pytest.raises(CapacityError, match=f": {ZONE_A}: InsufficientInstanceCapacity. Increase"):
         reserved.reserve(1, nodes)
 
 

@@ -267,7 +267,7 @@ def test_active_run_keeps_its_zone(account: EmulatedAws, operator: Operator, sta
     create_run(stack)
     cancel_reservations_of_stack(REGION, stack.stack, operator.display)
     account.inject(Capacity(limit=0, instance_type=WORKER_TYPE, zone="us-east-1a"))
-    with pytest.raises(CapacityError, match=r": us-east-1a: InsufficientInstanceCapacity\. Wait"):
+    with pytest.raises(CapacityError, match=r": us-east-1a: InsufficientInstanceCapacity\. Increase"):
         operator.reserve()
 
 

@@ -131,7 +131,7 @@ def test_status_shows_the_scheduled_start(cluster: clusters.Cluster) -> None:
     assert ": scheduled" in lines
     assert "AWS starts 2 nodes at" in lines
     WorkerGroups(cluster.manifest).cancel_scheduled_start()
-    assert "launch again" in "\n".join(format_status(read_status(Cluster(cluster.stack, REGION), None)))
+    assert "trainyard launch --stack" in "\n".join(format_status(read_status(Cluster(cluster.stack, REGION), None)))
 
 
 def test_stop_cancels_the_scheduled_start(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

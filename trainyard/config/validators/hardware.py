@@ -18,7 +18,7 @@ def one_purchase_option(settings: StackSettings, root: Path) -> Iterator[Problem
     sources = settings.capacity.sources
     if len(sources) > 1:
         known = ", ".join(PURCHASE_OPTIONS)
-        yield invalid_setting("capacity", list(sources), "has one purchase option", f"Keep one of {known}")
+        yield invalid_setting("capacity", list(sources), "must have one purchase option", f"Keep one of {known}")
 
 
 def zones_not_decided_elsewhere(settings: StackSettings, root: Path) -> Iterator[Problem]:

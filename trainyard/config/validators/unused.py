@@ -15,12 +15,13 @@ def capacity_search_used(settings: StackSettings, root: Path) -> Iterator[Proble
     for key, is_unused in unused.items():
         if is_unused and key in capacity.model_fields_set:
             reason = (
-                f"has no effect: the launch reserves the capacity of on-demand GPU nodes, and {_why_none(settings)}"
+                "has no effect: the launch reserves the capacity of on-demand GPU nodes, and "
+                f"{no_reservation_reason(settings)}"
             )
             yield invalid_setting(f"capacity.{key}", getattr(capacity, key), reason, "Remove it")
 
 
-def _why_none(settings: StackSettings) -> str:
+def no_reservation_reason(settings: StackSettings) -> str:
     """Return why the launch reserves no capacity."""
     if settings.worker_type.gpu is None:
         return f"{settings.instance_type} has no GPU"
