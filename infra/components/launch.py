@@ -39,12 +39,14 @@ class Launch(pulumi.ComponentResource):
         profile = pulumi.Config("aws").get("profile")
         environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": profile} if profile else {})}
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
-        launch = pulumi.Output.concat("./trainyard/launcher launch ", target, " --sha256 ", digest)
+        # With `exec` the provider's shell is the launcher, so that the launcher ends when the provider kills its shell.
+        launcher = "exec ./trainyard/launcher"
+        launch = pulumi.Output.concat(launcher, " launch ", target, " --sha256 ", digest)
         command = local.Command(
             "launch",
             create=launch,
             update=pulumi.Output.concat(launch, " --update"),
-            delete=pulumi.Output.concat("./trainyard/launcher stop ", target),
+            delete=pulumi.Output.concat(launcher, " stop ", target),
             dir="..",
             environment=environment,
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail

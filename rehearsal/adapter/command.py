@@ -1,7 +1,6 @@
 """Local commands of pulumi_command, executed in a shell."""
 
 import os
-import signal
 import subprocess
 import threading
 from collections import deque
@@ -13,7 +12,6 @@ from rehearsal.adapter.errors import CommandFailedError
 from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
 
 _TAIL_LINES = 40
-_STOP_SECONDS = 30.0
 
 
 class Command(Handler):
@@ -50,20 +48,16 @@ class Command(Handler):
         self._run(call, call.inputs.get("delete"))
 
     def stop(self) -> None:
-        """Stop every running command with its child processes, and start no further `create` or `update`.
+        """Kill the shell of every running command, and start no further `create` or `update`.
 
-        A stopped command fails with CommandFailedError.
+        As with the provider, the shell's child processes are not killed. A stopped command fails with
+        CommandFailedError when they have closed their outputs.
         """
         with self._lock:
             self._stopped = True
             running = list(self._running)
         for process in running:
-            _signal(process, signal.SIGTERM)
-        for process in running:
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                _signal(process, signal.SIGKILL)
+            process.kill()
 
     def _run(self, call: HandlerCall, command: str | None, unless_stopped: bool = False) -> dict[str, Any]:
         if command is None or self.skip:
@@ -119,9 +113,3 @@ def _drain(process: "subprocess.Popen[str]", call: HandlerCall) -> tuple[str, li
         call.on_output(tail[-1])
     reader.join()
     return "".join(output), list(tail)
-
-
-def _signal(process: "subprocess.Popen[str]", number: int) -> None:
-    """Send a signal to the command and its child processes, which share its session."""
-    if process.poll() is None:
-        os.killpg(process.pid, number)

@@ -23,6 +23,7 @@ from trainyard.cli.selftest import selftest
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
 from trainyard.errors import InputError
+from trainyard.operations.signals import separate_from_launcher
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 
@@ -93,4 +94,5 @@ app.command(add_help_option=False, context_settings=_PASS_OPTIONS)(rehearse)
 
 def main() -> None:
     """Run the command line: the console script `trainyard`."""
+    separate_from_launcher()
     app(prog_name="trainyard")

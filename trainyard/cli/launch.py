@@ -9,6 +9,7 @@ from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.launch import Launch
 from trainyard.operations.progress import create_display
+from trainyard.operations.signals import terminate_with_launcher
 
 
 def launch(
@@ -31,6 +32,7 @@ def launch(
     Returns when the job has started, or when the run is scheduled for the start of a Capacity Block. The last line on
     stdout is a JSON object.
     """
+    terminate_with_launcher()
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest, sha256)
         result = Launch(cluster, display).start(update)

@@ -1,5 +1,6 @@
 """Progress display on stderr: one row per subject on a terminal, plain lines elsewhere. stdout is for results."""
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -31,8 +32,11 @@ class PlainDisplay:
         if self._last_texts.get(subject) != text:
             self._last_texts[subject] = text
             seconds = time.monotonic() - self._start_time
-            sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
-            sys.stderr.flush()
+            try:
+                sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
+                sys.stderr.flush()
+            except BrokenPipeError:  # the reader was killed: a rollback must continue
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def detail(self, subject: str, text: str) -> None:
         """Omit the detail: printed lines cannot be overwritten."""

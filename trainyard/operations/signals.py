@@ -1,10 +1,21 @@
-"""Signal handling while a launch or bake holds resources: a signal leads to a rollback, which no signal interrupts."""
+"""Signals while a launch or bake holds resources: a signal leads to a rollback, which no signal interrupts.
 
+The Pulumi program starts commands through `trainyard/launcher`. On Ctrl-C Pulumi's command provider kills the launcher,
+and at a second Ctrl-C the engine kills the process group of the provider. So a command of the launcher has a
+separate session, and a launch treats the end of the launcher as a signal. Sources: pulumi-command, `run` in
+commandOutputs.go, which uses exec.CommandContext; pulumi, KillChildren in sdk/go/common/util/cmdutil/child_unix.go.
+"""
+
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+LAUNCHER_PID = "TRAINYARD_LAUNCHER_PID"
+PARENT_POLL_SECONDS = 0.2
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
@@ -18,9 +29,36 @@ def sigterm_as_interrupt() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on SIGTERM, so that it leads to the same rollback as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(f"signal {number}")
+        raise KeyboardInterrupt("interrupted: its parent process has ended" if _is_orphan() else f"signal {number}")
 
     return _handle_signals(interrupt, signal.SIGTERM)
+
+
+def separate_from_launcher() -> None:
+    """Move a command of the launcher to a separate session: a signal to the process group does not reach it."""
+    if LAUNCHER_PID in os.environ:
+        os.setsid()
+
+
+def terminate_with_launcher() -> None:
+    """Send SIGTERM to this process when the launcher has ended; without a launcher, do nothing.
+
+    Polls the parent: prctl(PR_SET_PDEATHSIG) exists on Linux only, and reports the end of a thread of the parent too.
+    """
+    if LAUNCHER_PID in os.environ:
+        threading.Thread(target=_terminate_as_orphan, daemon=True).start()
+
+
+def _terminate_as_orphan() -> None:
+    while not _is_orphan():
+        time.sleep(PARENT_POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_orphan() -> bool:
+    """Return whether the launcher that started this process has ended."""
+    launcher = os.environ.get(LAUNCHER_PID)
+    return launcher is not None and os.getppid() != int(launcher)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Local commands, such as the launch, run as the provider runs them."""
 
 import re
+import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from rehearsal.adapter.errors import CommandFailedError
 from rehearsal.adapter.mocks import UpError
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
+from tests.polling import eventually
 from tests.rehearsal.adapter.conftest import Deploy
 
 SECONDS = 20.0
@@ -98,25 +99,36 @@ def test_failed_delete_is_an_error(running: EmulatedAccount, tmp_path: Path) -> 
         running.delete(command("true", delete="exit 4"), tmp_path, lambda line: None)
 
 
-def test_stop_terminates_the_command_and_child_processes(running: EmulatedAccount, tmp_path: Path) -> None:
-    started = tmp_path / "pid"
+# A launch that rolls back when its parent process has ended.
+CHILD = """
+import os, pathlib, sys, time
+parent = os.getppid()
+pathlib.Path(sys.argv[1]).touch()
+while os.getppid() == parent:
+    time.sleep(0.02)
+print("rolled back", file=sys.stderr)
+"""
+
+
+def test_stop_kills_the_shell_and_waits_for_its_child_process(running: EmulatedAccount, tmp_path: Path) -> None:
+    """As the provider does: a launch is the child, and rolls back when it notices that the shell has ended."""
+    started = tmp_path / "started"
+    lines: list[str] = []
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "child.py").write_text(CHILD)
+    script = f"{sys.executable} {tmp_path}/child.py {started}; exit"
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            running.create(command(f"sleep 600 & echo $! > {started}; wait"), tmp_path, lambda line: None)
+            running.create(command(script), tmp_path, lines.append)
         except CommandFailedError as error:
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + SECONDS
-    while not (started.exists() and started.read_text().strip()):
-        assert time.monotonic() < deadline, "the command did not start"
-        time.sleep(0.02)
+    eventually(started.exists, "the start of the command")
     running.stop()
     thread.join(SECONDS)
     assert failed
-    while Path(f"/proc/{started.read_text().strip()}").exists():
-        assert time.monotonic() < deadline, "the child process of the command still runs"
-        time.sleep(0.02)
+    assert lines == ["rolled back"]
