@@ -21,7 +21,8 @@ HOUR = 3600.0
 
 @pytest.fixture(autouse=True)
 def clean(aws: EmulatedAws, client: Client) -> Iterator[None]:
-    """Cancel open reservations, which would supply the launches of other tests."""
+    """Terminate instances of other tests, which use capacity; then cancel reservations, which other tests would use."""
+    terminate_all(aws, client)
     yield
     aws.clear_faults()
     for reservation in client("ec2").describe_capacity_reservations()["CapacityReservations"]:
