@@ -17,6 +17,7 @@ from infra.lookups.budget import budgets_allowed
 from infra.lookups.image import Image, look_up_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import RetainedResources, look_up_retained
+from infra.lookups.run import CurrentRun, look_up_current_run
 from infra.packaging.archive import Packed
 from infra.packaging.bundle import files_missing_in_bundle, pack_bundle
 from infra.packaging.source import pack_source
@@ -37,6 +38,7 @@ class Inputs:
     archives: Mapping[Kind, Packed]
     facts: AccountFacts
     retained: RetainedResources
+    current_run: CurrentRun | None
     head_image: Image
     worker_image: Image
     budget_usd: float | None
@@ -49,7 +51,7 @@ def read_inputs(root: Path) -> Inputs:
     settings = load_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
     archives = _pack_archives(root, settings)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
-    validate_account(settings, facts, retained.is_up)
+    validate_account(settings, facts, retained.staging_bucket is not None)
     credentials = expiring_credentials(os.environ, settings, datetime.now(UTC))
     for warning in filter(None, (credentials, unsearched_zones(settings, facts))):
         pulumi.log.warn(warning)
@@ -60,6 +62,7 @@ def read_inputs(root: Path) -> Inputs:
         archives=archives,
         facts=facts,
         retained=retained,
+        current_run=look_up_current_run(retained.staging_bucket, settings.storage.bucket or retained.bucket),
         head_image=look_up_image(settings.head_image, settings.root_volume_gib),
         worker_image=look_up_image(settings.worker_image, settings.root_volume_gib),
         budget_usd=_budget_usd(settings, stack),

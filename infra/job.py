@@ -10,6 +10,10 @@ from infra.inputs import Inputs
 from infra.nodes import Nodes
 from infra.storage import Storage
 from infra.validators.account import capacity_end_time, capacity_start_time
+from infra.validators.active_run import validate_active_run
+from trainyard.errors import InputError
+from trainyard.models.manifest import Manifest
+from trainyard.models.run import NO_RUN
 
 
 def create_manifest(
@@ -31,8 +35,16 @@ def create_manifest(
             filesystem=filesystem,
             capacity_start_time=capacity_start_time(inputs.facts),
             capacity_end_time=capacity_end_time(inputs.facts),
+            validate=lambda manifest: _validate(manifest, inputs),
         ),
     )
+
+
+def _validate(manifest: Manifest | None, inputs: Inputs) -> None:
+    try:
+        validate_active_run(manifest, inputs.current_run, inputs.settings.launch)
+    except InputError as error:
+        raise pulumi.RunError(str(error)) from error
 
 
 def create_launch(
@@ -41,6 +53,12 @@ def create_launch(
     """Create the launch. `dependencies`: all that the job uses. `destroy` stops the job before it deletes them."""
     return Launch(
         "launch",
-        LaunchArgs(scope=inputs.scope, manifest=manifest.text, bucket=storage.staging.name),
+        LaunchArgs(
+            scope=inputs.scope,
+            settings=inputs.settings.launch,
+            trigger=inputs.current_run.trigger if inputs.current_run else NO_RUN,
+            manifest=manifest.text,
+            bucket=storage.staging.name,
+        ),
         pulumi.ResourceOptions(depends_on=[manifest, *(each for each in dependencies if each is not None)]),
     )

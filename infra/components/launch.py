@@ -9,13 +9,21 @@ from pulumi_command import local
 
 from infra.components.manifest import manifest_uri
 from infra.scope import Scope
+from infra.validators.active_run import again
+from trainyard.config.settings.job import LaunchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
-    """Arguments of Launch. A changed `manifest` text runs the launch again; `bucket` holds the manifest object."""
+    """Arguments of Launch.
+
+    A changed `manifest` text runs the launch again; `bucket` holds the manifest object. `trigger`: another value than
+    in the last `up` replaces the resource, which launches a new run (trainyard.models.run.launch_trigger).
+    """
 
     scope: Scope
+    settings: LaunchSettings
+    trigger: str
     manifest: pulumi.Input[str]
     bucket: pulumi.Input[str]
 
@@ -24,7 +32,8 @@ class Launch(pulumi.ComponentResource):
     """Run `trainyard launch`. `result` is the last line of its stdout, a JSON object.
 
     Any changed input runs `update`, so the inputs contain no time and no absolute path. `trainyard launch --update`
-    decides whether to do nothing, add nodes to the current run or start a new run.
+    decides whether to do nothing, add nodes to the current run or start a new run. A replacement runs `delete` first:
+    otherwise `trainyard stop` would end the new run.
     """
 
     result: pulumi.Output[str]
@@ -41,7 +50,7 @@ class Launch(pulumi.ComponentResource):
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
         # With `exec` the provider's shell is the launcher, so that the launcher ends when the provider kills its shell.
         launcher = "exec ./trainyard/launcher"
-        launch = pulumi.Output.concat(launcher, " launch ", target, " --sha256 ", digest)
+        launch = pulumi.Output.concat(launcher, " launch ", target, " --sha256 ", digest, *_options(args))
         command = local.Command(
             "launch",
             create=launch,
@@ -50,7 +59,20 @@ class Launch(pulumi.ComponentResource):
             dir="..",
             environment=environment,
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail
-            opts=pulumi.ResourceOptions(parent=self),
+            triggers=[args.trigger, again(args.settings)],
+            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
         )
         self.result = command.stdout
         self.register_outputs({"result": self.result})
+
+
+def _options(args: LaunchArgs) -> list[str]:
+    """Return the options of `trainyard launch` that follow from the settings, each with a space before it."""
+    options = ["--trigger", args.trigger]
+    if value := again(args.settings):
+        options += ["--again", value]
+    if args.settings.replace_running:
+        options.append("--replace-running")
+    if not args.settings.resume_replaced:
+        options.append("--no-resume-replaced")
+    return [f" {shlex.quote(option)}" for option in options]

@@ -1,6 +1,6 @@
 """The object `manifest.json` in the staging bucket: the configuration of nodes and launch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class ManifestArgs:
 
     `archives` has the fields of trainyard.models.manifest.Archive for "bundle", and for "job" if the job has a source.
     `capacity_start_time`, `capacity_end_time`: Unix times from which and until which nodes may use reserved capacity;
-    None: now, never.
+    None: now, never. `validate`: receives the manifest before it is stored, or None if it is not known in the preview.
     """
 
     scope: Scope
@@ -42,6 +42,7 @@ class ManifestArgs:
     filesystem: FileSystem | None
     capacity_start_time: float | None
     capacity_end_time: float | None
+    validate: Callable[[Manifest | None], None]
 
 
 class ManifestObject(pulumi.ComponentResource):
@@ -51,7 +52,9 @@ class ManifestObject(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ManifestArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Manifest", name, None, opts)
-        text: pulumi.Output[str] = pulumi.Output.from_input(_content(args)).apply(_render)
+        manifest: pulumi.Output[Manifest] = pulumi.Output.from_input(_content(args)).apply(Manifest.model_validate)
+        validated: pulumi.Output[bool] = pulumi.Output.from_input(_validate(manifest, args.validate))
+        text = pulumi.Output.all(manifest, validated).apply(lambda values: _render(values[0]))
         stored = aws.s3.BucketObjectv2(
             "manifest",
             bucket=args.bucket,
@@ -158,5 +161,10 @@ def _disks(entry: InstanceType) -> int:
     return entry.instance_store.disks if entry.instance_store else 0
 
 
-def _render(content: dict[str, Any]) -> str:
-    return Manifest.model_validate(content).model_dump_json(indent=1) + "\n"
+async def _validate(manifest: pulumi.Output[Manifest], validate: Callable[[Manifest | None], None]) -> bool:
+    validate(await manifest.future() if await manifest.is_known() else None)
+    return True
+
+
+def _render(manifest: Manifest) -> str:
+    return manifest.model_dump_json(indent=1) + "\n"

@@ -34,6 +34,14 @@ _ACCESS_ERRORS: tuple[tuple[str, Callable[[str | None, str], Problem]], ...] = (
 )
 
 
+_MISSING = re.compile(r"not ?found|empty result|couldn't find|NoSuchBucket|NoSuchKey|404", re.IGNORECASE)
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the lookup of an S3 bucket or object failed because it does not exist."""
+    return bool(_MISSING.search(str(error)))
+
+
 def lookup_failure(error: Exception) -> str:
     """Return the message of a failed lookup on one line."""
     return f"lookup failed: {' '.join(_PREFIX.sub('', str(error)).split()).rstrip('.')}"

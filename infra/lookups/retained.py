@@ -1,11 +1,11 @@
 """Find the resources that `destroy` retained, by their tags."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pulumi_aws as aws
 
+from infra.lookups.errors import is_missing
 from trainyard.aws import tags
 from trainyard.errors import InputError, Problem
 
@@ -45,12 +45,12 @@ def find_retained(
 class RetainedResources:
     """Resources of an earlier `up`. `key` and `bucket` are ids to import; None if they do not exist.
 
-    `is_up`: whether the cluster exists, known from its staging bucket.
+    `staging_bucket`: the name of the cluster's staging bucket; None if the cluster does not exist.
     """
 
     key: str | None
     bucket: str | None
-    is_up: bool
+    staging_bucket: str | None
 
 
 def look_up_retained(stack: str) -> RetainedResources:
@@ -58,7 +58,7 @@ def look_up_retained(stack: str) -> RetainedResources:
     return RetainedResources(
         key=find_retained(stack, "kms:key", tags.STACK_KEY, _is_enabled),
         bucket=find_retained(stack, "s3:bucket", tags.DATA_BUCKET, _bucket_exists),
-        is_up=find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists) is not None,
+        staging_bucket=find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists),
     )
 
 
@@ -72,7 +72,7 @@ def _bucket_exists(bucket: str) -> bool:
     try:
         aws.s3.get_bucket(bucket=bucket)
     except Exception as error:
-        if re.search("not ?found|empty result|couldn't find|NoSuchBucket|404", str(error), re.IGNORECASE):
+        if is_missing(error):
             return False
         raise
     return True

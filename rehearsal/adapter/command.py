@@ -22,7 +22,8 @@ class Command(Handler):
     """
 
     type = "command:local:Command"
-    keys = input_keys("create", "update", "delete", "dir", "environment", "addPreviousOutputInEnv")
+    keys = input_keys("create", "update", "delete", "dir", "environment", "addPreviousOutputInEnv", "triggers")
+    replace_on_changes = frozenset({"triggers"})
 
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip

@@ -30,6 +30,11 @@ def missing_resource_error(type_name: str, identifier: str) -> RequestFailedErro
     )
 
 
+def missing_object_error(bucket: str, key: str) -> RequestFailedError:
+    """Return the provider's error for an S3 object that does not exist."""
+    return RequestFailedError(f"reading S3 Bucket ({bucket}) Object ({key}): couldn't find resource")
+
+
 def missing_budget_error() -> RequestFailedError:
     """Return the provider's error for a budget that does not exist."""
     return RequestFailedError("reading Budgets Budget Data Source (): couldn't find resource")

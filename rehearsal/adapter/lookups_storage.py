@@ -5,6 +5,7 @@ from typing import Any
 
 from rehearsal.adapter.aws_clients import AwsClients
 from rehearsal.adapter.handler import InputKeys, input_keys
+from rehearsal.adapter.lookup_results import missing_object_error
 
 
 def _bucket(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,6 +19,25 @@ def _bucket(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "bucketRegion": region,
         "bucketRegionalDomainName": f"{name}.s3.{region}.amazonaws.com",
         "region": aws.region,
+    }
+
+
+def _object(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Look up an object, with the content of text types. Source: terraform-provider-aws, s3/object_data_source.go."""
+    s3, bucket, key = aws.client("s3"), arguments["bucket"], arguments["key"]
+    try:
+        response = s3.get_object(Bucket=bucket, Key=key)
+    except s3.exceptions.NoSuchKey as error:
+        raise missing_object_error(bucket, key) from error
+    content_type = response["ContentType"]
+    is_text = content_type.startswith("text/") or content_type in _TEXT_TYPES
+    return {
+        "id": f"{bucket}/{key}",
+        "bucket": bucket,
+        "key": key,
+        "body": response["Body"].read().decode() if is_text else "",
+        "contentType": content_type,
+        "etag": response["ETag"].strip('"'),
     }
 
 
@@ -45,7 +65,9 @@ def _key(aws: AwsClients, arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_TEXT_TYPES = {"application/json", "application/ld+json", "application/x-httpd-php", "application/xhtml+xml"}
 STORAGE_LOOKUPS: dict[str, tuple[InputKeys, Callable[[AwsClients, Mapping[str, Any]], dict[str, Any]]]] = {
     "aws:s3/getBucket:getBucket": (input_keys("bucket"), _bucket),
+    "aws:s3/getObject:getObject": (input_keys("bucket", "key"), _object),
     "aws:kms/getKey:getKey": (input_keys("keyId"), _key),
 }

@@ -10,7 +10,7 @@ from rehearsal.adapter.command import Command
 from rehearsal.adapter.errors import RequestFailedError, UnsupportedTypeError
 from rehearsal.adapter.handler import CreateResult, check_input_keys
 from rehearsal.adapter.instance_types import read_instance_types, to_lookup_result
-from rehearsal.adapter.lookup_results import missing_budget_error
+from rehearsal.adapter.lookup_results import missing_budget_error, missing_object_error
 from rehearsal.adapter.lookups import LOOKUPS
 from rehearsal.adapter.static_ec2 import (
     RESERVATION,
@@ -37,7 +37,7 @@ class StaticAccount:
     a large value. `networks`: the existing VPCs by id. `instance_type_zones`: the Availability Zones that offer an
     instance type, by its name; other types are offered in every zone. `bucket_regions`: the region of each existing
     bucket. `key_states`: the state of each existing KMS key by ARN. `key_policy`: the policy of every key.
-    `budgets_denied`: whether the caller may not read budgets.
+    `budgets_denied`: whether the caller may not read budgets. `objects`: the content of each S3 object by key.
     A default that is valid for every stack replaces each argument that is None.
     """
 
@@ -58,6 +58,7 @@ class StaticAccount:
         key_states: Mapping[str, str] | None = None,
         key_policy: Mapping[str, Any] | None = None,
         budgets_denied: bool = False,
+        objects: Mapping[str, str] | None = None,
     ) -> None:
         self.region = region
         self._arns_by_role = {
@@ -70,7 +71,7 @@ class StaticAccount:
             tags.STACK_KEY: self._key_arn(retained_key_id) if retained_key_id else None,
         }
         self._instance_type_zones = instance_type_zones or {}
-        self._budgets_denied = budgets_denied
+        self._budgets_denied, self._objects = budgets_denied, objects or {}
         self._bucket_regions, self._key_states = bucket_regions, key_states
         default_reservations = {RESERVATION: reservation_properties(AvailabilityZone=f"{region}a")}
         self._ec2 = StaticEc2(
@@ -109,6 +110,7 @@ class StaticAccount:
             "aws:budgets/getBudget:getBudget": self._budget,
             "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged_resources(arguments),
             "aws:s3/getBucket:getBucket": lambda: self._bucket(arguments["bucket"]),
+            "aws:s3/getObject:getObject": lambda: self._object(arguments),
             "aws:kms/getKey:getKey": lambda: self._key(arguments["keyId"]),
             "aws:cloudcontrol/getResource:getResource": lambda: self._ec2.resource(arguments),
             "aws:servicequotas/getServiceQuota:getServiceQuota": lambda: self._ec2.quota(arguments),
@@ -157,6 +159,12 @@ class StaticAccount:
         if name not in regions:
             raise RequestFailedError(f"reading S3 Bucket ({name}): couldn't find resource")
         return {"id": name, "bucket": name, "arn": f"arn:aws:s3:::{name}", "bucketRegion": regions[name]}
+
+    def _object(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        bucket, key = arguments["bucket"], arguments["key"]
+        if key not in self._objects:
+            raise missing_object_error(bucket, key)
+        return {"id": f"{bucket}/{key}", "bucket": bucket, "key": key, "body": self._objects[key]}
 
     def _key(self, name: str) -> dict[str, Any]:
         arn = name if name.startswith("arn:") else self._key_arn(name)

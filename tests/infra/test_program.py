@@ -16,6 +16,7 @@ from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import INSTANCE, ROOT, STACKS, deployed, stack_config
 from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
+from trainyard.models.run import NO_RUN
 
 # Resource types without tags.
 UNTAGGED = {
@@ -111,8 +112,11 @@ def test_changed_job_is_another_launch(local: Deployment, changed: Callable[...,
 def test_changed_launch_is_updated_not_replaced(local: Deployment) -> None:
     """A replacement would stop the run, even if only nodes were added."""
     inputs = local.resource("command:local:Command", "launch").inputs
-    assert "triggers" not in inputs
-    assert inputs["update"] == f"{inputs['create']} --update"
+    assert (inputs["triggers"], inputs["update"]) == ([NO_RUN, ""], f"{inputs['create']} --update")
+
+
+def test_replaced_launch_stops_the_run_first(local: Deployment) -> None:
+    assert local.resource("command:local:Command", "launch").delete_before_replace
 
 
 def test_same_program_twice_registers_equal_inputs(local: Deployment, changed: Callable[..., Deployment]) -> None:

@@ -97,7 +97,9 @@ class Bucket:
 
     def write(self, key: str, content: bytes) -> None:
         """Create or replace an object."""
-        self._s3.put_object(Bucket=self.name, Key=key, Body=content)
+        # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
+        content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
+        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type)
 
     def download(self, key: str, file: Path) -> None:
         """Download an object to a file and create the file's folder."""

@@ -7,7 +7,7 @@ import typer
 from trainyard.cli.options import ManifestOption, StackOption
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.launch import Launch
+from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.progress import create_display
 from trainyard.operations.signals import terminate_with_launcher
 
@@ -19,9 +19,20 @@ def launch(
         bool,
         typer.Option(
             "--update",
-            help="Apply a changed manifest: add nodes to the current run if only sizes grew, else start a new run.",
+            help="Launch nothing also when a run that has ended matches the manifest.",
         ),
     ] = False,
+    replace_running: Annotated[
+        bool, typer.Option("--replace-running", help="Stop an active run whose job, software or network differs.")
+    ] = False,
+    resume_replaced: Annotated[
+        bool,
+        typer.Option(help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set."),
+    ] = True,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", help="Trigger of the Pulumi resource, for the run's record.")
+    ] = None,
+    again: Annotated[str | None, typer.Option("--again", help="Value of launch.again, for the run's record.")] = None,
     sha256: Annotated[str | None, typer.Option("--sha256", help="SHA-256 that the manifest must have.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Has no effect: the result is always one JSON object on stdout.")
@@ -35,6 +46,9 @@ def launch(
     terminate_with_launcher()
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest, sha256)
-        result = Launch(cluster, display).start(update)
+        options = LaunchOptions(
+            trigger=trigger, again=again, replace_running=replace_running, resume_replaced=resume_replaced
+        )
+        result = Launch(cluster, display, options).start(update)
         tag_old_objects(cluster, display)
         print(result.model_dump_json())

@@ -124,6 +124,11 @@ class RunLayout:
         return f"{self.prefix}metrics/"
 
     @property
+    def latest_metrics(self) -> str:
+        """Key of the newest line of the metrics stream."""
+        return f"{self.prefix}metrics.json"
+
+    @property
     def events(self) -> str:
         """Prefix of the events stream."""
         return f"{self.prefix}events/"

@@ -8,6 +8,8 @@ from trainyard.base import StrictModel
 from trainyard.models.events import RankFailure
 from trainyard.models.manifest import Job, Limits
 
+NO_RUN = "none"
+
 
 class RunRecord(StrictModel):
     """`run.json`: written by the launch. A later launch may change its size and deadlines.
@@ -39,6 +41,10 @@ class RunRecord(StrictModel):
     scheduled_start: float | None = Field(
         None, description="Unix time at which AWS starts the nodes, seconds; none: the launch started them."
     )
+    trigger: str = Field(
+        NO_RUN, description="Trigger of the Pulumi resource that launched the run: another value launches a new run."
+    )
+    again: str = Field("", description="Value of launch.again at the launch: another value launches a new run.")
 
     @property
     def start(self) -> float:
@@ -142,6 +148,19 @@ class Outcome(StrictModel):
     keeps_reservations: bool = Field(
         False, description="Whether a new run uses the capacity reservations: the controller does not cancel them."
     )
+    launch_failed: bool = Field(False, description="Whether the launch failed, so that the job did not start.")
+
+
+def launch_trigger(run: RunRecord | None, outcome: Outcome | None) -> str:
+    """Return the trigger of the Pulumi resource that launches the job. `run`: the run that was launched last, if any.
+
+    It is that of the run, so that nothing is launched again, unless the state of Pulumi does not contain the run: its
+    launch failed, or the launch that stopped it to replace it has created no run.
+    """
+    if run is None:
+        return NO_RUN
+    is_unknown_to_pulumi = outcome is not None and (outcome.launch_failed or outcome.keeps_reservations)
+    return run.run if is_unknown_to_pulumi else run.trigger
 
 
 class LaunchResult(StrictModel):

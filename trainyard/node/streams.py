@@ -26,10 +26,11 @@ class ChunkWriter:
 
     A later writer with the same prefix continues with the next number. A failed write is repeated with the next flush.
     `close` writes the remaining lines and retries for CLOSE_SECONDS, or for REFUSED_SECONDS if S3 denies access.
+    `latest`: key of an object that contains the newest line; None: no such object.
     """
 
-    def __init__(self, bucket: Bucket, prefix: str) -> None:
-        self._bucket, self._prefix = bucket, prefix
+    def __init__(self, bucket: Bucket, prefix: str, latest: str | None = None) -> None:
+        self._bucket, self._prefix, self._latest = bucket, prefix, latest
         self._seq = sum(1 for _ in bucket.keys(prefix))
         self._lines: list[bytes] = []
         self._lock, self._flushing = threading.Lock(), threading.Lock()
@@ -55,6 +56,8 @@ class ChunkWriter:
                 return
             try:
                 self._bucket.write(chunk_key(self._prefix, self._seq), b"".join(lines))
+                if self._latest is not None:
+                    self._bucket.write(self._latest, lines[-1])
             except Exception:
                 with self._lock:
                     self._lines = lines + self._lines

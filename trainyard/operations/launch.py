@@ -5,20 +5,25 @@ the operator's process and the controller fail. Nodes that the manifest adds to 
 """
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
 from trainyard.models.layout import RunLayout
-from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
+from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord, launch_trigger
+from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.launch_messages import describe_remaining_cost
 from trainyard.operations.launch_operation import LaunchOperation
 from trainyard.operations.prestart_checks import check_before_start
+from trainyard.operations.progress import Display
 from trainyard.operations.run_record import (
     create_run_record,
     format_run_duration,
     require_capacity_time,
     with_deadlines,
 )
+from trainyard.operations.runs import complete_checkpoints
 from trainyard.operations.scale_out import missing_nodes, scale_out_run
 from trainyard.operations.scheduled_launch import (
     can_reschedule,
@@ -31,17 +36,37 @@ from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
 from trainyard.operations.stop import stop_run
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Options of a launch.
+
+    `trigger`, `again`: values that the record of a new run stores (RunRecord); None: those for which Pulumi launches
+    nothing. `replace_running`: stop an active run of another manifest, otherwise refuse to launch. `resume_replaced`: a
+    run that replaces an active run starts from its newest checkpoint.
+    """
+
+    trigger: str | None = None
+    again: str | None = None
+    replace_running: bool = False
+    resume_replaced: bool = True
+
+
 class Launch(LaunchOperation):
     """One launch of the stack's manifest: `start` creates a new run or adds nodes to the current one."""
+
+    def __init__(self, cluster: Cluster, display: Display, options: LaunchOptions | None = None) -> None:
+        super().__init__(cluster, display)
+        self.options = options or LaunchOptions()
+        self._new_run_fields: dict[str, Any] = {}  # of the record of a new run
 
     def start(self, update: bool = False) -> LaunchResult:
         """Start the manifest's job, or add nodes to the current run when it only has fewer nodes than the manifest.
 
-        With `update`, apply a changed manifest: nothing is launched when the current run matches it, and a run of
-        another manifest is stopped first. Raises LaunchError, or InputError for a user error; then no node that was
-        added still runs.
+        Nothing is launched when an active run matches the manifest, with `update` also when a run that has ended does.
+        Raises LaunchError, or InputError for a user error; then no node that was added still runs.
         """
         current = self.cluster.current_run()
+        self._set_new_run_fields(current)
         if current is None:
             require_capacity_time(self.manifest, time.time())
             return self._launch_new_run()
@@ -56,17 +81,26 @@ class Launch(LaunchOperation):
                 # A scale-out that was killed may have recorded more nodes than it started.
                 base = self._update_deadlines(current).model_copy(update={"nodes": len(control.nodes)})
                 return scale_out_run(self, base, control, missing)
-            if update and (not any(missing.values()) if active else current.nodes == self.record.nodes):
+            if not any(missing.values()) if active else update and current.nodes == self.record.nodes:
                 current = self._update_deadlines(current) if active else current
                 self.display.line("run", f"{current.run} matches the manifest: nothing to launch")
                 return self.result(current.run, self.workers.members())
         require_capacity_time(self.manifest, time.time())  # before the current run is stopped
-        if active and not update and not is_scheduled(current):  # a scheduled run has done no work
+        if active and not self.options.replace_running and not is_scheduled(current):  # that has done no work
             raise LaunchError(
-                f"run {current.run} is active on the cluster; wait for its end, or stop it: trainyard stop --stack "
-                f"{self.cluster.stack}"
+                f"run {current.run} is active, and this launch would stop it. Wait for its end, stop it (trainyard "
+                f"stop --stack {self.cluster.stack}), or set trainyard:cluster.launch.replace_running: true"
             )
         return self._launch_new_run(current, is_active=active)
+
+    def _set_new_run_fields(self, current: RunRecord | None) -> None:
+        """Set the fields of the record of a new run that follow from the options and the run before it."""
+        trigger, again = self.options.trigger, self.options.again
+        if trigger is None:
+            trigger = launch_trigger(current, self.cluster.outcome(current.run) if current else None)
+        if again is None:
+            again = current.again if current else ""
+        self._new_run_fields = {"trigger": trigger, "again": again}
 
     def _launch_new_run(self, earlier: RunRecord | None = None, *, is_active: bool = False) -> LaunchResult:
         """Start a new run after the `earlier` run, which is stopped if it is active."""
@@ -88,9 +122,18 @@ class Launch(LaunchOperation):
         if is_active:
             self.display.line("run", f"stopping {run.run}, because the manifest has changed")
             stop_run(self.cluster, self.display, keep_reservations=True)
+            self._resume_from(run)
             self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
             self.record = create_run_record(self.manifest, time.time())
         self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
+
+    def _resume_from(self, run: RunRecord) -> None:
+        """Let the new run start from the newest checkpoint of the run that it replaces, unless job.resume is set."""
+        if not self.options.resume_replaced or self.manifest.job.resume is not None:
+            return
+        if checkpoints := complete_checkpoints(self.cluster, run.run):
+            self._new_run_fields["job"] = self.manifest.job.model_copy(update={"resume": run.run})
+            self.display.line("run", f"the new run starts from {checkpoints[-1]} (launch.resume_replaced)")
 
     def _update_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
         """Reschedule the run to the start in the manifest, or update the deadlines of a run that AWS starts now.
@@ -118,6 +161,8 @@ class Launch(LaunchOperation):
         with self.phase("schedule"):
             check_before_start(self.cluster, self.display)
             self.record = create_scheduled_record(self.manifest, start, current)
+            if current is None:
+                self.record = self.record.model_copy(update=self._new_run_fields)
             schedule(self.workers, self.record, self.write_record, self.display)
         self.report_capacity_limit(self.record)
         return self.result(self.record.run, [])
@@ -149,7 +194,8 @@ class Launch(LaunchOperation):
         with self.phase("capacity"):
             self.reserve_capacity(counts)
             record = create_run_record(self.manifest, time.time())
-            self.record = record.model_copy(update={"reservations": self.reservation_ids()})
+            reservations = {"reservations": self.reservation_ids()}
+            self.record = record.model_copy(update=self._new_run_fields | reservations)
         with self.phase("workers"):
             self._create_run()
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
@@ -167,7 +213,8 @@ class Launch(LaunchOperation):
             self.workers.cancel_scheduled_start()
         layout = RunLayout(self.record.run)
         if self.cluster.data.find(layout.record) is not None and self.cluster.outcome(self.record.run) is None:
-            outcome = Outcome(state="failed", reason=f"launch: {reason}", attempts=0, ended_at=time.time())
+            reason, now = f"launch: {reason}", time.time()
+            outcome = Outcome(state="failed", reason=reason, attempts=0, ended_at=now, launch_failed=True)
             self.cluster.data.write(layout.outcome, outcome.model_dump_json().encode())
 
     def _create_run(self) -> None:

@@ -345,7 +345,7 @@ def test_second_launch_is_refused_while_a_run_is_active(cluster: clusters.Cluste
     cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
     running = cluster.launch_instances(2)
     launch, _ = create_launch(cluster)
-    with pytest.raises(LaunchError, match=f"run {record.run} is active on the cluster"):
+    with pytest.raises(LaunchError, match=f"run {record.run} is active, and this launch would stop it"):
         launch.start()
     assert sorted(cluster.members()) == sorted(running)
 
@@ -406,7 +406,7 @@ def test_launch_is_refused_while_another_launch_waits_for_capacity(cluster: clus
     record = cluster.create_run_record()
     cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
     launch, _ = create_launch(cluster)
-    with pytest.raises(LaunchError, match=f"run {record.run} is active on the cluster"):
+    with pytest.raises(LaunchError, match=f"run {record.run} is active, and this launch would stop it"):
         launch.start()
 
 

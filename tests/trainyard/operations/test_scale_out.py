@@ -10,12 +10,12 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
-from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
-from trainyard.models.run import Control, RunRecord
+from trainyard.models.layout import COMMIT_MARK, CURRENT_RUN, MANIFEST, RunLayout
+from trainyard.models.run import Control, RunRecord, launch_trigger
 from trainyard.operations import scaling_activities
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
-from trainyard.operations.launch import Launch
+from trainyard.operations.launch import Launch, LaunchOptions
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
 
@@ -43,8 +43,8 @@ class ActiveRun:
         changes = {"groups": (group,), "job": manifest.job.model_copy(update=job)}
         self.cluster.staging.write(MANIFEST, manifest.model_copy(update=changes).model_dump_json().encode())
 
-    def create_launch(self) -> Launch:
-        return Launch(Cluster(self.cluster.stack, REGION), self.display)
+    def create_launch(self, **options: Any) -> Launch:
+        return Launch(Cluster(self.cluster.stack, REGION), self.display, LaunchOptions(**options))
 
     def current_run(self) -> RunRecord:
         return RunRecord.model_validate_json(self.cluster.staging.read(CURRENT_RUN))
@@ -136,7 +136,7 @@ def test_scale_out_rollback_when_the_next_attempt_does_not_start(
 def test_run_that_has_not_started_is_not_scaled_out(active: ActiveRun) -> None:
     active.change_manifest(4)
     active.write_control(is_started=False)
-    with pytest.raises(LaunchError, match="is active on the cluster"):
+    with pytest.raises(LaunchError, match="is active, and this launch would stop it"):
         active.create_launch().start()
     assert sorted(active.cluster.members()) == sorted(active.old_nodes)
 
@@ -147,10 +147,45 @@ def test_unchanged_manifest_launches_nothing(active: ActiveRun) -> None:
     assert active.display.lines == [f"run {active.record.run} matches the manifest: nothing to launch"]
 
 
+def test_manifest_of_another_job_does_not_stop_an_active_run(active: ActiveRun) -> None:
+    active.change_manifest(2, name="other")
+    with pytest.raises(LaunchError, match=r"would stop it\. Wait .*\.launch\.replace_running: true"):
+        active.create_launch().start(update=True)
+    assert Cluster(active.cluster.stack, REGION).outcome(active.record.run) is None
+
+
+def test_active_run_with_the_same_manifest_is_the_result_of_a_first_launch(active: ActiveRun) -> None:
+    """The state of Pulumi does not contain it when the process of its launch was killed."""
+    assert active.create_launch().start().run == active.record.run
+
+
+@pytest.mark.parametrize(("resume_replaced", "expected"), [(True, True), (False, False)])
+def test_run_that_replaces_another_starts_from_its_newest_checkpoint(
+    active: ActiveRun, monkeypatch: pytest.MonkeyPatch, resume_replaced: bool, expected: bool
+) -> None:
+    active.change_manifest(2, name="other")
+    active.cluster.write_head_ready_events()
+    checkpoint = f"{RunLayout(active.record.run).checkpoints}step-00000010/{COMMIT_MARK}"
+    active.cluster.data.write(checkpoint, b"")
+    launch = active.create_launch(trigger="earlier", again="2", replace_running=True, resume_replaced=resume_replaced)
+
+    def fail(counts: dict[str, int]) -> list[str]:
+        raise LaunchError("stopped by the test")
+
+    monkeypatch.setattr(launch, "add_nodes", fail)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start(update=True)
+    new = active.current_run()
+    assert new.job.resume == (active.record.run if expected else None)
+    assert (new.trigger, new.again) == ("earlier", "2")
+    outcome = Cluster(active.cluster.stack, REGION).outcome(new.run)
+    assert launch_trigger(new, outcome) == new.run  # Pulumi has no result of this launch
+
+
 def test_manifest_of_another_job_replaces_the_run(active: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
     active.change_manifest(2, name="other")
     active.cluster.write_head_ready_events()
-    launch = active.create_launch()
+    launch = active.create_launch(replace_running=True)
 
     def fail(counts: dict[str, int]) -> list[str]:
         assert active.cluster.members() == []

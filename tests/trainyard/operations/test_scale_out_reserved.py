@@ -17,7 +17,7 @@ from trainyard.models.run import Control, RunRecord
 from trainyard.operations import reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
-from trainyard.operations.launch import Launch
+from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.worker_groups import WorkerGroups
 
@@ -46,7 +46,8 @@ class ReservedRun:
         self.cluster.set_groups((group.model_copy(update={"nodes": 4}),))
 
     def create_launch(self) -> Launch:
-        return Launch(Cluster(self.cluster.stack, REGION), self.display)
+        cluster, options = Cluster(self.cluster.stack, REGION), LaunchOptions(replace_running=True)
+        return Launch(cluster, self.display, options)
 
     def current_run(self) -> RunRecord:
         return RunRecord.model_validate_json(self.cluster.staging.read(CURRENT_RUN))

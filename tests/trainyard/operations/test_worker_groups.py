@@ -229,7 +229,7 @@ def test_nodes_are_added_only_to_the_group_that_misses_some(groups: TwoGroups, m
 def test_nodes_that_move_between_groups_are_no_scale_out(groups: TwoGroups) -> None:
     record = start_run(groups)
     groups.resize(base=1, block=2)
-    with pytest.raises(LaunchError, match=f"run {record.run} is active on the cluster"):
+    with pytest.raises(LaunchError, match=f"run {record.run} is active, and this launch would stop it"):
         groups.create_launch().start()
 
 

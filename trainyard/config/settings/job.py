@@ -37,7 +37,22 @@ class JobSettings(JobSpec):
 
 
 class LaunchSettings(StrictModel):
-    """Timeouts of the startup and of the lease."""
+    """The launch: when it starts a new run, and timeouts of the startup and of the lease."""
+
+    again: str | Integer | None = Field(
+        None,
+        description="Any value; another value launches a new run with the next `pulumi up`, from step 0 unless "
+        "`job.resume` is set.",
+    )
+    replace_running: bool = Field(
+        False,
+        description="Whether `pulumi up` may stop an active run, which a changed job, node software or network does.",
+    )
+    resume_replaced: bool = Field(
+        True,
+        description="Whether a run that replaces an active run starts from its newest checkpoint, unless `job.resume` "
+        "is set.",
+    )
 
     startup_timeout_minutes: Number = Field(
         45.0,

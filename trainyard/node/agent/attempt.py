@@ -86,7 +86,8 @@ class AttemptTorchrun(Torchrun):
         super().__init__(node, manifest, run, folder, lambda name: attempt_source(control.attempt, name), "rank")
         self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
         self._metrics.mkdir(exist_ok=True)
-        self.follow_file("metrics", self._metrics / "metrics.jsonl", self._layout.metrics)
+        metrics = self._metrics / "metrics.jsonl"
+        self.follow_file("metrics", metrics, self._layout.metrics, self._layout.latest_metrics)
         self._start(node, manifest, group, run, control, network)
 
     def _start(

@@ -58,12 +58,15 @@ class Torchrun:
         self._tails: dict[str, FileTail] = {}
         self.follow_file("torchrun", folder / "torchrun.log")
 
-    def follow_file(self, name: str, file: Path, stream: str | None = None) -> None:
-        """Copy new lines of `file` to S3 from now on. `stream`: prefix of the stream, the logs by default."""
+    def follow_file(self, name: str, file: Path, stream: str | None = None, latest: str | None = None) -> None:
+        """Copy new lines of `file` to S3 from now on.
+
+        `stream`: prefix of the stream, the logs by default. `latest`: key of an object for the newest line.
+        """
         if name not in self._tails:
             node = self._node
             prefix = chunk_prefix(stream or self._layout.logs, node.instance, node.boot, self._source(name))
-            self._tails[name] = FileTail(file, self._stack.enter_context(ChunkWriter(self._data, prefix)))
+            self._tails[name] = FileTail(file, self._stack.enter_context(ChunkWriter(self._data, prefix, latest)))
 
     def start(self, command: list[str], folder: Path, variables: Mapping[str, str], image: str | None) -> None:
         """Start torchrun in `folder` with the agent's environment and `variables`; in a container if `image` is set."""

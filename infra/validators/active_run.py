@@ -1,0 +1,56 @@
+"""Validate what an update does to the run that was launched last: it stops no active run without permission."""
+
+import time
+
+import pulumi
+
+from infra.lookups.run import CurrentRun
+from trainyard.config.settings.job import LaunchSettings
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError
+from trainyard.models.manifest import Manifest
+
+
+def validate_active_run(manifest: Manifest | None, run: CurrentRun | None, settings: LaunchSettings) -> None:
+    """Log what the update does to the run. Raises InputError if it stops an active run without `replace_running`.
+
+    `manifest`: None if the update replaces resources that it names, so that it is not known in the preview.
+    """
+    if run is None:
+        return
+    is_same = manifest is not None and _continues(run, manifest, settings)
+    if not run.is_active(time.time()):
+        if is_same and run.outcome is not None and not run.outcome.launch_failed:
+            text = f"{run} has {run.outcome.state}: this update does not launch the job again. To launch it again"
+            pulumi.log.info(f"{text}: change trainyard:cluster.launch.again")
+    elif is_same or (run.record.scheduled_start is not None and time.time() < run.record.scheduled_start):
+        pulumi.log.info(f"{run} is active: this update does not stop it")
+    elif settings.replace_running:
+        source = "its newest checkpoint, if it has one" if settings.resume_replaced else "step 0"
+        pulumi.log.warn(f"this update stops {run}; the new run starts from {source}")
+    else:
+        reason = f"this update stops {run}, because {_reason(run, manifest, settings)}"
+        fix = "Wait for its end, stop it (trainyard stop), or set true: the new run then starts from its checkpoint"
+        raise InputError([invalid_setting("launch.replace_running", False, reason, fix, "active_run_replaced")])
+
+
+def _continues(run: CurrentRun, manifest: Manifest, settings: LaunchSettings) -> bool:
+    """Return whether the launch continues the run: with its nodes, or with more."""
+    record = run.record
+    is_smaller = manifest.nodes < record.nodes
+    return manifest.digest() == record.manifest_digest and not is_smaller and again(settings) == record.again
+
+
+def again(settings: LaunchSettings) -> str:
+    """Return `launch.again` as the record of a run stores it."""
+    return "" if settings.again is None else str(settings.again)
+
+
+def _reason(run: CurrentRun, manifest: Manifest | None, settings: LaunchSettings) -> str:
+    if manifest is None:
+        return "it replaces resources that the run uses"
+    if again(settings) != run.record.again:
+        return "launch.again has changed"
+    if manifest.nodes < run.record.nodes:
+        return f"it reduces the nodes from {run.record.nodes} to {manifest.nodes}"
+    return "its job, node software or network has changed"
