@@ -107,7 +107,7 @@ def launched(tmp_path: Path) -> Iterator[LaunchedStack]:
 
 def launch_urn(launched: LaunchedStack) -> str:
     urns = [resource["urn"] for resource in launched.stack.workspace.export_state()["deployment"]["resources"]]
-    return next(urn for urn in urns if urn.endswith("command:local:Command::launch"))
+    return next(str(urn) for urn in urns if urn.endswith("command:local:Command::launch"))
 
 
 def test_replaced_launch_stops_the_earlier_run_first(launched: LaunchedStack) -> None:
