@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,12 +42,13 @@ def run_and_disturb(run: Job, disturb: Callable[[psutil.Process], None], expecte
         ranks = ranks_of(agent)
         disturb(ranks[1])
         eventually(lambda: expected in stderr_file.read_text(), "the message", 60)
-        if ranks[1].is_running():
-            ranks[1].resume()  # torchrun would kill it after 30 s
+        with suppress(psutil.NoSuchProcess):  # a killed rank may end between any check and the call
+            ranks[1].resume()  # torchrun would kill a stopped rank after 30 s
         assert process.wait(timeout=60) == 1
     finally:
         for child in [*ranks.values(), *agent.children(recursive=True), agent] if process.poll() is None else []:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         process.wait(timeout=20)
     return stderr_file.read_text()
 
