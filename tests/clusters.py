@@ -82,8 +82,9 @@ class Cluster:
     def write_head_ready_events(self) -> None:
         """Write the event of a head whose controller has started."""
         fields = {"service": "controller", "address": self.manifest.head.address}
-        event = ServiceEvent.model_validate({**event_fields("i-head", "head"), **fields})
-        self._write(self.staging, HEAD_EVENTS, "i-head", event)
+        head = self.manifest.head.instance
+        event = ServiceEvent.model_validate({**event_fields(head, "head"), **fields})
+        self._write(self.staging, HEAD_EVENTS, head, event)
 
     def write_head_failure_events(self, message: str, head: str = "i-head") -> None:
         """Write events of a head whose playbook fails for longer than a launch waits for a retry."""

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ class Stack:
     tree: Path
     workspace: Workspace
     config: dict[str, Any]
+    aws: EmulatedAws
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -59,8 +60,11 @@ class Stack:
 
 
 @contextmanager
-def create_stack(tree: Path, folder: Path, name: str) -> Iterator[Stack]:
-    """Create a Pulumi stack of a shipped stack file in a copy of the program, with a script as launcher."""
+def create_stack(tree: Path, folder: Path, name: str, plugins: Collection[str] = ()) -> Iterator[Stack]:
+    """Create a Pulumi stack of a shipped stack file in a copy of the program, with a script as launcher.
+
+    `plugins`: packages for which the CLI starts its own plugin.
+    """
     for part in (*PROGRAM, "examples"):
         copy: Callable[..., Any] = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tree / part)
@@ -72,11 +76,13 @@ def create_stack(tree: Path, folder: Path, name: str) -> Iterator[Stack]:
             patch.setenv(key, value)
         provider = Provider(tree, aws.region)
         with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
-            workspace = Workspace(folder / "pulumi", tree, name, {"aws": aws_port, "command": command_port})
+            ports = {"aws": aws_port, "command": command_port}
+            attached = {package: port for package, port in ports.items() if package not in plugins}
+            workspace = Workspace(folder / "pulumi", tree, name, attached)
             config = yaml.safe_load((tree / f"stacks/Pulumi.{name}.yaml").read_text())["config"]
             create_existing_resources(aws, load_settings(config["trainyard:cluster"], tree, name), None)
             workspace.create(config)
-            yield Stack(tree, workspace, config)
+            yield Stack(tree, workspace, config, aws)
 
 
 @pytest.fixture(scope="module")

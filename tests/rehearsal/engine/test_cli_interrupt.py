@@ -1,0 +1,84 @@
+"""Ctrl-C during the launch, with the real Pulumi CLI and its real command plugin. Skipped when one is not on PATH."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rehearsal.aws.timing import Timing
+from rehearsal.engine.cli import REQUIRED_PROGRAMS
+from tests.clusters import Cluster
+from tests.polling import eventually
+from tests.rehearsal.adapter.conftest import ROOT
+from tests.rehearsal.engine.test_cli import Stack, create_stack
+from trainyard.aws import clients
+from trainyard.operations.cluster import Cluster as DeployedCluster
+
+PROGRAMS = (*REQUIRED_PROGRAMS, "pulumi-resource-command")
+pytestmark = pytest.mark.skipif(
+    any(shutil.which(name) is None for name in PROGRAMS), reason="the Pulumi CLI or its command plugin is not on PATH"
+)
+FIRST_INTERRUPT, SECOND_INTERRUPT = 1, 2
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    tree, folder = tmp_path / "tree", tmp_path / "run"
+    tree.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # the copied tree has no .venv
+    with create_stack(tree, folder, "local", plugins=("command",)) as created:
+        shutil.copy(ROOT / "trainyard/launcher", tree / "trainyard/launcher")
+        clients.client.cache_clear()
+        # Nodes that are pending make a rollback longer than the 5 s after which the engine kills what it has started.
+        created.aws.set_timing(Timing(pending_seconds=12))
+        yield created
+    clients.client.cache_clear()
+
+
+def cluster_of(stack: Stack) -> Cluster | None:
+    """Return the stack's cluster; None before its manifest exists."""
+    deployed = DeployedCluster("local", str(stack.config["aws:region"]))
+    if not deployed.is_deployed or deployed.staging is None:
+        return None
+    return Cluster("local", deployed.manifest, deployed.data, deployed.staging)
+
+
+def launches(tree: Path) -> list[psutil.Process]:
+    """Return the processes of `trainyard launch` in the tree."""
+    processes = psutil.process_iter(["cmdline", "cwd"])
+    return [item for item in processes if item.info["cwd"] == str(tree) and "launch" in (item.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize("interrupts", [FIRST_INTERRUPT, SECOND_INTERRUPT])
+def test_interrupted_up_terminates_the_nodes_that_it_launched(stack: Stack, interrupts: int) -> None:
+    errors: list[str] = []
+
+    def up() -> None:
+        errors.extend(message for _, message in stack.run("up").errors)
+
+    running = threading.Thread(target=up)
+    running.start()
+    eventually(lambda: cluster_of(stack) is not None, "the manifest", 60)
+    cluster = cluster_of(stack)
+    assert cluster is not None
+    cluster.write_head_ready_events()
+    eventually(lambda: len(cluster.members()) == 2, "the launch of two nodes", 60)
+    for _ in range(interrupts):
+        stack.workspace.interrupt()
+        running.join(2)
+    eventually(lambda: not running.is_alive(), "the end of pulumi up", 60)
+    eventually(lambda: cluster.members() == [], "the termination of the nodes", 60)
+    eventually(lambda: launches(stack.tree) == [], "the end of the launch", 60)
+    assert errors
+    run = DeployedCluster("local", cluster.manifest.region)
+    record = run.current_run()
+    assert record is not None
+    outcome = run.outcome(record.run)
+    assert outcome is not None
+    assert (outcome.state, outcome.launch_failed) == ("failed", True)
+    assert not stack.run("destroy").errors
