@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pulumi
+from pulumi.runtime.config import is_config_secret
 
 from infra.components.archives import Kind
 from infra.lookups.account import AccountFacts, look_up_account, make_scope
@@ -24,9 +25,12 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
+from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
+from trainyard.config.encrypted_settings import decrypted_settings
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class Inputs:
 def read_inputs(root: Path) -> Inputs:
     """Read and validate the inputs of the stack. Raises InputError with the problems of the first step that fails."""
     stack = pulumi.get_stack()
-    settings = load_settings(pulumi.Config().get_object("cluster"), root, f"stacks/Pulumi.{stack}.yaml")
+    settings = _read_settings(root, stack)
     archives = _pack_archives(root, settings)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
     validate_account(settings, facts, retained.staging_bucket is not None)
@@ -68,6 +72,13 @@ def read_inputs(root: Path) -> Inputs:
         budget_usd=_budget_usd(settings, stack),
         scope=make_scope(pulumi.get_project(), stack, settings, facts),
     )
+
+
+def _read_settings(root: Path, stack: str) -> StackSettings:
+    source = f"stacks/Pulumi.{stack}.yaml"
+    if is_config_secret(CONFIG_KEY):
+        raise InputError(decrypted_settings(root / source, source))
+    return load_settings(pulumi.Config().get_object("cluster"), root, source)
 
 
 def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:

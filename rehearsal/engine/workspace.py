@@ -39,7 +39,7 @@ class Workspace:
         project["main"] = str(self._root / project["main"])
         project["runtime"]["options"]["virtualenv"] = sys.prefix
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
-        self._run_command("stack", "init", "--no-select", self._stack)
+        self.run_command("stack", "init", "--no-select", self._stack)
         self.write_config(config)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Workspace:
 
     def export_state(self) -> dict[str, Any]:
         """Return the stack's state, from `pulumi stack export`."""
-        state: dict[str, Any] = json.loads(self._run_command("stack", "export", "--stack", self._stack))
+        state: dict[str, Any] = json.loads(self.run_command("stack", "export", "--stack", self._stack))
         return state
 
     def run(self, command: str, *arguments: str, on_event: Callable[[Event], None] = lambda event: None) -> EngineLog:
@@ -99,7 +99,7 @@ class Workspace:
         if not _has_exited(process, _INTERRUPT_TIMEOUT_SECONDS):
             process.kill()
             process.wait()
-            self._run_command("cancel", "--yes", self._stack)  # removes the lock on the state
+            self.run_command("cancel", "--yes", self._stack)  # removes the lock on the state
 
     def _environment(self) -> dict[str, str]:
         inherited = {
@@ -113,7 +113,7 @@ class Workspace:
             "PULUMI_DEBUG_PROVIDERS": ",".join(f"{name}:{port}" for name, port in self._ports.items()),
         }
 
-    def _run_command(self, *arguments: str) -> str:
+    def run_command(self, *arguments: str) -> str:
         """Run a CLI command and return its stdout. Raises RuntimeError with its message when it fails."""
         result = subprocess.run(
             ["pulumi", *arguments, "--cwd", str(self.folder), "--non-interactive"],

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainyard.config import CONFIG_KEY
+from trainyard.config.encrypted_settings import encrypted_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import problems_from
 from trainyard.config.validators import validate
@@ -16,8 +17,9 @@ from trainyard.errors import InputError, Problem
 def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
     """Validate the value of `trainyard:cluster`.
 
-    `root` is the folder of Pulumi.yaml, `source` the name of the stack file. Raises InputError with every problem of
-    types and keys; if there are none, with every problem that the validators report.
+    `root` is the folder of Pulumi.yaml, `source` the name of the stack file. Raises InputError with every
+    encrypted value; if there are none, with every problem of types and keys; if there are none, with every problem that
+    the validators report.
     """
     if not isinstance(raw, Mapping):
         is_missing = raw is None
@@ -25,6 +27,8 @@ def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
         code = "missing" if is_missing else "mapping_type"
         fix = f"Describe the cluster under it in {source}"
         raise InputError([Problem(CONFIG_KEY, raw, reason, fix, code)])
+    if problems := encrypted_settings(raw):
+        raise InputError(problems)
     try:
         settings = StackSettings.model_validate(raw)
     except ValidationError as error:

@@ -53,3 +53,10 @@ def test_validator_problem_has_the_validator_as_code(tmp_path: Path) -> None:
 
 def test_empty_stack_reports_the_required_keys(tmp_path: Path) -> None:
     assert problem_keys({}, tmp_path) == ["instance_type", "job", "nodes"]
+
+
+def test_encrypted_settings_are_refused_by_their_keys(tmp_path: Path) -> None:
+    secret = {"secure": "v1:zvnUmg==:aaaa"}
+    raw = changed({"job.environment": {"TOKEN": secret}, "availability_zone": secret})
+    assert problem_keys(raw, tmp_path) == ["availability_zone", "job.environment.TOKEN"]
+    assert "job.secrets" in str(problems(raw, tmp_path)[0])
