@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-from rehearsal.aws.faults import Fault, MemberOmission
+from rehearsal.aws.faults import EventualConsistency, Fault, MemberOmission
 from rehearsal.aws.timing import Timing
 from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models.report import Substitution
@@ -55,7 +55,7 @@ def profile_timing(profile: ProfileName) -> Timing:
 
 def profile_faults(profile: ProfileName) -> tuple[Fault, ...]:
     """Return the faults of a profile, which are active in addition to those of --fault."""
-    return (MemberOmission(every=10),) if profile == "realistic" else ()
+    return (MemberOmission(every=10), EventualConsistency(seconds=1)) if profile == "realistic" else ()
 
 
 def profile_substitution(profile: ProfileName) -> Substitution:

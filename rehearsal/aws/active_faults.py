@@ -187,7 +187,7 @@ class ActiveFaults:
         return None
 
     def is_hidden(self, instance: Any) -> bool:
-        """Return whether DescribeInstances omits the instance because it is new."""
+        """Return whether DescribeInstances and DescribeAutoScalingGroups omit the instance because it is new."""
         return _age_seconds(instance) < self._delay_seconds()
 
     def has_hidden_address(self, instance: Any) -> bool:

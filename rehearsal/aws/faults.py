@@ -65,7 +65,11 @@ class ScalingActivity(StrictModel):
 
 
 class EventualConsistency(StrictModel):
-    """EC2's eventual consistency: a new instance is missing from DescribeInstances, then has no address."""
+    """Eventual consistency: a new instance is missing from the answers of EC2 and Auto Scaling, then has no address.
+
+    EC2 developer guide, "Eventual consistency in the Amazon EC2 API". That an answer of DescribeAutoScalingGroups lacks
+    an instance which LaunchInstances has returned is an assumption.
+    """
 
     kind: Literal["eventual-consistency"] = "eventual-consistency"
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Length of each of the two phases, from the launch.")

@@ -44,7 +44,6 @@ class LaunchOperation:
         self.reserved: dict[str, CapacityReservation] = {}
         self.phases: dict[str, float] = {}
         self.is_adding_nodes = False
-        self.added_nodes: list[str] = []
         self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
         self.record = create_run_record(self.manifest, time.time())
 
@@ -114,7 +113,7 @@ class LaunchOperation:
             else f"{reason}. The launch could not be undone: {failure}."
         )
         if self.is_adding_nodes:
-            return describe_remaining_nodes(cause, self.added_nodes, self.manifest)
+            return describe_remaining_nodes(cause, self.workers.launched_nodes(), self.manifest)
         return describe_remaining_reservations(cause, self.reservation_ids())
 
     def _require_not_ended(self) -> None:
@@ -181,7 +180,7 @@ class LaunchOperation:
         ]
         self.display.detail("nodes", f"launching {', '.join(requests)}")
         self.is_adding_nodes = True
-        self.added_nodes = added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
+        added = self.workers.add_nodes(counts, self.record.run, self.display, self.reserved)
         self.display.line("nodes", f"{len(added)} of {sum(counts.values())} launched: {', '.join(added)}")
         return added
 

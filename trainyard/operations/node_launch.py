@@ -76,7 +76,7 @@ def increase_desired_capacity(
     earlier_activities = {activity["ActivityId"] for activity in autoscaling.describe_activities(region, name)}
     deadline = time.monotonic() + CAPACITY_TIMEOUT_SECONDS
     try:
-        set_desired_capacity(region, name, lambda: current + count, display, deadline)
+        set_desired_capacity(region, name, current + count, display, deadline)
     except ClientError as error:
         return LaunchedNodes(reasons=[_describe_error(error)])
     while True:

@@ -72,9 +72,8 @@ def _add_nodes_to_run(
 def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members: list[str]) -> None:
     """Terminate nodes that an earlier launch added before it was killed: their state is unknown."""
     leftover = sorted(set(members) - set(control.nodes))
-    for name in leftover:
-        launch.workers.terminate(name, launch.display)
     if leftover:
+        launch.workers.terminate(leftover, launch.display)
         launch.display.line("nodes", f"terminated nodes of an earlier launch that was killed: {', '.join(leftover)}")
         launch.deadline.wait_until(
             f"the termination of {', '.join(leftover)}", lambda: not set(leftover) & set(launch.workers.members())

@@ -1,7 +1,8 @@
 """Calls that Auto Scaling refuses during scaling activities: terminations and SetDesiredCapacity. They are retried."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -22,10 +23,8 @@ def launch_deadline() -> float:
     return time.monotonic() + LAUNCH_TIMEOUT_SECONDS
 
 
-def set_desired_capacity(
-    region: str, group: str, capacity: Callable[[], int], display: Display, deadline: float
-) -> None:
-    """Set the desired capacity of a group to the value of `capacity`, which may read the group.
+def set_desired_capacity(region: str, group: str, capacity: int, display: Display, deadline: float) -> None:
+    """Set the desired capacity of a group.
 
     Retries during scaling activities until `deadline` (time.monotonic()), and after other errors MAX_TRIES times.
     Raises botocore's last error.
@@ -33,7 +32,7 @@ def set_desired_capacity(
     failures = 0
     while True:
         try:
-            autoscaling.set_desired_capacity(region, group, capacity())
+            autoscaling.set_desired_capacity(region, group, capacity)
             return
         except (BotoCoreError, ClientError) as error:
             failures += _error_code(error) != LAUNCH_IN_PROGRESS
@@ -43,90 +42,116 @@ def set_desired_capacity(
             time.sleep(RETRY_DELAY_SECONDS)
 
 
-class NodeTermination:
-    """The termination of one member of a worker group, without replacement.
+class NodeTerminations:
+    """Terminates members of worker groups, without replacement.
 
-    `read_states`: returns member -> lifecycle state of all groups.
+    `group_of`: member -> its group. `read_states`: returns member -> lifecycle state of all groups.
     """
 
     def __init__(
         self,
         region: str,
-        group: WorkerGroup,
-        name: str,
+        group_of: Mapping[str, WorkerGroup],
         read_states: Callable[[], Mapping[str, str]],
         display: Display,
     ) -> None:
-        self._region, self._group, self._name = region, group, name
+        self._region, self._group_of = region, group_of
         self._read_states, self._display = read_states, display
 
-    def terminate(self, deadline: float) -> bool:
-        """Request the termination; return whether AWS accepted it.
+    def terminate(self, names: Iterable[str], deadline: float) -> list[str]:
+        """Request the terminations; return the nodes whose termination AWS did not accept.
 
-        `deadline`: time.monotonic() until which to retry while instances of the group are pending.
+        EC2 terminates what Auto Scaling refuses to terminate until `deadline` (time.monotonic()).
         """
-        if not self._terminate_in_group(deadline):
-            return self._terminate_in_ec2()
-        group, hook = self._group.autoscaling_group, self._group.lifecycle_hook
-        try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
-            autoscaling.complete_lifecycle_action(self._region, group, hook, self._name)
-        except (BotoCoreError, ClientError) as error:
-            self._display.detail(self._name, str(error))  # the termination continues after the hook's timeout
-        return True
+        refused = self._terminate_in_groups(list(names), deadline)
+        ended = [name for name in refused if self._terminate_in_ec2(name)]
+        for group in {self._group_of[name].autoscaling_group for name in ended}:
+            count = sum(self._group_of[name].autoscaling_group == group for name in ended)
+            self._lower_desired_capacity(group, count)
+        return [name for name in refused if name not in ended]
 
-    def _terminate_in_group(self, deadline: float) -> bool:
-        failures = 0
-        while failures < MAX_TRIES:
-            try:
-                autoscaling.terminate_instance(self._region, self._name)
-                return True
-            except (BotoCoreError, ClientError) as error:
-                if self._is_terminating():
-                    return True  # another process has terminated it
-                if _error_code(error) == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
-                    text = "cannot be terminated while instances of its group are pending: retrying"
-                    self._display.line(self._name, text)
-                    time.sleep(RETRY_DELAY_SECONDS)
+    def _terminate_in_groups(self, names: list[str], deadline: float) -> list[str]:
+        """Return the nodes that Auto Scaling does not terminate."""
+        refused: list[str] = []
+        failures: Counter[str] = Counter()
+        while names:
+            errors = {name: error for name in names if (error := self._request_termination(name))}
+            ended = self._find_ended(errors.keys())
+            names = []
+            for name in errors.keys() - ended:
+                code = _error_code(errors[name])
+                if code == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
+                    names.append(name)
                     continue
-                if _error_code(error) == "ValidationError":  # the controller has set the desired capacity to 0
-                    self._display.detail(self._name, str(error))
-                    return False
-                failures += 1
-                report = self._display.line if failures == MAX_TRIES else self._display.detail
-                report(self._name, f"could not be terminated: {error}")
-                time.sleep(failures * RETRY_DELAY_SECONDS)
-        return False
+                failures[name] += 1
+                # ValidationError: the controller has set the desired capacity to 0.
+                (refused if code == "ValidationError" or failures[name] == MAX_TRIES else names).append(name)
+            if names:
+                names.sort()
+                self._display.line("nodes", f"could not be terminated, retrying: {_describe_errors(names, errors)}")
+                time.sleep(RETRY_DELAY_SECONDS)
+        return refused
 
-    def _is_terminating(self) -> bool:
-        """Return whether the member is terminating or has left; False when AWS does not answer."""
+    def _request_termination(self, name: str) -> Exception | None:
+        """Request the termination in the node's group; return the error of AWS."""
         try:
-            return self._read_states().get(self._name, "Terminated").startswith("Terminat")
-        except (BotoCoreError, ClientError):
-            return False
-
-    def _terminate_in_ec2(self) -> bool:
-        """Terminate a member that Auto Scaling does not terminate, then lower the desired capacity."""
-        try:
-            ec2.terminate_instances(self._region, [self._name])
+            autoscaling.terminate_instance(self._region, name)
         except (BotoCoreError, ClientError) as error:
-            self._display.line(self._name, f"could not be terminated: {error}")
+            self._display.detail(name, f"could not be terminated: {error}")
+            return error
+        group = self._group_of[name]
+        try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
+            autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)
+        except (BotoCoreError, ClientError) as error:
+            self._display.detail(name, str(error))  # the termination continues after the hook's timeout
+        return None
+
+    def _find_ended(self, names: Set[str]) -> set[str]:
+        """Return the nodes that AWS describes as terminating or terminated, for example by another process.
+
+        A node that an answer of Auto Scaling omits may run: then the answer of EC2 decides.
+        """
+        if not names:
+            return set()
+        try:
+            states = self._read_states()
+            in_ec2 = ec2.instance_states(self._region, names - states.keys())
+        except (BotoCoreError, ClientError) as error:
+            self._display.detail("nodes", f"their states could not be read: {error}")
+            return set()
+        return {
+            name
+            for name in names
+            if states.get(name, "").startswith("Terminat") or in_ec2.get(name) in ("shutting-down", "terminated")
+        }
+
+    def _terminate_in_ec2(self, name: str) -> bool:
+        try:
+            ec2.terminate_instances(self._region, [name])
+        except (BotoCoreError, ClientError) as error:
+            self._display.line(name, f"could not be terminated: {error}")
             return False
-        self._decrement_desired_capacity()
         return True
 
-    def _decrement_desired_capacity(self) -> None:
-        """Lower the desired capacity by one, so that Auto Scaling does not replace the terminated instance."""
-        group = self._group.autoscaling_group
-
-        def one_less() -> int:
-            (description,) = autoscaling.describe_groups(self._region, [group])
-            return max(0, int(description["DesiredCapacity"]) - 1)
-
+    def _lower_desired_capacity(self, group: str, ended: int) -> None:
+        """Lower the desired capacity, so that Auto Scaling does not replace instances that EC2 has terminated."""
         try:
-            set_desired_capacity(self._region, group, one_less, self._display, launch_deadline())
+            (description,) = autoscaling.describe_groups(self._region, [group])
+            capacity = max(0, int(description["DesiredCapacity"]) - ended)  # fixed: an answer to a call may be lost
+            set_desired_capacity(self._region, group, capacity, self._display, launch_deadline())
         except (BotoCoreError, ClientError) as error:
             text = f"Auto Scaling may replace terminated nodes until the lease ends: {error}"
             self._display.line(group, f"the desired capacity was not lowered. {text}")
+
+
+def _describe_errors(names: Iterable[str], errors: Mapping[str, Exception]) -> str:
+    """Return each error with its nodes."""
+    by_text: dict[str, list[str]] = {}
+    for name in names:
+        is_launching = _error_code(errors[name]) == LAUNCH_IN_PROGRESS
+        text = "instances of its group are pending" if is_launching else str(errors[name])
+        by_text.setdefault(text, []).append(name)
+    return "; ".join(f"{', '.join(nodes)} ({text})" for text, nodes in by_text.items())
 
 
 def _error_code(error: Exception) -> str:

@@ -13,7 +13,7 @@ from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.node_launch import LaunchedNodes, increase_desired_capacity, launch_instances
 from trainyard.operations.progress import Display
-from trainyard.operations.scaling_activities import NodeTermination, launch_deadline, set_desired_capacity
+from trainyard.operations.scaling_activities import NodeTerminations, launch_deadline, set_desired_capacity
 
 _TERMINATING_STATES = ("Terminat", "Detach")
 
@@ -24,7 +24,7 @@ class WorkerGroups:
     def __init__(self, manifest: Manifest) -> None:
         self._groups = {group.autoscaling_group: group for group in manifest.groups}
         self._earlier_members: set[str] | None = None
-        self._launched: list[str] = []
+        self._launched: dict[str, None] = {}  # in the order of the launch
         self._earlier_capacity: dict[str, int] = {}
         self._group_of: dict[str, WorkerGroup] = {}
         self._region = manifest.region
@@ -54,6 +54,10 @@ class WorkerGroups:
     def members_by_group(self) -> dict[str, list[str]]:
         """Return the group's name in the stack -> its instances, including those that are terminating."""
         return {self._groups[group["AutoScalingGroupName"]].name: _instance_ids([group]) for group in self._describe()}
+
+    def launched_nodes(self) -> list[str]:
+        """Return the nodes that `add_nodes` has launched, without those of a zone that it has terminated again."""
+        return list(self._launched)
 
     def lifecycle_states(self) -> dict[str, str]:
         """Return member -> lifecycle state in its Auto Scaling group."""
@@ -100,8 +104,8 @@ class WorkerGroups:
                 launched = increase_desired_capacity(
                     self._region, group, capacity, count, self._new_members_of(group), display
                 )
+            self._record_launched(group, launched.nodes)
             added += launched.nodes
-            self._launched += launched.nodes
             if len(launched.nodes) < count:
                 where = f"group {group.name}: " if len(self._groups) > 1 else ""
                 terminated = ", so all are terminated" if added else ""
@@ -124,6 +128,7 @@ class WorkerGroups:
         for subnet in subnets:
             self._set_launch_target(group, subnet, reservation)
             launched = launch_instances(self._region, group, subnet.id, count, token)
+            self._record_launched(group, launched.nodes)
             reasons += launched.reasons
             if group.other_instance_types and launched.nodes:
                 types = ", ".join(f"{number} x {name}" for name, number in sorted(launched.counts.items()))
@@ -134,17 +139,21 @@ class WorkerGroups:
             self._terminate_partial_launch(group, launched.nodes, display)
         return LaunchedNodes(reasons=reasons), zone
 
+    def _record_launched(self, group: WorkerGroup, nodes: list[str]) -> None:
+        """Record launched nodes: a description of the group may omit them."""
+        self._launched |= dict.fromkeys(nodes)
+        self._group_of |= dict.fromkeys(nodes, group)
+
     def _terminate_partial_launch(self, group: WorkerGroup, nodes: list[str], display: Display) -> None:
         """Terminate the nodes that a zone launched. Raises CapacityError if AWS does not accept a termination."""
-        deadline = launch_deadline()
+        if not nodes:
+            return
+        if not_terminated := self.terminate(nodes, display):
+            names = ", ".join(not_terminated)
+            raise CapacityError(f"AWS launched {len(nodes)} nodes of group {group.name} and did not terminate {names}")
         for name in nodes:
-            self._group_of[name] = group
-            if not self.terminate(name, display, deadline):
-                raise CapacityError(
-                    f"AWS launched {len(nodes)} nodes of group {group.name} and did not terminate {name}"
-                )
-        if nodes:
-            display.line(group.name, f"terminated, to try the next zone: {', '.join(nodes)}")
+            del self._launched[name]
+        display.line(group.name, f"terminated, to try the next zone: {', '.join(nodes)}")
 
     def _set_launch_target(self, group: WorkerGroup, subnet: Subnet, reservation: str | None) -> None:
         """Set the group's subnet and reservation, also for the replacements of failed nodes."""
@@ -187,7 +196,7 @@ class WorkerGroups:
             if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity" and not superseded:
                 self._lower_desired_capacity(group, len(of_group), display, deadline)
             surplus += of_group
-        not_terminated = [name for name in surplus if not self._try_to_terminate(name, display, deadline)]
+        not_terminated = self.terminate(surplus, display, deadline)
         if terminated := [name for name in surplus if name not in not_terminated]:
             display.line("nodes", f"rolled back, terminated: {', '.join(terminated)}")
         return not_terminated
@@ -198,23 +207,18 @@ class WorkerGroups:
         Auto Scaling may replace earlier members meanwhile: then not all new members are above that capacity.
         """
         assert self._earlier_members is not None
+        of_group = self._groups[group["AutoScalingGroupName"]]
         states = {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
         active = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
-        launched = [name for name in active if name in self._launched]
+        launched = [name for name in self._launched if self._group_of[name] == of_group]
+        launched = [name for name in launched if name in active or name not in states]  # an answer may omit it
         if superseded:
             return launched
-        excess = max(0, len(active) - self._earlier_capacity[group["AutoScalingGroupName"]])
         unknown = [name for name in active if name not in self._earlier_members and name not in launched]
-        if self._groups[group["AutoScalingGroupName"]].launch_method == "desired-capacity":
+        excess = max(0, len({*active, *launched}) - self._earlier_capacity[of_group.autoscaling_group])
+        if of_group.launch_method == "desired-capacity":
             return [*launched, *unknown][:excess]  # its new members include replacements
         return [*launched, *unknown[: max(0, excess - len(launched))]]
-
-    def _try_to_terminate(self, name: str, display: Display, deadline: float) -> bool:
-        try:
-            return self.terminate(name, display, deadline)
-        except (BotoCoreError, ClientError) as error:
-            display.line(name, f"could not be terminated: {error}")
-            return False
 
     def _lower_desired_capacity(self, group: dict[str, Any], surplus: int, display: Display, deadline: float) -> None:
         """Cancel unfulfilled requests: each termination of a surplus member lowers the capacity by one."""
@@ -223,19 +227,17 @@ class WorkerGroups:
         if group["DesiredCapacity"] <= capacity:
             return
         try:
-            set_desired_capacity(self._region, name, lambda: capacity, display, deadline)
+            set_desired_capacity(self._region, name, capacity, display, deadline)
         except (BotoCoreError, ClientError) as error:  # the lease terminates nodes that are launched later
             display.line(name, f"desired capacity could not be lowered to {capacity}: {error}")
 
-    def terminate(self, name: str, display: Display, deadline: float | None = None) -> bool:
-        """Terminate one member without replacement; return whether AWS accepted it.
+    def terminate(self, names: Iterable[str], display: Display, deadline: float | None = None) -> list[str]:
+        """Terminate members without replacement; return those whose termination AWS did not accept.
 
-        `deadline`: time.monotonic() until which to retry while instances of the group are pending.
+        `deadline`: time.monotonic() until which to retry while instances of a group are pending.
         """
-        group = self._group_of[name]
-        return NodeTermination(self._region, group, name, self.lifecycle_states, display).terminate(
-            deadline or launch_deadline()
-        )
+        terminations = NodeTerminations(self._region, self._group_of, self.lifecycle_states, display)
+        return terminations.terminate(names, deadline or launch_deadline())
 
     def usd_per_hour(self, names: Iterable[str]) -> dict[str, float]:
         """Return the maximum price of each of these members, USD an hour."""

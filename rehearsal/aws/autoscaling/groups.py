@@ -1,5 +1,6 @@
 """Auto Scaling groups as API actions: creation, update, deletion, instance health, and AWS's validation errors."""
 
+from collections.abc import Set
 from copy import copy
 from typing import Any
 
@@ -136,10 +137,10 @@ def _activity_in_progress(group: Any) -> AutoscalingClientError:
     return AutoscalingClientError("ScalingActivityInProgress", message)
 
 
-def _without_member(group: Any, instance_id: str) -> Any:
-    """Return a copy of a group without this member."""
+def _without_members(group: Any, hidden: Set[str]) -> Any:
+    """Return a copy of a group without the members of these instance ids."""
     visible = copy(group)
-    visible.instance_states = [member for member in group.instance_states if member.instance.id != instance_id]
+    visible.instance_states = [member for member in group.instance_states if member.instance.id not in hidden]
     return visible
 
 
@@ -213,12 +214,15 @@ def terminate_instance_in_auto_scaling_group(self: Any) -> ActionResult:
 
 
 def describe_auto_scaling_groups(self: Any) -> ActionResult:
-    """Omit the member that the fault `member-omission` names."""
+    """Omit new members and the member that the fault `member-omission` names."""
     result: Any = _moto_describe(self).result
     groups = result["AutoScalingGroups"]
-    described = [member.instance.id for group in groups for member in group.instance_states]
-    omitted = ACTIVE_FAULTS.omitted_member("DescribeAutoScalingGroups", described)
-    visible = [group if omitted is None else _without_member(group, omitted) for group in groups]
+    instances = [member.instance for group in groups for member in group.instance_states]
+    hidden = {instance.id for instance in instances if ACTIVE_FAULTS.is_hidden(instance)}
+    described = [instance.id for instance in instances if instance.id not in hidden]
+    if omitted := ACTIVE_FAULTS.omitted_member("DescribeAutoScalingGroups", described):
+        hidden.add(omitted)
+    visible = [_without_members(group, hidden) if hidden else group for group in groups]
     return ActionResult({**result, "AutoScalingGroups": visible})
 
 

@@ -213,8 +213,9 @@ def test_new_instance_is_missing_then_without_address_then_complete(
     assert visible_instances(client, name) == []
     assert code_of(lambda: client("ec2").describe_instances(**parameters)) == ("InvalidInstanceID.NotFound", 400)
     assert code_of(lambda: client("ec2").describe_instance_status(**parameters)) == ("InvalidInstanceID.NotFound", 400)
-    assert list(members(client, name)) == [instance]
+    assert list(members(client, name)) == []
     aws.advance_clock(60)
+    assert list(members(client, name)) == [instance]
     (described,) = visible_instances(client, name)
     assert (described["InstanceId"], described["NetworkInterfaces"]) == (instance, [])
     assert not described.get("PrivateIpAddress")

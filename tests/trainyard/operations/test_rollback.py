@@ -128,5 +128,5 @@ def test_lost_connection_names_the_nodes_and_how_to_end_them(
     with pytest.raises(LaunchError) as caught:
         launch.start()
     message = str(caught.value)
-    assert all(name in message for name in launch.added_nodes)
+    assert all(name in message for name in launch.workers.launched_nodes())
     assert f"To terminate them now: trainyard stop --stack {cluster.stack}" in message

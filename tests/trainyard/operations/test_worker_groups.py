@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
-from rehearsal.aws.faults import Deny, MemberOmission, ScalingActivity
+from rehearsal.aws.faults import Deny, EventualConsistency, MemberOmission, ScalingActivity
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
@@ -161,7 +163,7 @@ def test_capacity_is_lowered_after_scaling_activities(
     with pytest.raises(CapacityError):
         workers.add_nodes({"workers": 2}, "run-1", groups.display)
     account.inject(ScalingActivity(times=2))
-    monkeypatch.setattr(scaling_activities.NodeTermination, "_terminate_in_group", lambda *_: False)
+    monkeypatch.setattr(scaling_activities.NodeTerminations, "_terminate_in_groups", lambda _, names, *__: names)
     assert workers.rollback(groups.display) == []
     assert groups.desired_capacities() == (0, 0)
 
@@ -319,6 +321,40 @@ def test_rollback_terminates_a_member_that_an_answer_omits(account: EmulatedAws,
     workers.rollback(groups.display)
     account.clear_faults()
     eventually(lambda: groups.cluster.members() == [], "no node remains")
+
+
+def test_rollback_terminates_nodes_that_no_answer_contains_yet(account: EmulatedAws, groups: TwoGroups) -> None:
+    account.inject(EventualConsistency(seconds=600))
+    workers = groups.workers
+    added = workers.add_nodes({"workers": 2}, "run-new", groups.display)
+    assert workers.rollback(groups.display) == []
+    account.clear_faults()
+    assert groups.display.lines == [f"nodes rolled back, terminated: {', '.join(added)}"]
+    assert groups.cluster.members() == []
+    assert groups.desired_capacities() == (0, 0)
+
+
+def test_rollback_does_not_decrease_the_capacity_twice(
+    account: EmulatedAws, groups: TwoGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Auto Scaling does not terminate a node, EC2 does, and the first SetDesiredCapacity has no response."""
+    groups.workers.add_nodes({"workers": 1}, "run-1", groups.display)
+    workers = groups.workers
+    workers.add_nodes({"workers": 1}, "run-2", groups.display)
+    set_capacity, calls = autoscaling.set_desired_capacity, count()
+
+    def lose_response(*arguments: Any) -> None:
+        set_capacity(*arguments)
+        if next(calls) == 0:
+            raise ReadTimeoutError(endpoint_url="https://autoscaling.us-east-1.amazonaws.com")
+
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(autoscaling, "set_desired_capacity", lose_response)
+    account.inject(Deny(operation="autoscaling:TerminateInstanceInAutoScalingGroup"))
+    assert workers.rollback(groups.display) == []
+    account.clear_faults()
+    assert next(calls) == 2
+    assert (len(groups.cluster.members()), groups.desired_capacities()) == (1, (1, 0))
 
 
 def test_rollback_ends_nodes_of_a_group_that_was_scaled_to_zero(groups: TwoGroups) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rehearsal.aws.faults import Capacity
+from rehearsal.aws.faults import Capacity, EventualConsistency
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.operations import scaling_activities
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.worker_groups import WorkerGroups
@@ -46,6 +48,19 @@ def test_all_nodes_are_in_the_first_zone_that_has_them(cluster: clusters.Cluster
     assert zones_of(cluster) == [ZONE_B] * 2
     assert cluster.describe_group()["DesiredCapacity"] == 2
     assert f"workers {ZONE_A}: 1 of 2 nodes: InsufficientInstanceCapacity" in display.lines[0]
+
+
+def test_partial_launch_is_terminated_although_no_answer_contains_it_yet(
+    cluster: clusters.Cluster, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its instances are pending, so that Auto Scaling refuses to terminate them at first."""
+    monkeypatch.setattr(scaling_activities, "RETRY_DELAY_SECONDS", 0.05)
+    account.set_timing(Timing(pending_seconds=1))
+    account.inject(EventualConsistency(seconds=5))
+    WorkerGroups(cluster.manifest).add_nodes({"workers": 2}, "run-1", RecordingDisplay())
+    account.clear_faults()
+    account.set_timing(Timing())
+    assert zones_of(cluster) == [ZONE_B] * 2
 
 
 def test_last_zone_with_fewer_nodes_ends_the_launch(cluster: clusters.Cluster, account: EmulatedAws) -> None:
