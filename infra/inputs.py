@@ -25,6 +25,7 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
+from trainyard.aws.access_problems import selected_profile
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
 from trainyard.config.encrypted_settings import decrypted_settings
@@ -56,7 +57,8 @@ def read_inputs(root: Path) -> Inputs:
     archives = _pack_archives(root, settings)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
     validate_account(settings, facts, retained.staging_bucket is not None)
-    credentials = expiring_credentials(os.environ, settings, datetime.now(UTC))
+    profile = pulumi.Config("aws").get("profile") or selected_profile()
+    credentials = expiring_credentials(os.environ, settings, datetime.now(UTC), profile)
     for warning in filter(None, (credentials, unsearched_zones(settings, facts))):
         pulumi.log.warn(warning)
     _compare_types_with_catalog(settings)

@@ -214,7 +214,7 @@ def ubuntu_image_id(region: str) -> str:
 
 
 def create_worker_template_version(region: str, stack: str, manifest_uri: str) -> None:
-    """Add a version to the stack's launch template with the fields that the Pulumi program sets for Spot workers."""
+    """Add a version to the launch template, and the group's policy, as the Pulumi program sets them for Spot."""
     ec2 = client("ec2", region)
     group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
     text = user_data("worker", "workers", manifest_uri, region, Path(__file__).parents[1])
@@ -231,10 +231,14 @@ def create_worker_template_version(region: str, stack: str, manifest_uri: str) -
             "NetworkInterfaces": [{"DeviceIndex": 0, "Groups": [group], "DeleteOnTermination": True}],
             "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": instance_tags} for kind in ("instance", "volume")],
-            "InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}},
             "UserData": base64.b64encode(text.encode()).decode(),
         },
     )
+    template = {"LaunchTemplateName": stack, "Version": "$Latest"}
+    distribution: dict[str, Any] = {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 0}
+    distribution["SpotAllocationStrategy"] = "price-capacity-optimized"
+    policy = {"LaunchTemplate": {"LaunchTemplateSpecification": template}, "InstancesDistribution": distribution}
+    client("autoscaling", region).update_auto_scaling_group(AutoScalingGroupName=stack, MixedInstancesPolicy=policy)
 
 
 def _vpc_of(region: str, stack: str) -> str:

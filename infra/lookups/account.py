@@ -10,7 +10,7 @@ from typing import TypeVar
 import pulumi
 import pulumi_aws as aws
 
-from infra.lookups.errors import lookup_error, lookup_failure
+from infra.lookups.errors import is_missing, lookup_error, lookup_failure
 from infra.lookups.subnet import SubnetFacts, look_up_head_zone, look_up_subnet
 from infra.scope import Scope
 from trainyard.aws import tags
@@ -211,8 +211,18 @@ def look_up_held_capacity(stack: str) -> ReservationFacts | None:
         tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [tags.HELD_CAPACITY]}],
     )
     names = sorted(entry.resource_arn.rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists)
-    held = (look_up_reservation("reserve", name) for name in names)
+    held = filter(None, map(_find_reservation, names))
     return next((reservation for reservation in held if reservation.state in ("active", "pending")), None)
+
+
+def _find_reservation(name: str) -> ReservationFacts | None:
+    """Look up a reservation; None if it does not exist: its tags may be listed after its end."""
+    try:
+        return look_up_reservation("reserve", name)
+    except InputError as error:
+        if error.__cause__ is not None and is_missing(error.__cause__):
+            return None
+        raise
 
 
 def look_up_bucket(bucket: str) -> str:

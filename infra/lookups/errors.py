@@ -37,8 +37,8 @@ _ACCESS_ERRORS: tuple[tuple[str, Callable[[str | None, str], Problem]], ...] = (
 _MISSING = re.compile(r"not ?found|empty result|couldn't find|NoSuchBucket|NoSuchKey|404", re.IGNORECASE)
 
 
-def is_missing(error: Exception) -> bool:
-    """Return whether the lookup of an S3 bucket or object failed because it does not exist."""
+def is_missing(error: BaseException) -> bool:
+    """Return whether the lookup of a resource failed because it does not exist."""
     return bool(_MISSING.search(str(error)))
 
 

@@ -1,7 +1,11 @@
 """Validation of the operator's AWS credentials before a launch, which uses them until the job has started."""
 
 from collections.abc import Mapping
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from trainyard.config.settings import StackSettings
 
@@ -12,26 +16,26 @@ WITHOUT_CREDENTIALS = (
 )
 
 
-def expiring_credentials(environment: Mapping[str, str], settings: StackSettings, now: datetime) -> str | None:
-    """Return a warning if temporary credentials of the environment may expire during a launch at `now`, else None.
+def expiring_credentials(
+    environment: Mapping[str, str], settings: StackSettings, now: datetime, profile: str | None = None
+) -> str | None:
+    """Return a warning if temporary credentials may expire during a launch at `now`, else None.
+
+    They are those of the environment, or of `profile` if its files have a session token.
 
     The launch uses them while it waits for capacity that it reserves, and then until the job has started.
 
     `aws configure export-credentials --format env` exports the expiration. SDKs refresh the credentials of profiles
-    (IAM Identity Center, assumed roles) and of instance roles themselves. Reading the environment needs no AWS call.
+    (IAM Identity Center, assumed roles) and of instance roles themselves. Reading them needs no AWS call.
     """
-    text = environment.get(EXPIRATION)
-    if not environment.get("AWS_ACCESS_KEY_ID") or not environment.get("AWS_SESSION_TOKEN"):
-        return None  # an access key without a session token does not expire
     startup, wait = settings.launch.startup_timeout_minutes, settings.capacity.wait_minutes
     limit, duration = startup, f"launch.startup_timeout_minutes ({startup:g})"
     if settings.reserves_any_capacity and wait:
         limit, duration = wait + startup, f"capacity.wait_minutes ({wait:g}) and {duration}"
-    if not text:
-        return (
-            f"AWS_SESSION_TOKEN is temporary and {EXPIRATION} is not set, so its expiration is unknown. The launch may "
-            f"last {duration}. {WITHOUT_CREDENTIALS}"
-        )
+    if source := _without_expiration(environment, profile or "default"):
+        return f"{source}, so its expiration is unknown. The launch may last {duration}. {WITHOUT_CREDENTIALS}"
+    if not (text := environment.get(EXPIRATION)) or not _is_temporary(environment):
+        return None
     try:
         expiration = datetime.fromisoformat(text)
     except ValueError:
@@ -44,3 +48,38 @@ def expiring_credentials(environment: Mapping[str, str], settings: StackSettings
         f"the AWS credentials of the environment expire in {minutes:.0f} minutes, at {expiration:%Y-%m-%d %H:%M} UTC, "
         f"and the launch may last {duration}. {WITHOUT_CREDENTIALS}"
     )
+
+
+def _is_temporary(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment has an access key with a session token; without one it does not expire."""
+    return bool(environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SESSION_TOKEN"))
+
+
+def _without_expiration(environment: Mapping[str, str], profile: str) -> str | None:
+    """Return a text on a session token that has no expiration; None without such a token."""
+    if _is_temporary(environment) and not environment.get(EXPIRATION):
+        return f"AWS_SESSION_TOKEN is temporary and {EXPIRATION} is not set"
+    if not environment.get("AWS_ACCESS_KEY_ID") and _has_session_token(profile, environment):
+        return f"the aws_session_token of profile {profile} is temporary"
+    return None
+
+
+def _has_session_token(profile: str, environment: Mapping[str, str]) -> bool:
+    """Return whether the AWS CLI's files have a session token for the profile, which SDKs do not refresh.
+
+    Source: AWS SDKs and Tools reference guide, "Shared config and credentials files".
+    """
+    folder = Path(environment.get("HOME", "~")).expanduser() / ".aws"
+    files = {
+        environment.get("AWS_SHARED_CREDENTIALS_FILE", folder / "credentials"): profile,
+        environment.get("AWS_CONFIG_FILE", folder / "config"): profile
+        if profile == "default"
+        else f"profile {profile}",
+    }
+    for file, section in files.items():
+        parser = ConfigParser(interpolation=None, strict=False)
+        with suppress(ConfigParserError, OSError, UnicodeDecodeError):  # the provider reports an invalid file
+            parser.read(file)
+        if parser.has_option(section, "aws_session_token"):
+            return True
+    return False

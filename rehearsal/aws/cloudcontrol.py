@@ -42,10 +42,16 @@ def _key(region: str, name: str) -> dict[str, Any] | None:
 
 
 def _reservation(region: str, name: str) -> dict[str, Any] | None:
+    """Return the properties of a reservation; None if it does not exist or has been cancelled.
+
+    The CloudFormation CLI user guide ("Resource type handler contract") requires NotFound of a resource that was
+    deleted, which is for this type a cancellation.
+    """
     try:
-        return _properties(find_reservation(ec2_backends[ACCOUNT][region], name))
+        reservation = find_reservation(ec2_backends[ACCOUNT][region], name)
     except EC2ClientError:
         return None
+    return None if reservation.state == "cancelled" else _properties(reservation)
 
 
 def _properties(reservation: CapacityReservation) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The warning of credentials that expire before the launch's deadline."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,22 @@ def test_static_credentials_that_expire_too_early_are_a_warning(text: str) -> No
 )
 def test_other_credentials_are_no_warning(environment: dict[str, str]) -> None:
     assert expiring_credentials(environment, CPU, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("AWS_SHARED_CREDENTIALS_FILE", "[pasted]\naws_access_key_id = a\naws_session_token = t\n[other]\n"),
+        ("AWS_CONFIG_FILE", "[profile pasted]\naws_access_key_id = a\naws_session_token = t\n"),
+    ],
+)
+def test_session_token_of_a_profile_is_a_warning(file: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(content)
+    environment = {"HOME": str(tmp_path), file: str(tmp_path / "file")}
+    assert expiring_credentials(environment, CPU, NOW, "other") is None
+    assert "the aws_session_token of profile pasted is temporary" in (
+        expiring_credentials(environment, CPU, NOW, "pasted") or ""
+    )
 
 
 @pytest.mark.parametrize(

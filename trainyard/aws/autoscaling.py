@@ -1,6 +1,6 @@
 """Amazon EC2 Auto Scaling calls on groups and their instances."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainyard.aws.clients import client
@@ -14,6 +14,15 @@ def describe_groups(region: str, groups: Iterable[str]) -> list[dict[str, Any]]:
     response = client("autoscaling", region).describe_auto_scaling_groups(AutoScalingGroupNames=list(groups))
     descriptions: list[dict[str, Any]] = response["AutoScalingGroups"]
     return descriptions
+
+
+def launch_template_of(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the launch template of a described group: LaunchTemplateId, and Version unless it is the default."""
+    if policy := group.get("MixedInstancesPolicy"):
+        specification: Mapping[str, Any] = policy["LaunchTemplate"]["LaunchTemplateSpecification"]
+        return specification
+    template: Mapping[str, Any] = group["LaunchTemplate"]
+    return template
 
 
 def describe_activities(region: str, group: str) -> list[dict[str, Any]]:

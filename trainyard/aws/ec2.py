@@ -1,6 +1,7 @@
 """Amazon EC2 calls on instances, launch templates and images (AMIs)."""
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from trainyard.aws.tags import tag_filters, tag_specifications
 
 Tags = dict[str, str]
 _IDS_PER_CALL = 100
+DESCRIBE_TRIES, DESCRIBE_DELAY_SECONDS = 5, 2.0  # EC2 developer guide, "Eventual consistency in the Amazon EC2 API"
 _EXISTING_STATES = ["pending", "running", "stopping", "stopped"]
 
 
@@ -56,6 +58,22 @@ def describe_instances(region: str, instances: Iterable[str]) -> list[dict[str, 
         for reservation in page["Reservations"]
         for instance in reservation["Instances"]
     ]
+
+
+def describe_all_instances(region: str, instances: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the descriptions of instances that exist. Repeats the call while an answer omits some of them.
+
+    Instances that EC2 does not describe after DESCRIBE_TRIES calls are omitted.
+    """
+    described: dict[str, dict[str, Any]] = {}
+    missing = set(instances)
+    for number in range(DESCRIBE_TRIES):
+        time.sleep(number and DESCRIBE_DELAY_SECONDS)
+        described |= {instance["InstanceId"]: instance for instance in describe_instances(region, missing)}
+        missing -= described.keys()
+        if not missing:
+            break
+    return list(described.values())
 
 
 def instance_states(region: str, instances: Iterable[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -64,11 +64,12 @@ def reserve_capacity(
     the launch that have the request's tags are cancelled: EC2 did not respond to their creation. Raises CapacityError,
     which names the zones and their error codes.
     """
+    activating: list[str] = []
     try:
-        result = _search(request, display, before_attempt)
+        result = _search(request, activating, display, before_attempt)
     except BaseException:
         with ignore_signals():
-            _cancel_others(request, None, display)
+            _cancel_others(request, None, display, activating)
         raise
     _cancel_others(request, result.id, display)
     return result
@@ -82,12 +83,15 @@ class _Refusal:
     message: str
 
 
-def _search(request: CapacityRequest, display: Display, before_attempt: Callable[[], None]) -> CapacityReservation:
+def _search(
+    request: CapacityRequest, activating: list[str], display: Display, before_attempt: Callable[[], None]
+) -> CapacityReservation:
+    """Search until `wait_minutes`. `activating`: receives the reservation that the search waits for."""
     deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
     refusals: dict[str, _Refusal] = {}
     while True:
         before_attempt()
-        if reservation := _try_zones(request, attempt, refusals, display, before_attempt):
+        if reservation := _try_zones(request, attempt, refusals, activating, display, before_attempt):
             return reservation
         tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
@@ -108,6 +112,7 @@ def _try_zones(
     request: CapacityRequest,
     attempt: int,
     refusals: dict[str, _Refusal],
+    activating: list[str],
     display: Display,
     before_poll: Callable[[], None],
 ) -> CapacityReservation | None:
@@ -119,7 +124,9 @@ def _try_zones(
         display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
         result = _create(request, zone, refusals)
         if isinstance(result, CapacityReservation):
+            activating[:] = [result.id]
             result = _activate(request, result, display, before_poll)
+            activating.clear()
         if isinstance(result, CapacityReservation):
             price = request.instances * request.usd_per_hour
             text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
@@ -178,18 +185,20 @@ def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal
     return refusal
 
 
-def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:
+def _cancel_others(request: CapacityRequest, kept: str | None, display: Display, known: Collection[str] = ()) -> None:
     """Cancel the reservations of the request except `kept` and those that a later launch uses.
 
-    An error is displayed.
+    `known`: reservations that EC2 may not list yet. An error is displayed.
     """
+    others = dict.fromkeys(known)
     try:
-        others = [each.id for each in find_reservations(request.region, request.all_tags) if each.id != kept]
-        reason = ", which the launch does not use: EC2 did not respond to its creation, or it was pending"
-        cancel_reservations(request.region, others, display, launch_id=request.launch_id, reason=reason)
+        listed = find_reservations(request.region, request.all_tags)
+        others |= dict.fromkeys(each.id for each in listed if each.id != kept)
     except (BotoCoreError, ClientError) as error:
         display.line(
             "capacity",
             f"the reservations of this launch could not be listed: {error}. One whose creation had no response is "
             f"billed until its end date. To list them: {list_command(request.region, request.stack)}",
         )
+    reason = ", which the launch does not use: EC2 did not respond to its creation, or it was pending"
+    cancel_reservations(request.region, others, display, launch_id=request.launch_id, reason=reason)

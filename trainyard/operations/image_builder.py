@@ -103,7 +103,7 @@ def read_launch_template(cluster: Cluster, group: WorkerGroup) -> LaunchTemplate
     groups = autoscaling.describe_groups(cluster.region, [group.autoscaling_group])
     if not groups:
         raise LaunchError(f"the Auto Scaling group {group.autoscaling_group} does not exist: run pulumi up, then bake")
-    template = groups[0]["LaunchTemplate"]
+    template = autoscaling.launch_template_of(groups[0])
     data = ec2.launch_template_data(cluster.region, template["LaunchTemplateId"], template.get("Version", "$Default"))
     return LaunchTemplate(data)
 

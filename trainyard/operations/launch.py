@@ -33,7 +33,7 @@ from trainyard.operations.scheduled_launch import (
     schedule,
 )
 from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
-from trainyard.operations.stop import stop_run
+from trainyard.operations.stop import STOP_TIMEOUT_SECONDS, stop_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,11 @@ class Launch(LaunchOperation):
             self.display.line("run", f"stopping {run.run}, because the manifest has changed")
             stop_run(self.cluster, self.display, keep_reservations=True)
             self._resume_from(run)
-            self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
-            self.record = create_run_record(self.manifest, time.time())
-        self.deadline.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
+        # Large types shut down for many minutes, which do not count as startup.
+        termination = Deadline(STOP_TIMEOUT_SECONDS / 60, None)
+        termination.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
+        self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+        self.record = create_run_record(self.manifest, time.time())
 
     def _resume_from(self, run: RunRecord) -> None:
         """Let the new run start from the newest checkpoint of the run that it replaces, unless job.resume is set."""

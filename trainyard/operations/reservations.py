@@ -60,7 +60,7 @@ class GroupReservations:
         reservation. Raises CapacityError.
         """
         self._before_attempt()  # a launch that was replaced must not take the reservation of the later launch
-        instances = ec2.describe_instances(self._region, running)
+        instances = ec2.describe_all_instances(self._region, running)
         zones = {instance["Placement"]["AvailabilityZone"] for instance in instances}
         zones = zones or {subnet.zone for subnet in group.subnets}
         existing = self._existing(group, zones)
@@ -70,7 +70,7 @@ class GroupReservations:
             self._extend(existing, time.time() + hold_seconds)
             text = f"uses {existing.id} in {existing.zone}, {used + missing} instances"
             self._display.line("capacity", text)
-            return self.wait_for_capacity(existing.id, missing)
+            return self.wait_for_capacity(existing.id, missing, hold_seconds)
         request = CapacityRequest(
             stack=self._manifest.stack,
             region=self._region,
@@ -153,6 +153,9 @@ class GroupReservations:
             ) from error
 
     def _extend(self, reservation: CapacityReservation, end: float) -> None:
+        """Move the end of the reservation to `end` (Unix time, seconds), if that is later. Raises CapacityError."""
+        if reservation.end is None or reservation.end >= end:
+            return
         try:
             reservations.extend_reservations(self._region, [reservation.id], end)
         except ClientError as error:
@@ -162,10 +165,11 @@ class GroupReservations:
                 f"the reservation first, and an active run with it: trainyard stop --stack {stack}"
             ) from error
 
-    def wait_for_capacity(self, name: str, missing: int) -> CapacityReservation:
+    def wait_for_capacity(self, name: str, missing: int, hold_seconds: float | None = None) -> CapacityReservation:
         """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
 
-        EC2 returns the capacity of terminated nodes to the reservation after several minutes.
+        EC2 returns the capacity of terminated nodes to the reservation after several minutes. `hold_seconds`: keep its
+        end about so many seconds away meanwhile; None: it is not the launch's reservation.
         """
         deadline, stack = time.monotonic() + RETURN_TIMEOUT_SECONDS, self._manifest.stack
         is_configured = name in {group.reservation for group in self._manifest.groups}
@@ -181,6 +185,8 @@ class GroupReservations:
                     f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes. Launch again: pulumi "
                     f"up -s {stack}"
                 )
+            if hold_seconds and reservation.end and reservation.end < time.time() + hold_seconds / 2:
+                self._extend(reservation, time.time() + hold_seconds)
             self._display.detail("capacity", f"reservation {name}: {state}, waiting")
             sleep_with_checks(RETURN_POLL_SECONDS, self._before_attempt)
 

@@ -32,6 +32,7 @@ from trainyard.operations.pending_reservations import cancel_reservations, wait_
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.run_record import format_time
+from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 DEFAULT_HOURS = 2.0
@@ -105,11 +106,13 @@ def hold_capacity(
         usd_per_hour=node_price,
         wait_minutes=settings.capacity.wait_minutes,
     )
-    try:
-        held = reserve_capacity(request, display)
-    except BaseException:
-        delete_held_placement_groups(cluster, display)
-        raise
+    with sigterm_as_interrupt():
+        try:
+            held = reserve_capacity(request, display)
+        except BaseException:
+            with ignore_signals():
+                delete_held_placement_groups(cluster, display)
+            raise
     _report_other_zone(cluster, held.zone, display)
     return _result(held, node_price)
 

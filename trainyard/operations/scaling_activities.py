@@ -97,8 +97,8 @@ class NodeTerminations:
         try:
             autoscaling.terminate_instance(self._region, name)
         except (BotoCoreError, ClientError) as error:
-            self._display.detail(name, f"could not be terminated: {error}")
-            return error
+            failure: Exception = error
+            return failure
         group = self._group_of[name]
         try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
             autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)

@@ -31,9 +31,9 @@ CONSOLE_LINES = 20
 
 
 class Deadline:
-    """A time limit of `minutes` from now. `key` is the setting or option that sets it, for messages."""
+    """A time limit of `minutes` from now. `key`: the setting or option that sets it; None: it is fixed."""
 
-    def __init__(self, minutes: float, key: str = "launch.startup_timeout_minutes") -> None:
+    def __init__(self, minutes: float, key: str | None = "launch.startup_timeout_minutes") -> None:
         self.minutes, self.key = minutes, key
         self.at = time.time() + minutes * 60  # Unix time
 
@@ -41,7 +41,8 @@ class Deadline:
         """Poll until `has_happened` returns True. Raises DeadlineError, which names `event`, after the time limit."""
         while not has_happened():
             if time.time() > self.at:
-                raise DeadlineError(f"timeout after {self.minutes:g} minutes ({self.key}) while waiting for {event}")
+                source = f" ({self.key})" if self.key else ""
+                raise DeadlineError(f"timeout after {self.minutes:g} minutes{source} while waiting for {event}")
             time.sleep(POLL_SECONDS)
 
 

@@ -10,7 +10,6 @@ import yaml
 
 from rehearsal.engine.cli import REQUIRED_PROGRAMS
 from tests.rehearsal.engine.test_cli import Stack, create_stack
-from trainyard.aws.s3 import Bucket
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"

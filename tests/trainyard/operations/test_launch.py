@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from botocore.exceptions import ClientError
@@ -454,3 +454,24 @@ def test_expired_credentials_before_nodes_are_added(cluster: clusters.Cluster, a
             launch._launch_new_run()
     finally:
         account.clear_faults()
+
+
+def test_shutdown_of_the_earlier_nodes_does_not_count_as_startup(
+    cluster: clusters.Cluster, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write_head_ready_events()
+    record = cluster.create_run_record()
+    cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+    outcome = Outcome(state="succeeded", reason="test", attempts=1, ended_at=time.time())
+    cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
+    launch, _ = create_launch(cluster)
+    before, members = launch.deadline.at, iter([["i-1"]] * 4)
+    monkeypatch.setattr(launch.workers, "members", lambda: next(members, []))
+    monkeypatch.setattr(launch, "add_nodes", raise_launch_error)
+    with pytest.raises(LaunchError, match="ended by the test"):
+        launch.start()
+    assert launch.deadline.at >= before + 3 * startup.POLL_SECONDS
+
+
+def raise_launch_error(*_: object) -> NoReturn:
+    raise LaunchError("ended by the test")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Deny, Quota
+from rehearsal.aws.faults import Capacity, Deny, MemberOmission, Quota
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
-from trainyard.aws import tags
+from trainyard.aws import ec2, tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import CapacityReservation, cancel_reservation, create_reservation, find_reservations
 from trainyard.operations import capacity_search, reservations, waiting
@@ -158,6 +158,44 @@ def test_existing_reservation_grows_with_the_run(reserved: ReservedCluster) -> N
     scaled = reserved.reserve(1, reserved.add_nodes(reservation))
     assert (scaled.id, scaled.instances) == (reservation.id, 3)
     assert len(reserved.add_nodes(scaled, 1)) == 1
+
+
+def test_incomplete_answer_does_not_reduce_an_existing_reservation(
+    account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ec2, "DESCRIBE_DELAY_SECONDS", 0.0)
+    nodes = reserved.add_nodes(reserved.reserve())
+    account.inject(MemberOmission(every=2))
+    assert [reserved.reserve(1, nodes).instances for _ in range(3)] == [3, 3, 3]
+
+
+def test_existing_reservation_does_not_end_earlier(reserved: ReservedCluster) -> None:
+    (group,) = reserved.cluster.manifest.groups
+    reserved.group_reservations().reserve(group, 2, 4 * 3600)
+    (held,) = reserved.active()
+    reserved.reserve()
+    assert [each.end for each in reserved.active()] == [held.end]
+
+
+def test_reservation_does_not_end_during_the_wait_for_its_capacity(
+    account: EmulatedAws, reserved: ReservedCluster
+) -> None:
+    account.set_timing(Timing(reserved_capacity_return_seconds=4))
+    (group,) = reserved.cluster.manifest.groups
+    reservation = reserved.group_reservations().reserve(group, 2, 1200)
+    client("ec2", REGION).terminate_instances(InstanceIds=reserved.add_nodes(reservation))
+    ends = client("ec2", REGION).modify_capacity_reservation
+    ends(CapacityReservationId=reservation.id, EndDateType="limited", EndDate=time.time() + 2)
+    assert reserved.group_reservations().reserve(group, 2, hold_seconds=3).id == reservation.id
+
+
+def test_pending_reservation_of_an_interrupted_search_is_cancelled_although_it_is_not_listed(
+    account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.set_timing(Timing(reservation_pending_seconds=1))
+    monkeypatch.setattr(capacity_search, "find_reservations", lambda *_: [])
+    reserved.reserve_until_ended(checks=3)
+    assert reserved.active() == []
 
 
 def test_scale_out_without_capacity_names_the_reservation(account: EmulatedAws, reserved: ReservedCluster) -> None:

@@ -1,6 +1,8 @@
 """`trainyard reserve` holds the capacity of a stack before it is deployed."""
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import yaml
 
 from rehearsal.aws.faults import Capacity, Deny
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.problems import rejects
@@ -24,6 +27,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Subnet
 from trainyard.models.run import Outcome
+from trainyard.operations import pending_reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
@@ -290,3 +294,14 @@ def test_launch_refuses_held_capacity_of_another_type(operator: Operator) -> Non
     held = operator.reserve()
     with pytest.raises(CapacityError, match=f"{held.reservation} of trainyard reserve .*--cancel"):
         launch_reservation(operator.cluster.stack, held.model_copy(update={"instance_type": "p5.48xlarge"}))
+
+
+def test_terminated_command_cancels_the_reservation_for_which_it_waits(
+    account: EmulatedAws, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.set_timing(Timing(reservation_pending_seconds=1))
+    monkeypatch.setattr(pending_reservations, "sleep_with_checks", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        operator.reserve()
+    account.set_timing(Timing())
+    assert (operator.held(), operator.placement_groups()) == ([], [])

@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import tags
-from trainyard.aws.ec2 import describe_instances
+from trainyard.aws.ec2 import describe_all_instances
 from trainyard.aws.reservations import find_reservations
 from trainyard.config.cost import usd_per_hour
 from trainyard.models.run import LaunchResult
@@ -143,7 +143,7 @@ class Execution:
         expected = ("spot" if settings.capacity.spot else "on-demand", settings.reserves_capacity(settings.groups[0]))
         phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in launch.phases.items())
         facts = [f"run {launch.run}: {phases}"]
-        nodes = describe_instances(self._project.region, launch.nodes)
+        nodes = describe_all_instances(self._project.region, launch.nodes)
         if len(nodes) < len(launch.nodes):
             raise ActionError(f"EC2 does not describe all nodes of {', '.join(launch.nodes)}")
         for node in nodes:
