@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.mocks import up
+from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import RESERVATION, reservation_properties
-from tests.infra.conftest import templates_of
+from tests.infra.conftest import ROOT, stack_config, templates_of
 from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"
@@ -224,3 +226,8 @@ def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], loca
 
 def _without_source(inputs: Any) -> dict[str, Any]:
     return {key: value for key, value in inputs.items() if key != "source"}
+
+
+def test_ended_reservation_whose_tags_are_listed_is_ignored() -> None:
+    account = StaticAccount(held_capacity="cr-0123456789abcdef0")
+    assert up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account).resources
