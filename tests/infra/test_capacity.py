@@ -228,6 +228,6 @@ def _without_source(inputs: Any) -> dict[str, Any]:
     return {key: value for key, value in inputs.items() if key != "source"}
 
 
-def test_ended_reservation_whose_tags_are_listed_is_ignored() -> None:
+def test_ended_reservation_with_listed_tags_is_ignored() -> None:
     account = StaticAccount(held_capacity="cr-0123456789abcdef0")
     assert up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account).resources
