@@ -67,8 +67,8 @@ class ScalingActivity(StrictModel):
 class EventualConsistency(StrictModel):
     """Eventual consistency: a new instance is missing from the answers of EC2 and Auto Scaling, then has no address.
 
-    EC2 developer guide, "Eventual consistency in the Amazon EC2 API". That an answer of DescribeAutoScalingGroups lacks
-    an instance which LaunchInstances has returned is an assumption.
+    EC2 developer guide, "Eventual consistency in the Amazon EC2 API". That DescribeAutoScalingGroups omits an instance
+    which LaunchInstances has returned is an assumption.
     """
 
     kind: Literal["eventual-consistency"] = "eventual-consistency"
