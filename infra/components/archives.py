@@ -8,6 +8,7 @@ from typing import Literal
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.packaging.archive import Packed
 from infra.scope import Scope
 from trainyard.models import layout
@@ -39,13 +40,13 @@ class Archives(pulumi.ComponentResource):
         self.references = {}
         for kind, packed in args.archives.items():
             stored = aws.s3.BucketObjectv2(
-                kind,
+                f"{name}-{kind}",
                 bucket=args.bucket,
                 key=_KEYS[kind](packed.sha256),
                 source=pulumi.FileAsset(str(packed.store(args.folder))),
                 content_type="application/x-tar",
                 tags=args.scope.own_tags(kind),  # an object has at most ten tags, so the user's are omitted
-                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+                opts=child_options(self, kind, retain_on_delete=True),
             )
             uri = pulumi.Output.concat("s3://", args.bucket, "/", stored.key)
             self.references[kind] = {"uri": uri, "sha256": packed.sha256}

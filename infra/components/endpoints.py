@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 
 
@@ -29,21 +30,20 @@ class Endpoints(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: EndpointsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Endpoints", name, None, opts)
-        parent = pulumi.ResourceOptions(parent=self)
         prefix = f"com.amazonaws.{args.scope.region}."
         # Without it the NAT gateway bills checkpoints and data per gigabyte.
         aws.ec2.VpcEndpoint(
-            "s3",
+            f"{name}-s3",
             vpc_id=args.vpc_id,
             vpc_endpoint_type="Gateway",
             service_name=f"{prefix}s3",
             route_table_ids=args.route_table_ids,
             tags=args.scope.tags("s3-endpoint"),
-            opts=parent,
+            opts=child_options(self, "s3"),
         )
         for service in args.services:
             aws.ec2.VpcEndpoint(
-                service,
+                f"{name}-{service}",
                 vpc_id=args.vpc_id,
                 vpc_endpoint_type="Interface",
                 service_name=f"{prefix}{service}",
@@ -52,8 +52,6 @@ class Endpoints(pulumi.ComponentResource):
                 private_dns_enabled=True,
                 tags=args.scope.tags(f"{service}-endpoint"),
                 # Its interface would keep the old subnet from being deleted when the head moves to another zone.
-                opts=pulumi.ResourceOptions.merge(
-                    parent, pulumi.ResourceOptions(replace_on_changes=["subnetIds"], delete_before_replace=True)
-                ),
+                opts=child_options(self, service, replace_on_changes=["subnetIds"], delete_before_replace=True),
             )
         self.register_outputs({})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 from trainyard.config.settings.storage import FsxSettings
 from trainyard.models import layout
@@ -13,6 +14,8 @@ from trainyard.models import layout
 # Deletions are not exported: an export would delete objects.
 _IMPORTED_EVENTS = ["NEW", "CHANGED", "DELETED"]
 _EXPORTED_EVENTS = ["NEW", "CHANGED"]
+# The provider waits 30 minutes by default, 10 for an association. A file system of many TiB takes longer.
+_TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="60m", delete="60m")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class FileSystem(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: FileSystemArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:FileSystem", name, None, opts)
+        self._name_prefix = name
         lustre = self._create(args)
         self._associate_prefixes(args, lustre)
         self.efa = args.settings.efa
@@ -47,7 +51,7 @@ class FileSystem(pulumi.ComponentResource):
         settings, metadata = args.settings, args.settings.metadata
         persistent = settings.deployment_type == "PERSISTENT_2"
         return aws.fsx.LustreFileSystem(
-            "lustre",
+            f"{self._name_prefix}-lustre",
             deployment_type=settings.deployment_type,
             storage_type="SSD",
             storage_capacity=settings.storage_capacity_gib,
@@ -63,7 +67,7 @@ class FileSystem(pulumi.ComponentResource):
             subnet_ids=args.subnet_id,
             security_group_ids=args.security_group_ids,
             tags=args.scope.tags("filesystem"),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=child_options(self, "lustre", custom_timeouts=_TIMEOUTS),
         )
 
     def _associate_prefixes(self, args: FileSystemArgs, lustre: aws.fsx.LustreFileSystem) -> None:
@@ -90,12 +94,12 @@ class FileSystem(pulumi.ComponentResource):
         """Link a prefix of the data bucket to the path of the same name on the file system."""
         name = prefix.rstrip("/")
         aws.fsx.DataRepositoryAssociation(
-            name,
+            f"{self._name_prefix}-{name}",
             file_system_id=lustre.id,
             file_system_path=f"/{name}",
             data_repository_path=pulumi.Output.concat("s3://", args.data_bucket, "/", prefix),
             batch_import_meta_data_on_create=policies.auto_import_policy is not None,
             s3=policies,
             tags=args.scope.tags(f"{name}-association"),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=child_options(self, name, custom_timeouts=_TIMEOUTS),
         )

@@ -28,7 +28,7 @@ class FlowLogs(pulumi.ComponentResource):
         super().__init__("trainyard:infra:FlowLogs", name, None, opts)
         parent = pulumi.ResourceOptions(parent=self)
         group = aws.cloudwatch.LogGroup(
-            "flow-logs",
+            name,
             retention_in_days=args.retention_days,
             kms_key_id=args.key_arn,
             tags=args.scope.tags("flow-logs"),
@@ -36,6 +36,7 @@ class FlowLogs(pulumi.ComponentResource):
         )
         write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
         role, policy = service_role(
+            name,
             "flow-logs",
             args.scope,
             "vpc-flow-logs",
@@ -43,7 +44,7 @@ class FlowLogs(pulumi.ComponentResource):
             parent,
         )
         aws.ec2.FlowLog(
-            "flow-logs",
+            name,
             vpc_id=args.vpc_id,
             traffic_type="ALL",
             log_destination_type="cloud-watch-logs",

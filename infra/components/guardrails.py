@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 from trainyard.aws import tags
 
@@ -37,21 +38,22 @@ class Guardrails(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: GuardrailsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Guardrails", name, None, opts)
-        self._args = args
-        self._parent = pulumi.ResourceOptions(parent=self)
+        self._name_prefix, self._args = name, args
         policy = self._topic()
-        after = pulumi.ResourceOptions.merge(self._parent, pulumi.ResourceOptions(depends_on=[policy]))
-        self._alarm("head", {"InstanceId": args.head}, after)
+        self._alarm("head", {"InstanceId": args.head}, policy)
         for group, autoscaling_group in args.groups.items():
-            self._alarm(group, {"AutoScalingGroupName": autoscaling_group}, after)
+            self._alarm(group, {"AutoScalingGroupName": autoscaling_group}, policy)
         if args.budget_usd is not None:
-            self._budget(args.budget_usd, after)
+            self._budget(args.budget_usd, policy)
         self.register_outputs({"topic_arn": self.topic_arn})
 
     def _topic(self) -> pulumi.Resource:
         args, scope = self._args, self._args.scope
         topic = aws.sns.Topic(
-            "notifications", kms_master_key_id=args.key_arn, tags=scope.tags("notifications"), opts=self._parent
+            f"{self._name_prefix}-notifications",
+            kms_master_key_id=args.key_arn,
+            tags=scope.tags("notifications"),
+            opts=child_options(self, "notifications"),
         )
         services = [f"{service}.{scope.dns_suffix}" for service in ("cloudwatch", "budgets")]
         publish = {
@@ -63,22 +65,26 @@ class Guardrails(pulumi.ComponentResource):
             "Condition": {"StringEquals": {"aws:SourceAccount": scope.account}},
         }
         policy = aws.sns.TopicPolicy(
-            "notifications",
+            f"{self._name_prefix}-notifications",
             arn=topic.arn,
             policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [publish]}),
-            opts=self._parent,
+            opts=child_options(self, "notifications"),
         )
         if args.email is not None:
             aws.sns.TopicSubscription(
-                "email", topic=topic.arn, protocol="email", endpoint=args.email, opts=self._parent
+                f"{self._name_prefix}-email",
+                topic=topic.arn,
+                protocol="email",
+                endpoint=args.email,
+                opts=child_options(self, "email"),
             )
         self.topic_arn = topic.arn
         return policy
 
-    def _alarm(self, name: str, dimensions: Mapping[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
+    def _alarm(self, name: str, dimensions: Mapping[str, pulumi.Input[str]], policy: pulumi.Resource) -> None:
         """Alarm on failed EC2 status checks. EC2 user guide, "Status checks for Amazon EC2 instances"."""
         aws.cloudwatch.MetricAlarm(
-            f"{name}-status",
+            f"{self._name_prefix}-{name}-status",
             alarm_description=f"Trainyard stack {self._args.scope.stack}: EC2 status checks of {name} failed",
             namespace="AWS/EC2",
             metric_name="StatusCheckFailed",
@@ -92,13 +98,13 @@ class Guardrails(pulumi.ComponentResource):
             alarm_actions=[self.topic_arn],
             ok_actions=[self.topic_arn],
             tags=self._args.scope.tags(f"{name}-alarm"),
-            opts=opts,
+            opts=child_options(self, f"{name}-status", depends_on=[policy]),
         )
 
-    def _budget(self, usd: float, opts: pulumi.ResourceOptions) -> None:
+    def _budget(self, usd: float, policy: pulumi.Resource) -> None:
         """Budget of the resources with the stack's tag, which must be an active cost allocation tag of the account."""
         aws.budgets.Budget(
-            "stack",
+            f"{self._name_prefix}-budget",
             budget_type="COST",
             time_unit="MONTHLY",
             limit_amount=f"{usd:.2f}",
@@ -110,7 +116,7 @@ class Guardrails(pulumi.ComponentResource):
             ],
             notifications=[self._notification(percent, kind) for percent, kind in _NOTIFICATIONS],
             tags=self._args.scope.tags("budget"),
-            opts=opts,
+            opts=child_options(self, "stack", depends_on=[policy]),
         )
 
     def _notification(self, percent: float, kind: str) -> aws.budgets.BudgetNotificationArgs:

@@ -35,7 +35,7 @@ class Head(pulumi.ComponentResource):
         super().__init__("trainyard:infra:Head", name, None, opts)
         tags = args.scope.tags("head")
         instance = aws.ec2.Instance(
-            f"head-{args.image.family}",
+            f"{name}-{args.image.family}",
             ami=args.image.id,
             instance_type=args.instance_type,
             subnet_id=args.subnet_id,

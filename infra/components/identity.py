@@ -7,6 +7,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
 from trainyard.aws import tags
@@ -41,27 +42,30 @@ class Identity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Identity", name, None, opts)
-        self.head_profile = self._profile("head", args.scope, _head(args))
-        self.worker_profile = self._profile("workers", args.scope, _workers(args))
+        self.head_profile = self._profile(name, "head", args.scope, _head(args))
+        self.worker_profile = self._profile(name, "workers", args.scope, _workers(args))
         self.register_outputs({"head_profile": self.head_profile, "worker_profile": self.worker_profile})
 
-    def _profile(self, name: str, scope: Scope, statements: list[Statement]) -> pulumi.Output[str]:
-        parent = pulumi.ResourceOptions(parent=self)
-        role, policy = service_role(name, scope, "ec2", statements, parent)
+    def _profile(self, prefix: str, node: str, scope: Scope, statements: list[Statement]) -> pulumi.Output[str]:
+        name, options = f"{prefix}-{node}", child_options(self, node)
+        role, policy = service_role(name, node, scope, "ec2", statements, options)
         # The policy exists before the profile: an instance must not boot with missing permissions.
         profile = aws.iam.InstanceProfile(
             name,
             role=role.name,
-            tags=scope.tags(f"{name}-profile"),
-            opts=pulumi.ResourceOptions.merge(parent, pulumi.ResourceOptions(depends_on=[policy])),
+            tags=scope.tags(f"{node}-profile"),
+            opts=child_options(self, node, depends_on=[policy]),
         )
         return profile.name
 
 
 def service_role(
-    name: str, scope: Scope, service: str, statements: list[Statement], opts: pulumi.ResourceOptions
+    name: str, user: str, scope: Scope, service: str, statements: list[Statement], opts: pulumi.ResourceOptions
 ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-    """Create a role for an AWS service, and its inline policy. EC2 sends no aws:SourceAccount for its instances."""
+    """Create a role for an AWS service, and its inline policy. `name`: of the resources; `user`: who uses the role.
+
+    EC2 sends no aws:SourceAccount for its instances.
+    """
     trust: Statement = {
         "Effect": "Allow",
         "Action": "sts:AssumeRole",
@@ -72,9 +76,9 @@ def service_role(
     role = aws.iam.Role(
         name,
         assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
-        description=f"Trainyard stack {scope.stack}: {name}",
+        description=f"Trainyard stack {scope.stack}: {user}",
         permissions_boundary=scope.boundary,
-        tags=scope.tags(f"{name}-role"),
+        tags=scope.tags(f"{user}-role"),
         opts=opts,
     )
     policy = aws.iam.RolePolicy(

@@ -6,6 +6,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 
 AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
@@ -38,27 +39,25 @@ class StackKey(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: StackKeyArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:StackKey", name, None, opts)
-        self._scope, parent = args.scope, pulumi.ResourceOptions(parent=self)
+        self._name_prefix, self._scope = name, args.scope
         if args.existing is not None:
-            self.service_arn = self._key("service-key", "logs and notifications", parent).arn
+            self.service_arn = self._key("service-key", "logs and notifications").arn
             self.arn = pulumi.Output.from_input(args.existing)
         else:
-            retain = pulumi.ResourceOptions(retain_on_delete=True, import_=args.retained)
-            key = self._key(
-                "stack-key", "data, volumes, logs and notifications", pulumi.ResourceOptions.merge(parent, retain)
-            )
+            usage = "data, volumes, logs and notifications"
+            key = self._key("stack-key", usage, retain_on_delete=True, import_=args.retained)
             self.arn = self.service_arn = key.arn
         self.register_outputs({"arn": self.arn})
 
-    def _key(self, role: str, usage: str, opts: pulumi.ResourceOptions) -> aws.kms.Key:
+    def _key(self, role: str, usage: str, **options: Any) -> aws.kms.Key:
         return aws.kms.Key(
-            role,
+            f"{self._name_prefix}-{role}",
             description=f"Trainyard stack {self._scope.stack}: {usage}",
             enable_key_rotation=True,
             deletion_window_in_days=_DELETION_WINDOW_DAYS,
             policy=pulumi.Output.json_dumps(key_policy(self._scope)),
             tags=self._scope.tags(role),
-            opts=opts,
+            opts=child_options(self, role, **options),
         )
 
 

@@ -52,7 +52,7 @@ class Launch(pulumi.ComponentResource):
         launcher = "exec ./trainyard/launcher"
         launch = pulumi.Output.concat(launcher, " launch ", target, " --sha256 ", digest, *_options(args))
         command = local.Command(
-            "launch",
+            name,
             create=launch,
             update=pulumi.Output.concat(launch, " --update"),
             delete=pulumi.Output.concat(launcher, " stop ", target),

@@ -56,7 +56,7 @@ class ManifestObject(pulumi.ComponentResource):
         validated: pulumi.Output[bool] = pulumi.Output.from_input(_validate(manifest, args.validate))
         text = pulumi.Output.all(manifest, validated).apply(lambda values: _render(values[0]))
         stored = aws.s3.BucketObjectv2(
-            "manifest",
+            name,
             bucket=args.bucket,
             key=layout.MANIFEST,
             content=text,

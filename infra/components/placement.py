@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 
 
@@ -24,10 +25,10 @@ class Placement(pulumi.ComponentResource):
     def __init__(self, name: str, args: PlacementArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Placement", name, None, opts)
         group = aws.ec2.PlacementGroup(
-            "cluster",
+            f"{name}-cluster",
             strategy=aws.ec2.PlacementStrategy.CLUSTER,
             tags=args.scope.tags("placement-group"),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=child_options(self, "cluster"),
         )
         self.group_name, self.group_arn = group.name, group.arn
         self.register_outputs({"group_name": self.group_name})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 
 ALL_PROTOCOLS = "-1"
@@ -34,18 +35,17 @@ class Security(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Security", name, None, opts)
-        self._args = args
-        self._parent = pulumi.ResourceOptions(parent=self)
+        self._name_prefix, self._args = name, args
 
         nodes = self._group("nodes", "Head and workers: all traffic within the group, and to the internet")
         self._allow("nodes-from-nodes", aws.vpc.SecurityGroupIngressRule, nodes, nodes)
         aws.vpc.SecurityGroupEgressRule(
-            "nodes-to-internet",
+            f"{name}-nodes-to-internet",
             security_group_id=nodes.id,
             ip_protocol=ALL_PROTOCOLS,
             cidr_ipv4="0.0.0.0/0",
             tags=args.scope.tags("nodes-to-internet"),
-            opts=self._parent,
+            opts=child_options(self, "nodes-to-internet"),
         )
         self.node_groups = [nodes.id]
         self.efa_groups, self.fsx_groups, self.endpoint_groups = [], [], []
@@ -75,18 +75,18 @@ class Security(pulumi.ComponentResource):
 
         self.register_outputs({"node_groups": self.node_groups, "efa_groups": self.efa_groups})
 
-    def _group(self, name: str, description: str) -> aws.ec2.SecurityGroup:
+    def _group(self, role: str, description: str) -> aws.ec2.SecurityGroup:
         return aws.ec2.SecurityGroup(
-            name,
+            f"{self._name_prefix}-{role}",
             vpc_id=self._args.vpc_id,
             description=description,
-            tags=self._args.scope.tags(f"{name}-group"),
-            opts=self._parent,
+            tags=self._args.scope.tags(f"{role}-group"),
+            opts=child_options(self, role),
         )
 
     def _allow(
         self,
-        name: str,
+        role: str,
         rule: type[aws.vpc.SecurityGroupIngressRule] | type[aws.vpc.SecurityGroupEgressRule],
         group: aws.ec2.SecurityGroup,
         peer: aws.ec2.SecurityGroup,
@@ -95,12 +95,12 @@ class Security(pulumi.ComponentResource):
     ) -> None:
         """Allow a peer group: TCP on a range of ports, or all traffic without a range."""
         rule(
-            name,
+            f"{self._name_prefix}-{role}",
             security_group_id=group.id,
             referenced_security_group_id=peer.id,
             ip_protocol=ALL_PROTOCOLS if low is None else "tcp",
             from_port=low,
             to_port=high,
-            tags=self._args.scope.tags(name),
-            opts=self._parent,
+            tags=self._args.scope.tags(role),
+            opts=child_options(self, role),
         )

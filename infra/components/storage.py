@@ -56,7 +56,7 @@ class DataBucket(pulumi.ComponentResource):
             return
         retain = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
-            "trainyard-data",
+            f"trainyard-{name}",
             tags=args.scope.tags(tags.DATA_BUCKET),
             # The engine did not generate the name of an imported bucket: without ignore_changes it would replace the
             # bucket, and it refuses to replace a resource that it has just imported.
@@ -67,7 +67,7 @@ class DataBucket(pulumi.ComponentResource):
         rules = [_abort_uploads(), _expire_noncurrent(args.noncurrent_version_days)]
         if args.archive_after_days is not None:
             rules.append(_archive_marked(args.archive_after_days))
-        _configure("data", bucket, rules, key_arn=args.key_arn, versioned=True, opts=retain)
+        _configure(name, bucket, rules, key_arn=args.key_arn, versioned=True, opts=retain)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -83,11 +83,11 @@ class StagingBucket(pulumi.ComponentResource):
         super().__init__("trainyard:infra:StagingBucket", name, None, opts)
         parent = pulumi.ResourceOptions(parent=self)
         bucket = aws.s3.Bucket(
-            "trainyard-staging", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=parent
+            f"trainyard-{name}", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=parent
         )
         rules = [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))]
         # Encrypted with the S3 managed key: its objects contain no secrets, and nodes need no KMS permission to boot.
-        _configure("staging", bucket, rules, key_arn=None, versioned=False, opts=parent)
+        _configure(name, bucket, rules, key_arn=None, versioned=False, opts=parent)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})

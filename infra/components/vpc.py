@@ -7,6 +7,7 @@ from ipaddress import IPv4Network
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.children import child_options
 from infra.scope import Scope
 from trainyard.config.validators.network import SUBNETS
 
@@ -49,16 +50,15 @@ class Vpc(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: VpcArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Vpc", name, None, opts)
-        self._args = args
-        self._parent = pulumi.ResourceOptions(parent=self)
+        self._name_prefix, self._args = name, args
         private_cidr, public_cidr, *zone_cidrs = args.cidr.subnets(SUBNETS.bit_length() - 1)
         self._vpc = aws.ec2.Vpc(
-            "vpc",
+            f"{name}-vpc",
             cidr_block=str(args.cidr),
             enable_dns_support=True,
             enable_dns_hostnames=True,
             tags=args.scope.tags("vpc"),
-            opts=self._parent,
+            opts=child_options(self, "vpc"),
         )
         subnet, routes = self._subnet("private", private_cidr)
         if args.nat_gateway:
@@ -73,69 +73,82 @@ class Vpc(pulumi.ComponentResource):
     def _subnet(self, role: str, cidr: IPv4Network) -> tuple[aws.ec2.Subnet, aws.ec2.RouteTable]:
         """Create a subnet with its route table."""
         args = self._args
+        name = f"{self._name_prefix}-{role}"
         subnet = aws.ec2.Subnet(
-            role,
+            name,
             vpc_id=self._vpc.id,
             cidr_block=str(cidr),
             availability_zone=args.scope.zone,
             map_public_ip_on_launch=False,
             tags=args.scope.tags(f"{role}-subnet"),
             # A replacement in another zone has the same CIDR block, so the old subnet is deleted first.
-            opts=self._options(
-                delete_before_replace=True, ignore_changes=["availabilityZone"] if args.pin_zone else []
+            opts=child_options(
+                self,
+                role,
+                delete_before_replace=True,
+                ignore_changes=["availabilityZone"] if args.pin_zone else [],
             ),
         )
         routes = aws.ec2.RouteTable(
-            role, vpc_id=self._vpc.id, tags=args.scope.tags(f"{role}-routes"), opts=self._parent
+            name, vpc_id=self._vpc.id, tags=args.scope.tags(f"{role}-routes"), opts=child_options(self, role)
         )
-        aws.ec2.RouteTableAssociation(role, subnet_id=subnet.id, route_table_id=routes.id, opts=self._parent)
+        aws.ec2.RouteTableAssociation(
+            name, subnet_id=subnet.id, route_table_id=routes.id, opts=child_options(self, role)
+        )
         return subnet, routes
 
     def _zone_subnet(self, zone: str, cidr: IPv4Network, routes: aws.ec2.RouteTable) -> aws.ec2.Subnet:
         """Create a private subnet for workers in another zone than the head's, with the routes of the head's."""
-        name = f"private-{zone[-1]}"
+        role = f"private-{zone[-1]}"
+        name = f"{self._name_prefix}-{role}"
         subnet = aws.ec2.Subnet(
             name,
             vpc_id=self._vpc.id,
             cidr_block=str(cidr),
             availability_zone=zone,
             map_public_ip_on_launch=False,
-            tags=self._args.scope.tags(f"{name}-subnet"),
-            opts=self._options(delete_before_replace=True),
+            tags=self._args.scope.tags(f"{role}-subnet"),
+            opts=child_options(self, role, delete_before_replace=True),
         )
-        aws.ec2.RouteTableAssociation(name, subnet_id=subnet.id, route_table_id=routes.id, opts=self._parent)
+        aws.ec2.RouteTableAssociation(
+            name, subnet_id=subnet.id, route_table_id=routes.id, opts=child_options(self, role)
+        )
         return subnet
 
     def _add_nat_gateway(self, private_routes: aws.ec2.RouteTable, cidr: IPv4Network) -> None:
-        tags = self._args.scope.tags
+        tags, name = self._args.scope.tags, self._name_prefix
         subnet, routes = self._subnet("public", cidr)
         gateway = aws.ec2.InternetGateway(
-            "internet", vpc_id=self._vpc.id, tags=tags("internet-gateway"), opts=self._parent
+            f"{name}-internet",
+            vpc_id=self._vpc.id,
+            tags=tags("internet-gateway"),
+            opts=child_options(self, "internet"),
         )
-        after_gateway = self._options(depends_on=[gateway])
-        address = aws.ec2.Eip("nat-address", domain="vpc", tags=tags("nat-address"), opts=after_gateway)
+        address = aws.ec2.Eip(
+            f"{name}-nat-address",
+            domain="vpc",
+            tags=tags("nat-address"),
+            opts=child_options(self, "nat-address", depends_on=[gateway]),
+        )
         nat = aws.ec2.NatGateway(
-            "nat",
+            f"{name}-nat",
             allocation_id=address.allocation_id,
             subnet_id=subnet.id,
             connectivity_type="public",
             tags=tags("nat-gateway"),
-            opts=after_gateway,
+            opts=child_options(self, "nat", depends_on=[gateway]),
         )
         aws.ec2.Route(
-            "public",
+            f"{name}-public",
             route_table_id=routes.id,
             destination_cidr_block=_INTERNET,
             gateway_id=gateway.id,
-            opts=self._parent,
+            opts=child_options(self, "public"),
         )
         aws.ec2.Route(
-            "private",
+            f"{name}-private",
             route_table_id=private_routes.id,
             destination_cidr_block=_INTERNET,
             nat_gateway_id=nat.id,
-            opts=self._parent,
+            opts=child_options(self, "private"),
         )
-
-    def _options(self, **options: object) -> pulumi.ResourceOptions:
-        return pulumi.ResourceOptions.merge(self._parent, pulumi.ResourceOptions(**options))  # type: ignore[arg-type]

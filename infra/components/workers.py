@@ -13,6 +13,8 @@ from trainyard.config.catalog import InstanceType
 from trainyard.config.settings.capacity import GroupPlan
 
 HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
+# The provider waits 10 minutes for the end of a group's instances; large types shut down for up to 20 minutes.
+_TIMEOUTS = pulumi.CustomTimeouts(update="40m", delete="40m")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,6 @@ class WorkerGroup(pulumi.ComponentResource):
             name,
             min_size=0,
             max_size=args.plan.nodes,
-            desired_capacity=0,
             launch_template=(
                 None
                 if spot
@@ -126,8 +127,8 @@ class WorkerGroup(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in sorted(tags.items())
             ],
-            # The launch sets the subnet in whose zone it finds capacity.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity", "vpcZoneIdentifiers"]),
+            # The launch sets the desired capacity, and the subnet in whose zone it finds capacity.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["vpcZoneIdentifiers"], custom_timeouts=_TIMEOUTS),
         )
         # A terminating node saves a checkpoint and completes the action. Without a heartbeat AWS continues.
         hook = aws.autoscaling.LifecycleHook(

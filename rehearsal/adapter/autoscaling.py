@@ -17,7 +17,6 @@ class AutoScalingGroup(Handler):
         "name",
         "minSize",
         "maxSize",
-        "desiredCapacity",
         "vpcZoneIdentifiers",
         "healthCheckType",
         "healthCheckGracePeriod",
@@ -42,12 +41,11 @@ class AutoScalingGroup(Handler):
     def create(self, call: HandlerCall) -> CreateResult:
         """Create the group without instances, and suspend its scaling processes."""
         client, inputs, name = call.aws.client("autoscaling"), call.inputs, self.physical_name(call)
-        assert inputs.get("desiredCapacity", 0) == 0, "the adapter creates only empty groups"
+        assert inputs["minSize"] == 0, "the adapter creates only empty groups"
         client.create_auto_scaling_group(
             AutoScalingGroupName=name,
             Tags=self._tags(name, inputs),
             **self._settings(call),
-            **call.api_arguments(desiredCapacity="DesiredCapacity"),
         )
         if inputs.get("suspendedProcesses"):
             client.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=inputs["suspendedProcesses"])
@@ -58,10 +56,6 @@ class AutoScalingGroup(Handler):
 
         Running instances stay.
         """
-        if call.has_changed("desiredCapacity"):
-            raise NotImplementedError(
-                f"{call.type} {call.name}: the adapter does not support changes of desiredCapacity"
-            )
         client = call.aws.client("autoscaling")
         client.update_auto_scaling_group(AutoScalingGroupName=call.id, **self._settings(call))
         before, after = (set(inputs.get("suspendedProcesses", [])) for inputs in (call.old_inputs, call.inputs))

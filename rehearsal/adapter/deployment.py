@@ -29,7 +29,8 @@ class Resource:
     """A resource that the program registered.
 
     `exists`: whether it currently exists in the account (for a component: whether it was registered).
-    `deleted`: whether a destroy has deleted it. `seconds`: duration of its creation.
+    `deleted`: whether a destroy has deleted it. `seconds`: duration of its creation. `aliases`: earlier names.
+    `timeouts`: operation -> duration, such as `40m`.
     """
 
     urn: str
@@ -44,6 +45,8 @@ class Resource:
     ignore_changes: tuple[str, ...]
     import_id: str
     inputs: Mapping[str, Any]
+    aliases: tuple[str, ...] = ()
+    timeouts: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0

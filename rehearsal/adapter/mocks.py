@@ -237,6 +237,8 @@ class Monitor(mocks.MockMonitor):
             ignore_changes=tuple(request.ignoreChanges),
             import_id=request.importId,
             inputs=_to_plain(rpc.deserialize_properties(request.object)),
+            aliases=tuple(alias.spec.name for alias in request.aliases),
+            timeouts={field.name: value for field, value in request.customTimeouts.ListFields()},
         )
         with self._lock:
             if urn in self._deployment.resources:

@@ -519,4 +519,4 @@ def test_unreadable_quota_is_a_warning(
 def test_local_zones_are_not_used(changed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
     zones = ["us-east-1-bos-1a", "us-east-1b", "us-east-1c"]
     monkeypatch.setattr(StaticAccount, "_zones", property(lambda self: zones))
-    assert changed().resource("aws:ec2/subnet:Subnet", "private").inputs["availabilityZone"] == "us-east-1b"
+    assert changed().resource("aws:ec2/subnet:Subnet", "network-private").inputs["availabilityZone"] == "us-east-1b"

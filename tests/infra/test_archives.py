@@ -208,7 +208,7 @@ def test_source_over_the_cap_is_refused(job: Job, monkeypatch: pytest.MonkeyPatc
 
 
 def test_bundle_object_is_stored_under_its_sha256(local: Deployment) -> None:
-    stored = local.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs
+    stored = local.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").inputs
     path = Path(stored["source"].path)
     assert stored["key"] == f"bundle/{path.name}"
     assert path.is_file()

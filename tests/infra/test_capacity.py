@@ -201,7 +201,7 @@ def test_reservation_brings_its_placement_group(
 def test_reservation_decides_the_availability_zone(changed: Callable[..., Deployment]) -> None:
     elsewhere = reservation_properties(**WORKER_RESERVATION, AvailabilityZone="us-east-1b")
     run = changed(account={"reservations": {RESERVATION: elsewhere}}, capacity={"reservation": {"id": RESERVATION}})
-    assert run.resource("aws:ec2/subnet:Subnet", "private").inputs["availabilityZone"] == "us-east-1b"
+    assert run.resource("aws:ec2/subnet:Subnet", "network-private").inputs["availabilityZone"] == "us-east-1b"
 
 
 def test_groups_are_tagged_with_their_names(changed: Callable[..., Deployment]) -> None:

@@ -23,27 +23,27 @@ def test_head_and_every_group_have_an_alarm_on_their_status_checks(shipped: Depl
     for alarm in shipped.resources_of_type(ALARM):
         assert alarm.inputs["metricName"] == "StatusCheckFailed"
         assert alarm.inputs["treatMissingData"] == "notBreaching"
-        assert alarm.inputs["alarmActions"] == [shipped.resource(TOPIC, "notifications").outputs["arn"]]
+        assert alarm.inputs["alarmActions"] == [shipped.resource(TOPIC, "guardrails-notifications").outputs["arn"]]
 
 
 def test_topic_is_encrypted_and_limited_to_this_account(shipped: Deployment) -> None:
-    topic = shipped.resource(TOPIC, "notifications")
-    assert topic.inputs["kmsMasterKeyId"] == shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
-    (statement,) = json.loads(shipped.resource("aws:sns/topicPolicy:TopicPolicy", "notifications").inputs["policy"])[
-        "Statement"
-    ]
+    topic = shipped.resource(TOPIC, "guardrails-notifications")
+    assert topic.inputs["kmsMasterKeyId"] == shipped.resource("aws:kms/key:Key", "key-stack-key").outputs["arn"]
+    (statement,) = json.loads(
+        shipped.resource("aws:sns/topicPolicy:TopicPolicy", "guardrails-notifications").inputs["policy"]
+    )["Statement"]
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
     assert statement["Principal"] == {"Service": ["cloudwatch.amazonaws.com", "budgets.amazonaws.com"]}
 
 
 def test_key_allows_the_notification_services(shipped: Deployment) -> None:
-    policy = json.loads(shipped.resource("aws:kms/key:Key", "stack-key").inputs["policy"])
+    policy = json.loads(shipped.resource("aws:kms/key:Key", "key-stack-key").inputs["policy"])
     (statement,) = [each for each in policy["Statement"] if each["Sid"] == "Notifications"]
     assert statement["Principal"] == {"Service": ["cloudwatch.amazonaws.com", "budgets.amazonaws.com"]}
 
 
 def test_budget_covers_the_stack_and_the_maximum_cost(shipped: Deployment) -> None:
-    budget = shipped.resource(BUDGET, "stack").inputs
+    budget = shipped.resource(BUDGET, "guardrails-budget").inputs
     assert float(budget["limitAmount"]) == shipped.exports["cost"]["max_run_usd"]
     assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:trainyard:stack${shipped.stack}"]}]
     assert {(each["threshold"], each["notificationType"]) for each in budget["notifications"]} == {
@@ -55,7 +55,7 @@ def test_budget_covers_the_stack_and_the_maximum_cost(shipped: Deployment) -> No
 
 def test_budget_is_configurable(changed: Callable[..., Deployment]) -> None:
     run = changed(guardrails={"budget_usd": 2500})
-    assert run.resource(BUDGET, "stack").inputs["limitAmount"] == "2500.00"
+    assert run.resource(BUDGET, "guardrails-budget").inputs["limitAmount"] == "2500.00"
 
 
 def test_budget_can_be_omitted(changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +100,7 @@ def test_launch_does_not_depend_on_guardrails(shipped: Deployment) -> None:
 def test_email_address_is_subscribed(changed: Callable[..., Deployment], local: Deployment) -> None:
     assert not local.resources_of_type(SUBSCRIPTION)
     run = changed(guardrails={"email": "team@example.com"})
-    subscription = run.resource(SUBSCRIPTION, "email").inputs
+    subscription = run.resource(SUBSCRIPTION, "guardrails-email").inputs
     assert (subscription["protocol"], subscription["endpoint"]) == ("email", "team@example.com")
 
 

@@ -78,35 +78,39 @@ def test_every_role_has_the_permissions_boundary(changed: Callable[..., Deployme
 
 
 def test_head_changes_groups_of_its_stack_only(shipped: Deployment) -> None:
-    statement = next(each for each in policy_of(shipped, "head") if "autoscaling:SetDesiredCapacity" in each["Action"])
+    statement = next(
+        each for each in policy_of(shipped, "identity-head") if "autoscaling:SetDesiredCapacity" in each["Action"]
+    )
     assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
 
 
 def test_workers_write_runs_and_bake_events_only(shipped: Deployment) -> None:
     data, staging = (f"arn:aws:s3:::{shipped.exports[name]}" for name in ("data_bucket", "staging_bucket"))
-    writes = [each for each in policy_of(shipped, "workers") if "s3:PutObject" in each["Action"]]
+    writes = [each for each in policy_of(shipped, "identity-workers") if "s3:PutObject" in each["Action"]]
     assert [each["Resource"] for each in writes] == [[f"{staging}/bake/events/*"], [f"{data}/runs/*"]]
 
 
 def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:
-    arn = shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
-    for role in ("head", "workers"):
+    arn = shipped.resource("aws:kms/key:Key", "key-stack-key").outputs["arn"]
+    for role in ("identity-head", "identity-workers"):
         (statement,) = [each for each in policy_of(shipped, role) if "kms:Decrypt" in each["Action"]]
         assert statement["Resource"] == [arn]
         assert statement["Condition"] == {"StringEquals": {"kms:ViaService": "s3.us-east-1.amazonaws.com"}}
 
 
 def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callable[..., Deployment]) -> None:
-    assert not any("ssm:GetParameter" in each["Action"] for each in policy_of(local, "workers"))
+    assert not any("ssm:GetParameter" in each["Action"] for each in policy_of(local, "identity-workers"))
     run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
-    statement = next(each for each in policy_of(run, "workers") if "ssm:GetParameter" in each["Action"])
+    statement = next(each for each in policy_of(run, "identity-workers") if "ssm:GetParameter" in each["Action"])
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
 
 
 def test_workers_pull_the_jobs_image_and_no_other(changed: Callable[..., Deployment], local: Deployment) -> None:
     run = changed(job=with_container(ECR_IMAGE))
     pulls = {
-        tuple(each["Action"]): each["Resource"] for each in policy_of(run, "workers") if "ecr:" in str(each["Action"])
+        tuple(each["Action"]): each["Resource"]
+        for each in policy_of(run, "identity-workers")
+        if "ecr:" in str(each["Action"])
     }
     assert pulls == {
         ("ecr:GetAuthorizationToken",): ["*"],
@@ -115,7 +119,11 @@ def test_workers_pull_the_jobs_image_and_no_other(changed: Callable[..., Deploym
         ],
     }
     other_registry = changed(job=with_container("nvcr.io/nvidia/pytorch:26.10-py3"))
-    for policy in (policy_of(run, "head"), policy_of(local, "workers"), policy_of(other_registry, "workers")):
+    for policy in (
+        policy_of(run, "identity-head"),
+        policy_of(local, "identity-workers"),
+        policy_of(other_registry, "identity-workers"),
+    ):
         assert "ecr:" not in str(policy)
 
 

@@ -17,7 +17,7 @@ ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 
 
 def test_subnets_of_the_head_are_eighths_of_the_cidr_in_one_zone(shipped: Deployment) -> None:
-    private, public = (shipped.resource(SUBNET, name).inputs for name in ("private", "public"))
+    private, public = (shipped.resource(SUBNET, name).inputs for name in ("network-private", "network-public"))
     eighths = [IPv4Network(subnet["cidrBlock"]) for subnet in (private, public)]
     assert eighths == list(IPv4Network("10.42.0.0/16").subnets(3))[:2]
     assert private["availabilityZone"] == public["availabilityZone"]
@@ -25,12 +25,12 @@ def test_subnets_of_the_head_are_eighths_of_the_cidr_in_one_zone(shipped: Deploy
 
 
 def test_default_zone_is_pinned(local: Deployment) -> None:
-    assert local.resource(SUBNET, "private").ignore_changes == ("availabilityZone",)
+    assert local.resource(SUBNET, "network-private").ignore_changes == ("availabilityZone",)
 
 
 def test_workers_have_a_subnet_in_each_zone_that_offers_their_type(changed: Callable[..., Deployment]) -> None:
     run = changed(account={"instance_type_zones": {"c7i.xlarge": ["us-east-1b", "us-east-1c"]}})
-    subnets = [subnet for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("private")]
+    subnets = [subnet for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("network-private")]
     zones = [subnet.inputs["availabilityZone"] for subnet in subnets]
     assert zones == ["us-east-1b", "us-east-1c"]
     blocks = [IPv4Network(subnet.inputs["cidrBlock"]) for subnet in run.resources_of_type(SUBNET)]
@@ -39,18 +39,18 @@ def test_workers_have_a_subnet_in_each_zone_that_offers_their_type(changed: Call
 
 def test_zone_keeps_its_block_when_another_is_removed(changed: Callable[..., Deployment]) -> None:
     def block(zones: list[str]) -> str:
-        return str(changed(capacity={"zones": zones}).resource(SUBNET, "private-c").inputs["cidrBlock"])
+        return str(changed(capacity={"zones": zones}).resource(SUBNET, "network-private-c").inputs["cidrBlock"])
 
     assert block(["us-east-1a", "us-east-1b", "us-east-1c"]) == block(["us-east-1a", "us-east-1c"])
 
 
 def test_file_system_keeps_workers_in_its_zone(changed: Callable[..., Deployment]) -> None:
     run = changed("a100-cluster")
-    assert [subnet.name for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("private-")] == []
+    assert [subnet.name for subnet in run.resources_of_type(SUBNET) if subnet.name.startswith("network-private-")] == []
 
 
 def test_configured_zone_is_not_pinned(changed: Callable[..., Deployment]) -> None:
-    subnet = changed(capacity={"zones": ["us-east-1b"]}).resource(SUBNET, "private")
+    subnet = changed(capacity={"zones": ["us-east-1b"]}).resource(SUBNET, "network-private")
     assert subnet.inputs["availabilityZone"] == "us-east-1b"
     assert not subnet.ignore_changes
 
@@ -59,7 +59,7 @@ def test_zone_of_a_reservation_is_not_pinned(changed: Callable[..., Deployment])
     """The next Capacity Block may be in another zone, where an old subnet could not launch."""
     for zone in ("us-east-1b", "us-east-1c"):
         reservations = {RESERVATION: reservation_properties(AvailabilityZone=zone)}
-        subnet = changed("h200-cluster", account={"reservations": reservations}).resource(SUBNET, "private")
+        subnet = changed("h200-cluster", account={"reservations": reservations}).resource(SUBNET, "network-private")
         assert subnet.inputs["availabilityZone"] == zone
         assert not subnet.ignore_changes
 
@@ -77,11 +77,11 @@ def test_interface_endpoints_are_deleted_before_their_subnet(shipped: Deployment
 
 
 def test_private_subnet_routes_to_nat_and_s3_endpoint(shipped: Deployment) -> None:
-    table = shipped.resource("aws:ec2/routeTable:RouteTable", "private")
-    route = shipped.resource("aws:ec2/route:Route", "private").inputs
+    table = shipped.resource("aws:ec2/routeTable:RouteTable", "network-private")
+    route = shipped.resource("aws:ec2/route:Route", "network-private").inputs
     assert route["routeTableId"] == table.id
-    assert route["natGatewayId"] == shipped.resource("aws:ec2/natGateway:NatGateway", "nat").id
-    assert shipped.resource("aws:ec2/vpcEndpoint:VpcEndpoint", "s3").inputs["routeTableIds"] == [table.id]
+    assert route["natGatewayId"] == shipped.resource("aws:ec2/natGateway:NatGateway", "network-nat").id
+    assert shipped.resource("aws:ec2/vpcEndpoint:VpcEndpoint", "endpoints-s3").inputs["routeTableIds"] == [table.id]
 
 
 def test_no_rule_allows_inbound_from_outside(shipped: Deployment) -> None:
@@ -93,16 +93,16 @@ def test_no_rule_allows_inbound_from_outside(shipped: Deployment) -> None:
 
 
 def test_nodes_reach_each_other_and_the_internet(shipped: Deployment) -> None:
-    nodes = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "nodes").id
-    among = shipped.resource(INGRESS, "nodes-from-nodes").inputs
+    nodes = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "security-nodes").id
+    among = shipped.resource(INGRESS, "security-nodes-from-nodes").inputs
     assert (among["securityGroupId"], among["referencedSecurityGroupId"], among["ipProtocol"]) == (nodes, nodes, "-1")
-    out = shipped.resource(EGRESS, "nodes-to-internet").inputs
+    out = shipped.resource(EGRESS, "security-nodes-to-internet").inputs
     assert (out["securityGroupId"], out["cidrIpv4"], out["ipProtocol"]) == (nodes, "0.0.0.0/0", "-1")
 
 
 def test_efa_group_allows_itself_in_both_directions(gpu: Deployment) -> None:
-    efa = gpu.resource("aws:ec2/securityGroup:SecurityGroup", "efa").id
-    for rule in (gpu.resource(INGRESS, "efa-from-efa"), gpu.resource(EGRESS, "efa-to-efa")):
+    efa = gpu.resource("aws:ec2/securityGroup:SecurityGroup", "security-efa").id
+    for rule in (gpu.resource(INGRESS, "security-efa-from-efa"), gpu.resource(EGRESS, "security-efa-to-efa")):
         inputs = rule.inputs
         assert inputs["securityGroupId"] == inputs["referencedSecurityGroupId"] == efa
         assert inputs["ipProtocol"] == "-1"
@@ -110,7 +110,9 @@ def test_efa_group_allows_itself_in_both_directions(gpu: Deployment) -> None:
 
 
 def test_lustre_ports_are_open_between_nodes_and_file_system_only(gpu: Deployment) -> None:
-    nodes, fsx = (gpu.resource("aws:ec2/securityGroup:SecurityGroup", name).id for name in ("nodes", "fsx"))
+    nodes, fsx = (
+        gpu.resource("aws:ec2/securityGroup:SecurityGroup", f"security-{name}").id for name in ("nodes", "fsx")
+    )
     allowed = {
         (
             rule.inputs["referencedSecurityGroupId"],
@@ -126,8 +128,8 @@ def test_lustre_ports_are_open_between_nodes_and_file_system_only(gpu: Deploymen
 
 def test_no_groups_without_efa_and_fsx(local: Deployment) -> None:
     assert [group.name for group in local.resources_of_type("aws:ec2/securityGroup:SecurityGroup")] == [
-        "nodes",
-        "endpoints",
+        "security-nodes",
+        "security-endpoints",
     ]
 
 
@@ -137,19 +139,19 @@ def test_session_manager_endpoints_allow_https_from_nodes_only(shipped: Deployme
     ]
     services = {each["serviceName"].removeprefix("com.amazonaws.us-east-1.") for each in interfaces}
     assert services == {"ssm", "ssmmessages"}
-    group = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "endpoints").id
+    group = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "security-endpoints").id
     for each in interfaces:
         assert each["securityGroupIds"] == [group]
         assert each["privateDnsEnabled"] is True
     (rule,) = [each.inputs for each in shipped.resources_of_type(INGRESS) if each.inputs["securityGroupId"] == group]
-    nodes = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "nodes").id
+    nodes = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "security-nodes").id
     assert (rule["referencedSecurityGroupId"], rule["fromPort"], rule["toPort"]) == (nodes, 443, 443)
 
 
 def test_flow_logs_are_encrypted_and_written_by_a_limited_role(shipped: Deployment) -> None:
     group = shipped.resource("aws:cloudwatch/logGroup:LogGroup", "flow-logs")
     assert group.inputs["retentionInDays"] == 30
-    assert group.inputs["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "stack-key").outputs["arn"]
+    assert group.inputs["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "key-stack-key").outputs["arn"]
     log = shipped.resource("aws:ec2/flowLog:FlowLog", "flow-logs").inputs
     assert (log["trafficType"], log["logDestination"]) == ("ALL", group.outputs["arn"])
     policy = json.loads(shipped.resource("aws:iam/rolePolicy:RolePolicy", "flow-logs").inputs["policy"])
@@ -168,7 +170,9 @@ def test_without_nat_every_service_has_an_endpoint_and_no_route_leads_out(
     run = changed(network={"nat_gateway": False}, node={"package_index": "https://index.example.com/simple"})
     for kind in ("natGateway:NatGateway", "internetGateway:InternetGateway", "eip:Eip", "route:Route"):
         assert not run.resources_of_type(f"aws:ec2/{kind}")
-    assert [each.name for each in run.resources_of_type(SUBNET)] == ["private", "private-b", "private-c"]
+    assert [each.name for each in run.resources_of_type(SUBNET)] == [
+        f"network-{name}" for name in ("private", "private-b", "private-c")
+    ]
     names = {each.inputs["serviceName"].rpartition(".")[2] for each in run.resources_of_type(ENDPOINT)}
     assert names == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2"}
 

@@ -51,7 +51,7 @@ def test_every_taggable_resource_has_stack_and_role_tags(shipped: Deployment) ->
 
 def test_users_tags_are_added_for_cost_allocation(changed: Callable[..., Deployment]) -> None:
     run = changed(tags={"team": "research"})
-    tags = run.resource("aws:ec2/vpc:Vpc", "vpc").inputs["tags"]
+    tags = run.resource("aws:ec2/vpc:Vpc", "network-vpc").inputs["tags"]
     assert tags["team"] == "research"
     assert tags["trainyard:stack"] == "local"
     assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.resource(

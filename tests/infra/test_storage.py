@@ -49,7 +49,7 @@ def test_later_up_imports_the_retained_data_bucket(changed: Callable[..., Deploy
 def test_buckets_are_encrypted_private_and_tls_only(shipped: Deployment, bucket: str) -> None:
     kinds = {each.type.rpartition(":")[2]: each.inputs for each in settings_of(shipped, bucket)}
     encryption = kinds["BucketServerSideEncryptionConfiguration"]["rules"][0]
-    key = {"kmsMasterKeyId": shipped.resource(KEY, "stack-key").outputs["arn"]}
+    key = {"kmsMasterKeyId": shipped.resource(KEY, "key-stack-key").outputs["arn"]}
     by = {"sseAlgorithm": "aws:kms", **key} if bucket == "data" else {"sseAlgorithm": "AES256"}
     assert encryption == {"applyServerSideEncryptionByDefault": by, "bucketKeyEnabled": True}
     block = {key: value for key, value in kinds["BucketPublicAccessBlock"].items() if key != "bucket"}
@@ -74,7 +74,7 @@ def test_manifest_never_expires(shipped: Deployment) -> None:
 
 
 def test_archives_are_retained_while_nodes_boot(shipped: Deployment) -> None:
-    assert shipped.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").retain_on_delete
+    assert shipped.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").retain_on_delete
 
 
 def test_only_tagged_objects_are_archived(shipped: Deployment) -> None:
@@ -92,20 +92,20 @@ def test_archiving_can_be_disabled(changed: Callable[..., Deployment]) -> None:
 
 
 def test_key_rotates_and_is_retained(shipped: Deployment) -> None:
-    key = shipped.resource(KEY, "stack-key")
+    key = shipped.resource(KEY, "key-stack-key")
     assert key.inputs["enableKeyRotation"] is True
     assert key.retain_on_delete
 
 
 def test_later_up_imports_the_retained_key(changed: Callable[..., Deployment]) -> None:
     run = changed(account={"retained_key_id": "0f1e2d3c-0000-4000-8000-000000000000"})
-    assert run.resource(KEY, "stack-key").import_id == "0f1e2d3c-0000-4000-8000-000000000000"
+    assert run.resource(KEY, "key-stack-key").import_id == "0f1e2d3c-0000-4000-8000-000000000000"
 
 
 def test_auto_scaling_may_use_the_key_and_create_grants_for_aws_resources(shipped: Deployment) -> None:
     """Otherwise instances with encrypted volumes fail with Client.InternalError."""
     statements = {
-        each["Sid"]: each for each in json.loads(shipped.resource(KEY, "stack-key").inputs["policy"])["Statement"]
+        each["Sid"]: each for each in json.loads(shipped.resource(KEY, "key-stack-key").inputs["policy"])["Statement"]
     }
     role = "arn:aws:iam::123456789012:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
     for sid in ("ServiceRoles", "ServiceRolesGrants"):
@@ -117,8 +117,8 @@ def test_auto_scaling_may_use_the_key_and_create_grants_for_aws_resources(shippe
 def test_existing_bucket_and_key_are_not_changed(changed: Callable[..., Deployment]) -> None:
     arn = "arn:aws:kms:us-east-1:123456789012:key/0f1e2d3c"
     run = changed(storage={"bucket": "our-data", "kms_key": arn})
-    assert [each.name for each in run.resources_of_type(KEY)] == ["service-key"]
-    assert not run.resource(KEY, "service-key").retain_on_delete
+    assert [each.name for each in run.resources_of_type(KEY)] == ["key-service-key"]
+    assert not run.resource(KEY, "key-service-key").retain_on_delete
     assert [each.name for each in run.resources_of_type(BUCKET)] == ["trainyard-staging"]
     assert run.exports["runs_uri"] == "s3://our-data/runs/"
     assert templates_of(run)[0].inputs["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == arn
@@ -159,17 +159,17 @@ def test_backups_exist_only_without_associations(
     changed: Callable[..., Deployment], fsx: Any, backups: int | None
 ) -> None:
     run = changed("h200-cluster", fsx=fsx)
-    assert run.resource(FSX, "lustre").inputs.get("automaticBackupRetentionDays") == backups
+    assert run.resource(FSX, "filesystem-lustre").inputs.get("automaticBackupRetentionDays") == backups
     assert bool(run.resources_of_type(LINK)) == bool({"data_repository", "export"} & fsx.keys())
 
 
 def test_scratch_has_neither_throughput_nor_key(changed: Callable[..., Deployment]) -> None:
-    inputs = changed("h200-cluster", fsx={"deployment_type": "SCRATCH_2"}).resource(FSX, "lustre").inputs
+    inputs = changed("h200-cluster", fsx={"deployment_type": "SCRATCH_2"}).resource(FSX, "filesystem-lustre").inputs
     assert not {"perUnitStorageThroughput", "kmsKeyId"} & inputs.keys()
 
 
 def test_file_system_is_deleted_before_the_linked_bucket(gpu: Deployment) -> None:
-    component = gpu.resources[gpu.resource(FSX, "lustre").parent]
+    component = gpu.resources[gpu.resource(FSX, "filesystem-lustre").parent]
     assert gpu.resource(BUCKET, "trainyard-data").urn in component.dependencies
 
 
@@ -178,7 +178,7 @@ def test_efa_enabled_file_system_has_metadata_configuration_and_the_group_of_efa
 ) -> None:
     fsx = {"efa": True, "storage_capacity_gib": 4800, "throughput_mbps_per_tib": 1000}
     run = changed("h200-cluster", fsx=fsx)
-    inputs = run.resource(FSX, "lustre").inputs
+    inputs = run.resource(FSX, "filesystem-lustre").inputs
     assert (inputs["efaEnabled"], inputs["metadataConfiguration"]) == (True, {"mode": "AUTOMATIC"})
     interface = templates_of(run)[0].inputs["networkInterfaces"][0]
     assert len(set(inputs["securityGroupIds"]) & set(interface["securityGroups"])) == 1
@@ -191,6 +191,6 @@ def test_efa_enabled_file_system_has_metadata_configuration_and_the_group_of_efa
     [(6000, {"mode": "USER_PROVISIONED", "iops": 6000}), ("automatic", {"mode": "AUTOMATIC"}), (None, None)],
 )
 def test_metadata_configuration(changed: Callable[..., Deployment], metadata_iops: Any, expected: Any) -> None:
-    inputs = changed("h200-cluster", fsx={"metadata_iops": metadata_iops}).resource(FSX, "lustre").inputs
+    inputs = changed("h200-cluster", fsx={"metadata_iops": metadata_iops}).resource(FSX, "filesystem-lustre").inputs
     assert inputs.get("metadataConfiguration") == expected
     assert "efaEnabled" not in inputs

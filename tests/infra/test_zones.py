@@ -123,9 +123,10 @@ def test_preview_warns_that_one_zone_is_searched(caplog: pytest.LogCaptureFixtur
 def test_zone_of_the_deployed_head_is_kept(changed: Callable[..., Deployment]) -> None:
     subnet = StaticSubnet(id=SUBNET, availability_zone=B)
     run = changed(account={"networks": {VPC: StaticNetwork(subnets=(subnet,))}, "head_subnet": SUBNET})
+    expected = {"private": B, "public": B, "private-a": A, "private-c": C}
     zones = {each.name: each.inputs["availabilityZone"] for each in run.resources_of_type(SUBNET_TYPE)}
-    assert zones == {"private": B, "public": B, "private-a": A, "private-c": C}
-    assert run.resource(SUBNET_TYPE, "private").inputs["tags"][tags.ROLE] == HEAD_SUBNET_ROLE
+    assert zones == {f"network-{name}": zone for name, zone in expected.items()}
+    assert run.resource(SUBNET_TYPE, "network-private").inputs["tags"][tags.ROLE] == HEAD_SUBNET_ROLE
 
 
 @pytest.mark.parametrize(("state", "is_usable"), [("active", True), ("pending", True), ("cancelled", False)])

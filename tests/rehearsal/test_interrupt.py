@@ -114,5 +114,6 @@ def test_denied_api_call_is_reported_with_its_resource(tree: Path) -> None:
     assert ended.exit_status == 1
     report = ended.report
     (error,) = report["errors"]
-    assert error.startswith("aws:fsx/lustreFileSystem:LustreFileSystem lustre: CreateFileSystem: AccessDenied")
+    name = "aws:fsx/lustreFileSystem:LustreFileSystem filesystem-lustre"
+    assert error.startswith(f"{name}: CreateFileSystem: AccessDenied")
     assert report["leaked"] == []

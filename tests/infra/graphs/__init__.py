@@ -23,11 +23,11 @@ class _Plain(yaml.SafeDumper):
 
 
 def graph_of(run: Deployment) -> str:
-    """Return parent, dependencies, options and inputs of each resource, sorted by name.
+    """Return dependencies, options and inputs of each resource, sorted by URN without project and stack.
 
     Placeholders replace values that change with the code on nodes: hashes of archives, and user data.
     """
-    resources = {_short(resource.urn): _resource(resource) for resource in run.resources.values()}
+    resources = {resource.urn.split("::", 2)[2]: _resource(resource) for resource in run.resources.values()}
     return yaml.dump(dict(sorted(resources.items())), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -42,12 +42,14 @@ def _short(urn: str) -> str:
 
 
 def _resource(resource: Resource) -> dict[str, Any]:
-    fields: dict[str, Any] = {"parent": _short(resource.parent) if resource.parent.count("::") == 3 else ""}
+    fields: dict[str, Any] = {}
     options = {
         "retain_on_delete": resource.retain_on_delete,
         "protect": resource.protect,
         "ignore_changes": list(resource.ignore_changes),
         "import": resource.import_id,
+        "aliases": list(resource.aliases),
+        "timeouts": dict(resource.timeouts),
         "depends_on": sorted(_short(urn) for urn in resource.dependencies),
     }
     fields |= {key: value for key, value in options.items() if value}

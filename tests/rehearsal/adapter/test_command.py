@@ -48,7 +48,9 @@ def test_up_launches_after_the_manifest_and_destroy_stops_the_job_first(
     assert stopped == f"stop {target}"
     deleted = [event.name for event in deploy.events if event.kind == "deleted"]
     assert deleted.index("launch") < deleted.index("manifest")
-    assert deleted.index("vpc") > max(deleted.index(name) for name in ("private", "nodes", "nat"))
+    assert deleted.index("network-vpc") > max(
+        deleted.index(name) for name in ("network-private", "security-nodes", "network-nat")
+    )
 
 
 def test_failed_launch_fails_the_up_and_destroy_does_not_stop_a_job(

@@ -74,11 +74,11 @@ def test_up_with_an_unsupported_input_fails_and_can_be_destroyed(
     network = tree / "infra/components/vpc.py"
     network.write_text(network.read_text().replace('connectivity_type="public",', 'private_ip="10.42.128.9",'))
     before = {(resource.service, resource.kind, resource.id) for resource in aws.list_resources()}
-    with pytest.raises(UpError, match=r"aws:ec2/natGateway:NatGateway nat.*privateIp") as failed:
+    with pytest.raises(UpError, match=r"aws:ec2/natGateway:NatGateway network-nat.*privateIp") as failed:
         Deploy(tree)("broken", account, "local")
     run = failed.value.deployment
-    assert run.resource("aws:ec2/vpc:Vpc", "vpc").exists
-    assert not run.resource("aws:ec2/natGateway:NatGateway", "nat").exists
+    assert run.resource("aws:ec2/vpc:Vpc", "network-vpc").exists
+    assert not run.resource("aws:ec2/natGateway:NatGateway", "network-nat").exists
     destroy(run)
     remaining = {(resource.service, resource.kind, resource.id) for resource in aws.list_resources()} - before
     assert {kind for _, kind, _ in remaining} <= {"bucket", "key"}
@@ -88,7 +88,7 @@ def test_up_fails_with_the_message_of_the_api(aws: EmulatedAws, account: Emulate
     security = tree / "infra/components/security.py"
     security.write_text(security.read_text().replace('cidr_ipv4="0.0.0.0/0"', 'cidr_ipv4="300.0.0.0/0"'))
     with pytest.raises(
-        UpError, match=r"SecurityGroupEgressRule nodes-to-internet: AuthorizeSecurityGroupEgress: "
+        UpError, match=r"SecurityGroupEgressRule security-nodes-to-internet: AuthorizeSecurityGroupEgress: "
     ) as failed:
         Deploy(tree)("refused", account, "local")
     destroy(failed.value.deployment)
@@ -99,13 +99,13 @@ def test_failed_destroy_reports_remaining_resources_and_can_be_repeated(
 ) -> None:
     run = deploy("blocked", account, "local")
     ec2 = boto3.client("ec2")
-    subnet = run.resource("aws:ec2/subnet:Subnet", "private").id
+    subnet = run.resource("aws:ec2/subnet:Subnet", "network-private").id
     interface = ec2.create_network_interface(SubnetId=subnet)["NetworkInterface"]["NetworkInterfaceId"]
-    with pytest.raises(DestroyError, match=r"not deleted: .*Subnet private") as failed:
+    with pytest.raises(DestroyError, match=r"not deleted: .*Subnet network-private") as failed:
         destroy(run)
     names = {(resource.type.rpartition(":")[2], resource.name) for resource in failed.value.remaining}
-    assert ("Subnet", "private") in names
-    assert ("Vpc", "vpc") in names
+    assert ("Subnet", "network-private") in names
+    assert ("Vpc", "network-vpc") in names
     assert not any(kind == "Instance" for kind, _ in names)
 
     ec2.delete_network_interface(NetworkInterfaceId=interface)

@@ -24,9 +24,11 @@ class Cluster:
     def __init__(self, deployment: Deployment, other: Deployment) -> None:
         self.exports, self.other_exports = deployment.exports, other.exports
         self.data, self.staging = self.exports["data_bucket"], self.exports["staging_bucket"]
-        self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "bundle").inputs["key"]
+        self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").inputs["key"]
         self.hook = deployment.resource("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-drain").id
-        self._roles = {name: deployment.resource("aws:iam/role:Role", name).id for name in ("head", "workers")}
+        self._roles = {
+            name: deployment.resource("aws:iam/role:Role", f"identity-{name}").id for name in ("head", "workers")
+        }
 
     def node(self, role: str) -> Client:
         """Return clients with the credentials that a node of this role gets from its metadata service."""

@@ -91,5 +91,7 @@ def test_up_after_a_destroy_imports_the_retained_resources(aws: EmulatedAws, acc
         "aws:kms/key:Key",
     }
     assert second.exports["data_bucket"] == first.exports["data_bucket"]
-    assert second.resource("aws:kms/key:Key", "stack-key").id == first.resource("aws:kms/key:Key", "stack-key").id
+    assert (
+        second.resource("aws:kms/key:Key", "key-stack-key").id == first.resource("aws:kms/key:Key", "key-stack-key").id
+    )
     destroy(second)

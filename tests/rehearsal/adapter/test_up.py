@@ -56,7 +56,7 @@ def test_gpu_stack_is_created_with_all_settings_and_destroyed(
 def check_destroyed(aws: EmulatedAws, run: Deployment, before: ResourceIds) -> None:
     destroyed = destroy(run)
     remaining = existing_ids(aws) - before
-    expected = {run.exports["data_bucket"], run.resource("aws:kms/key:Key", "stack-key").id}
+    expected = {run.exports["data_bucket"], run.resource("aws:kms/key:Key", "key-stack-key").id}
     assert {name.rpartition("/")[2] for _, _, name in remaining} == expected
     retained = {resource.urn for resource in run.resources.values() if resource.custom and resource.retain_on_delete}
     assert {resource.urn for resource in destroyed.retained} == retained
@@ -72,7 +72,7 @@ def test_each_aws_resource_has_a_successful_mutating_call(aws: EmulatedAws, loca
 def test_head_runs_with_role_and_user_data(aws: EmulatedAws, local: Deployment) -> None:
     head = next(each for each in aws.instances() if each.id == local.exports["head"])
     assert head.state == "running"
-    assert head.role_name == local.resource("aws:iam/role:Role", "head").id
+    assert head.role_name == local.resource("aws:iam/role:Role", "identity-head").id
     assert (
         base64.b64decode(head.user_data).decode()
         == local.resource("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]

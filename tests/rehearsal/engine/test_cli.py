@@ -147,7 +147,7 @@ def test_unsupported_input_fails_the_up_and_creates_nothing(stack: Stack) -> Non
     file.write_text(changed)
     ((_, message),) = stack.run("up").errors
     file.write_text(before)
-    assert "aws:ec2/natGateway:NatGateway nat: the adapter does not support the input privateIp" in message
+    assert "aws:ec2/natGateway:NatGateway network-nat: the adapter does not support the input privateIp" in message
     assert not [event for event in stack.events if event.kind in ("created", "updated", "deleted")]
 
 
