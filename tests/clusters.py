@@ -22,8 +22,8 @@ from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_pre
 from trainyard.models.layout import MANIFEST as MANIFEST_OBJECT
 from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.models.run import RunRecord
+from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.node.identity import Node
-from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS
 
 UBUNTU_PARAMETER = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 _numbers = count(1)

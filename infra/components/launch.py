@@ -73,6 +73,8 @@ def _options(args: LaunchArgs) -> list[str]:
         options += ["--again", value]
     if args.settings.replace_running:
         options.append("--replace-running")
+    if args.settings.wait is not None:
+        options.append("--wait" if args.settings.wait else "--no-wait")
     if not args.settings.resume_replaced:
         options.append("--no-resume-replaced")
     return [f" {shlex.quote(option)}" for option in options]

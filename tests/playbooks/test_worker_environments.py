@@ -17,7 +17,7 @@ from tests.file_server import FileServer
 from tests.nodes import ROOT, BootedCluster, boot_cluster
 from tests.polling import eventually
 from tests.wheels import STUB_WHEELS
-from trainyard.operations.startup import PlaybookFailures
+from trainyard.models.startup_failures import PlaybookFailures
 
 pytestmark = pytest.mark.booted
 PREFIX = "wheels/"

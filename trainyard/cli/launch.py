@@ -1,5 +1,6 @@
 """`trainyard launch`."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -29,6 +30,10 @@ def launch(
         bool,
         typer.Option(help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set."),
     ] = True,
+    wait: Annotated[
+        bool | None,
+        typer.Option(help="Wait until the job has started. Default: only if the environment variable CI is not set."),
+    ] = None,
     trigger: Annotated[
         str | None, typer.Option("--trigger", help="Trigger of the Pulumi resource, for the run's record.")
     ] = None,
@@ -40,14 +45,18 @@ def launch(
 ) -> None:
     """Start the stack's job on all nodes or none, or add nodes to its current run.
 
-    Returns when the job has started, or when the run is scheduled for the start of a Capacity Block. The last line on
-    stdout is a JSON object.
+    Returns when the job has started, with --no-wait when the nodes are launched, or when the run is scheduled for the
+    start of a Capacity Block. The last line on stdout is a JSON object.
     """
     terminate_with_launcher()
     with create_display() as display:
         cluster = Cluster.from_environment(stack, manifest, sha256)
         options = LaunchOptions(
-            trigger=trigger, again=again, replace_running=replace_running, resume_replaced=resume_replaced
+            trigger=trigger,
+            again=again,
+            replace_running=replace_running,
+            resume_replaced=resume_replaced,
+            wait=wait if wait is not None else os.environ.get("CI", "").lower() in ("", "0", "false"),
         )
         result = Launch(cluster, display, options).start(update)
         tag_old_objects(cluster, display)

@@ -148,7 +148,9 @@ class Outcome(StrictModel):
     keeps_reservations: bool = Field(
         False, description="Whether a new run uses the capacity reservations: the controller does not cancel them."
     )
-    launch_failed: bool = Field(False, description="Whether the launch failed, so that the job did not start.")
+    launch_failed: bool = Field(
+        False, description="Whether the run failed before the job started: the next `pulumi up` launches again."
+    )
 
 
 def launch_trigger(run: RunRecord | None, outcome: Outcome | None) -> str:
@@ -167,10 +169,11 @@ class LaunchResult(StrictModel):
     """Result of a launch: its last line on stdout, which Pulumi keeps as an output."""
 
     run: str = Field(description="Run id.")
-    state: Literal["started", "scheduled"] = Field(
+    state: Literal["started", "launched", "scheduled"] = Field(
         "started",
-        description="started: the job runs. scheduled: AWS starts the nodes at scheduled_start, and the "
-        "controller starts the job.",
+        description="started: the job runs. launched: the nodes are launched, and the controller starts the job when "
+        "they are ready (launch.wait). scheduled: AWS starts the nodes at scheduled_start, and the controller starts "
+        "the job.",
     )
     scheduled_start: float | None = Field(
         None, description="Unix time at which AWS starts the nodes, seconds; none: they have started."

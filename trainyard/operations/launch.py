@@ -32,7 +32,7 @@ from trainyard.operations.scheduled_launch import (
     requires_scheduled_start,
     schedule,
 )
-from trainyard.operations.startup import Deadline, NodeStartup, wait_for_head
+from trainyard.operations.startup import Deadline, NodeStartup, follow_startup, wait_for_head
 from trainyard.operations.stop import STOP_TIMEOUT_SECONDS, stop_run
 
 
@@ -42,13 +42,15 @@ class LaunchOptions:
 
     `trigger`, `again`: values that the record of a new run stores (RunRecord); None: those for which Pulumi launches
     nothing. `replace_running`: stop an active run of another manifest, otherwise refuse to launch. `resume_replaced`: a
-    run that replaces an active run starts from its newest checkpoint.
+    run that replaces an active run starts from its newest checkpoint. `wait`: return when the job of a new run has
+    started, otherwise when its nodes are launched.
     """
 
     trigger: str | None = None
     again: str | None = None
     replace_running: bool = False
     resume_replaced: bool = True
+    wait: bool = True
 
 
 class Launch(LaunchOperation):
@@ -72,7 +74,7 @@ class Launch(LaunchOperation):
             return self._launch_new_run()
         control, active = self.cluster.control(current.run), self._is_active(current)
         same_manifest = current.manifest_digest == self.record.manifest_digest
-        if active and same_manifest and (result := self._update_scheduled_run(current, control)):
+        if active and same_manifest and (result := self._update_starting_run(current, control)):
             return result
         if control is not None and control.started and same_manifest:
             missing = missing_nodes(self.manifest, self.workers, control)
@@ -137,23 +139,24 @@ class Launch(LaunchOperation):
             self._new_run_fields["job"] = self.manifest.job.model_copy(update={"resume": run.run})
             self.display.line("run", f"the new run starts from {checkpoints[-1]} (launch.resume_replaced)")
 
-    def _update_scheduled_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
-        """Reschedule the run to the start in the manifest, or update the deadlines of a run that AWS starts now.
+    def _update_starting_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
+        """Reschedule the run to the start in the manifest, or update the deadlines of a run whose nodes start now.
 
-        None: the run is not scheduled, or a new run has to replace it.
+        None: the run has started, or a new run has to replace it.
         """
         if can_reschedule(self.manifest, current):
             require_capacity_time(self.manifest, time.time())
             return self.with_rollback(lambda: self._schedule(current), self._record_failure)
-        is_starting = current.scheduled_start is not None and not (control and control.started)
         if (
-            not is_starting
+            (control is not None and control.started)
             or current.nodes != self.record.nodes
             or current.block_reservation_ids != self.record.block_reservation_ids
         ):
             return None
         self.record = self._update_deadlines(current)
         self.display.line("run", f"{current.run} is starting: nothing to launch")
+        if self.options.wait and not is_scheduled(current):
+            follow_startup(self.cluster, self.display, current)
         return self.result(current.run, self.workers.members())
 
     def _schedule(self, current: RunRecord | None = None) -> LaunchResult:
@@ -202,6 +205,10 @@ class Launch(LaunchOperation):
             self._create_run()
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
             startup.expect(added := self.add_nodes(counts))
+        if not self.options.wait:
+            text = f"the controller starts the job. To follow it: trainyard status --wait --stack {self.cluster.stack}"
+            self.display.line("run", text)
+            return self.result(self.record.run, added, "launched")
         with self.phase("startup"):
             startup.wait_for_job(self.record.nodes)
         self.report_job_started()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -196,12 +197,12 @@ class LaunchOperation:
             duration = f"{format_run_duration(run)} after the launch, not {limit}"
             self.display.line("time limit", f"the capacity ends at {format_time(run.deadline)}: {duration}")
 
-    def result(self, run: str, nodes: list[str]) -> LaunchResult:
-        """Return the result of the launch. `nodes`: the nodes of the run."""
+    def result(self, run: str, nodes: list[str], state: Literal["started", "launched"] = "started") -> LaunchResult:
+        """Return the result of the launch. `nodes`: the nodes of the run. `state`: of a run that is not scheduled."""
         scheduled_start = self.record.scheduled_start if run == self.record.run else None
         return LaunchResult(
             run=run,
-            state="started" if scheduled_start is None else "scheduled",
+            state=state if scheduled_start is None else "scheduled",
             scheduled_start=scheduled_start,
             nodes=tuple(nodes),
             data_uri=self.manifest.job.data_uri,

@@ -16,17 +16,15 @@ from trainyard.models.events import (
     TaskEvent,
 )
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_attempt
-from trainyard.models.run import Outcome
+from trainyard.models.run import Outcome, RunRecord
+from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PlaybookFailures
 from trainyard.models.streams import Cursor, node_events
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import DeadlineError, StartupError
 from trainyard.operations.progress import Display
 
 POLL_SECONDS = 1.0
-# systemd restarts a failed node playbook, because a package index or mirror may be unavailable for a minute.
-PLAYBOOK_RETRY_SECONDS = 90.0
 NO_EVENTS = "no events received"
-NO_EVENTS_TIMEOUT_SECONDS = 15 * 60.0
 CONSOLE_LINES = 20
 
 
@@ -44,32 +42,6 @@ class Deadline:
                 source = f" ({self.key})" if self.key else ""
                 raise DeadlineError(f"timeout after {self.minutes:g} minutes{source} while waiting for {event}")
             time.sleep(POLL_SECONDS)
-
-
-class PlaybookFailures:
-    """Failures of node playbooks, by node and boot. One failure is not final: systemd restarts a failed playbook."""
-
-    def __init__(self) -> None:
-        self.boots: set[str] = set()
-        self.message = ""
-        self._failure_times: dict[tuple[str, str], tuple[float, float]] = {}  # first and last failure
-
-    def handle(self, event: Any) -> None:
-        """Record a node event; events of other kinds are ignored."""
-        if not isinstance(event, PlaybookEvent):
-            return
-        self.boots.add(event.boot)
-        if event.status == "failed":
-            first, _ = self._failure_times.get((event.instance, event.boot), (event.time, 0.0))
-            self._failure_times[event.instance, event.boot] = first, event.time
-            self.message = event.message
-        elif event.status == "ok":
-            self._failure_times.pop((event.instance, event.boot), None)
-
-    def is_final(self, instance: str, boot: str) -> bool:
-        """Return whether the playbook of this boot has failed repeatedly for PLAYBOOK_RETRY_SECONDS."""
-        first, last = self._failure_times.get((instance, boot), (0.0, 0.0))
-        return last - first >= PLAYBOOK_RETRY_SECONDS
 
 
 def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> None:
@@ -184,6 +156,16 @@ class NodeStartup:
         """Return whether a metric line of this attempt or a later one exists."""
         keys = self._cluster.data.keys(RunLayout(self._run).metrics)
         return any(chunk_attempt(key) >= attempt for key in keys)
+
+
+def follow_startup(cluster: Cluster, display: Display, run: RunRecord) -> None:
+    """Wait until the job of the run has started, as a launch does that waits.
+
+    Raises StartupError if the run has failed or a node has, DeadlineError after the startup timeout.
+    """
+    minutes = run.limits.startup_timeout_minutes + max(0.0, run.start - time.time()) / 60
+    startup = NodeStartup(cluster, display, Deadline(minutes), run.run, is_new=True)
+    startup.wait_for_job(run.nodes)
 
 
 def describe_console(region: str, node: str) -> str:

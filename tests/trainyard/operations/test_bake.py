@@ -21,12 +21,12 @@ from trainyard.aws.clients import client
 from trainyard.aws.ec2 import tags_of
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS, MANIFEST, chunk_key, chunk_prefix
+from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.operations import bake, images
 from trainyard.operations import image_builder as builder
 from trainyard.operations.bake import BakeOptions, BakeResult
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError, StartupError
-from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
 STACK_FILE = "config:\n  trainyard:cluster:\n    instance_type: c7i.xlarge  # note\n    nodes: 2\n"

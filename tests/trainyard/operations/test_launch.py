@@ -19,11 +19,12 @@ from trainyard.models.events import HealthCheckResultEvent
 from trainyard.models.health_check import NodeFault
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, attempt_source, chunk_key, chunk_prefix
 from trainyard.models.run import Control, Outcome, RunRecord
+from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.operations import launch_operation, prestart_checks, startup
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError, StartupError
-from trainyard.operations.launch import Launch
-from trainyard.operations.startup import PLAYBOOK_RETRY_SECONDS, Deadline, NodeStartup
+from trainyard.operations.launch import Launch, LaunchOptions
+from trainyard.operations.startup import Deadline, NodeStartup
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
 
@@ -340,14 +341,35 @@ def test_deadline_error_contains_the_last_status_of_each_node(cluster: clusters.
     assert cluster.members() == []
 
 
-def test_second_launch_is_refused_while_a_run_is_active(cluster: clusters.Cluster) -> None:
-    record = cluster.create_run_record()
+def test_launch_of_another_manifest_is_refused_while_a_run_is_active(cluster: clusters.Cluster) -> None:
+    record = cluster.create_run_record().model_copy(update={"manifest_digest": "0" * 64})
     cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
     running = cluster.launch_instances(2)
     launch, _ = create_launch(cluster)
     with pytest.raises(LaunchError, match=f"run {record.run} is active, and this launch would stop it"):
         launch.start()
     assert sorted(cluster.members()) == sorted(running)
+
+
+def test_second_launch_of_the_same_manifest_follows_the_run_that_starts(cluster: clusters.Cluster) -> None:
+    record = cluster.create_run_record()
+    cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+    running = cluster.launch_instances(2)
+    for node in running:
+        cluster.write_agent_event(record.run, node, "workers_up", 1)
+    launch, display = create_launch(cluster)
+    assert (launch.start().run, sorted(cluster.members())) == (record.run, sorted(running))
+    assert any("workers up, attempt 1" in line for line in display.lines)
+
+
+def test_launch_without_wait_returns_when_the_nodes_are_launched(cluster: clusters.Cluster) -> None:
+    cluster.write_head_ready_events()
+    display, options = RecordingDisplay(), LaunchOptions(wait=False)
+    result = Launch(Cluster(cluster.stack, REGION), display, options).start()
+    assert (result.state, sorted(result.nodes)) == ("launched", sorted(cluster.members()))
+    assert f"trainyard status --wait --stack {cluster.stack}" in display.lines[-1]
+    again = Launch(Cluster(cluster.stack, REGION), display, options).start(update=True)
+    assert (again.run, sorted(again.nodes)) == (result.run, sorted(result.nodes))
 
 
 def test_builtin_trainer_needs_a_dataset(account: EmulatedAws) -> None:
@@ -399,14 +421,6 @@ def test_events_of_an_earlier_head_are_ignored(cluster: clusters.Cluster, on_lau
     launch, _ = create_launch(cluster)
     launch.deadline.at = time.time() + 1
     with pytest.raises(LaunchError, match="waiting for the head's controller"):
-        launch.start()
-
-
-def test_launch_is_refused_while_another_launch_waits_for_capacity(cluster: clusters.Cluster) -> None:
-    record = cluster.create_run_record()
-    cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
-    launch, _ = create_launch(cluster)
-    with pytest.raises(LaunchError, match=f"run {record.run} is active, and this launch would stop it"):
         launch.start()
 
 

@@ -21,7 +21,7 @@ from trainyard.models.run import LaunchResult, Outcome, RunRecord
 from trainyard.operations import stop
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError, LaunchError
-from trainyard.operations.launch import Launch
+from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.status import format_status, read_status
 from trainyard.operations.stop import stop_run
 from trainyard.operations.worker_groups import WorkerGroups
@@ -77,7 +77,7 @@ def set_block(
 
 def launch(cluster: clusters.Cluster, update: bool = False) -> tuple[LaunchResult, RecordingDisplay]:
     display = RecordingDisplay()
-    return Launch(Cluster(cluster.stack, REGION), display).start(update), display
+    return Launch(Cluster(cluster.stack, REGION), display, LaunchOptions(wait=False)).start(update), display
 
 
 def actions(cluster: clusters.Cluster) -> dict[str, tuple[float, int]]:

@@ -54,6 +54,12 @@ class LaunchSettings(StrictModel):
         "is set.",
     )
 
+    wait: bool | None = Field(
+        None,
+        description="Whether `pulumi up` returns when the job has started, or false: when all nodes are launched, "
+        "which the controller then follows (`trainyard status --wait`). None: false where the environment variable CI "
+        "is set, as CI systems do. Nodes that are added to an active run are always waited for.",
+    )
     startup_timeout_minutes: Number = Field(
         45.0,
         gt=0,

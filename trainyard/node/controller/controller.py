@@ -33,6 +33,7 @@ from trainyard.node.controller.idle import IdleDetector
 from trainyard.node.controller.rank_order import RankOrder
 from trainyard.node.controller.reclaims import ReclaimWatch
 from trainyard.node.controller.reservations import RunReservations
+from trainyard.node.controller.startup_watch import StartupWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
 
@@ -58,7 +59,7 @@ class RunController:
         self.data = Bucket(manifest.data_bucket, node.region)
         self.node_states, self.idle_detector = NodeStates(), IdleDetector()
         self.health_checks = HealthChecks(node, manifest, run.run, self.data)
-        self._rank_order = RankOrder(node.region)
+        self._rank_order, self._startup = RankOrder(node.region), StartupWatch()
         self.reservations = RunReservations(node.region)
         self._events = Cursor(self.data, self.layout.events)
         self._members: list[str] = []
@@ -96,7 +97,7 @@ class RunController:
         if not self.control.started and now > self.run.start + limits.startup_timeout_minutes * 60:
             text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
             return self.create_outcome("failed", text + self._failed_health_check_reason())
-        if reason := self._find_missing_capacity(now):
+        if reason := self._find_missing_capacity(now) or self._find_failed_startup(now):
             return self.create_outcome("failed", reason)
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
             self._renew_lease(now)
@@ -122,6 +123,10 @@ class RunController:
         text = f"AWS started {len(self._members)} of {nodes} nodes within {minutes:g} minutes of the scheduled start"
         return ": ".join([text, *self.groups.failed_launches(start)])
 
+    def _find_failed_startup(self, now: float) -> str | None:
+        """Why the run must end before its first attempt: a node will not become ready."""
+        return None if self.control.attempt else self._startup.find_failure(self._members, now)
+
     def _renew_lease(self, now: float) -> None:
         """Move the end of the lease and of the run's capacity reservations, which may be larger than the run."""
         self.groups.renew_lease(self.run.lease_end(now))
@@ -134,6 +139,7 @@ class RunController:
 
     def _read_events(self) -> None:
         for event in node_events(self._events):
+            self._startup.update(event)
             if isinstance(event, AgentEvent):
                 self.node_states.update(event)
             elif isinstance(event, ActivityEvent):
@@ -320,6 +326,7 @@ class RunController:
                 "ended_at": time.time(),
                 "failed_node": failed.failed_node if failed else None,
                 "failure": failed.failure if failed else None,
+                "launch_failed": state == "failed" and not self.control.started,
             }
         )
 

@@ -364,6 +364,8 @@ def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws, monkeypatch: py
     run = Run(create_cluster(REGION), created=float(int(time.time())), minutes=50.0)  # AWS returns microseconds
     limits = run.record.limits.model_copy(update={"lease_minutes": 20.0, "startup_timeout_minutes": 60.0})
     run.record = run.record.model_copy(update={"limits": limits})
+    for node in run.nodes:
+        run.cluster.write_playbook_event(run.record.run, node, "started")
     run.start_controller()
     minutes = count(run.record.created, 60.0)
     monkeypatch.setattr(controller_module, "time", SimpleNamespace(time=lambda: next(minutes)))
