@@ -74,6 +74,6 @@ def test_timeline_has_nodes_and_metrics_of_the_current_run(
     cluster.data.write(chunk, metric(1, 5.0).model_dump_json().encode())
     timeline = read_timeline(replace(deployment, exports={}), account)
     nodes = sorted((node.role, node.spans[-1].name) for node in timeline.nodes)
-    assert nodes == [("head", "booting"), ("head", "serving"), ("worker", "working")]
+    assert nodes == [("head", "serving"), ("worker", "working")]
     assert [line.loss for line in timeline.metrics or []] == [5.0]
     assert read_timeline(deployment, account, trainer=False).metrics is None
