@@ -68,6 +68,14 @@ def deselect_unsupported(config: pytest.Config, items: list[pytest.Item]) -> Non
                 reporter.write_line(f"{len(marked)} tests deselected: {reason}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_ci_variable() -> Iterator[None]:
+    """Remove the variable CI, with which a launch would not wait for the start of the job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CI", raising=False)
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark booted and browser tests as slow, deselect unsupported tests and sort slow files first."""

@@ -1,6 +1,7 @@
 """`trainyard launch`."""
 
 import os
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -56,8 +57,15 @@ def launch(
             again=again,
             replace_running=replace_running,
             resume_replaced=resume_replaced,
-            wait=wait if wait is not None else os.environ.get("CI", "").lower() in ("", "0", "false"),
+            wait=waits_for_start(wait, os.environ),
         )
         result = Launch(cluster, display, options).start(update)
         tag_old_objects(cluster, display)
         print(result.model_dump_json())
+
+
+def waits_for_start(option: bool | None, environment: Mapping[str, str]) -> bool:
+    """Return whether the launch waits for the start of the job: the option, else whether this is no CI system."""
+    if option is not None:
+        return option
+    return environment.get("CI", "").lower() in ("", "0", "false")
