@@ -143,6 +143,18 @@ def test_status_prints_json(cluster: clusters.Cluster, record: RunRecord) -> Non
     assert json.loads(completed.stdout)["record"]["run"] == record.run
 
 
+def test_status_with_wait_fails_when_the_run_fails_before_its_start(
+    cluster: clusters.Cluster, record: RunRecord
+) -> None:
+    cluster.write_playbook_event(record.run, "i-1", "started")
+    outcome = Outcome(state="failed", reason="no mirror", attempts=0, ended_at=1.0, launch_failed=True)
+    cluster.data.write(RunLayout(record.run).outcome, outcome.model_dump_json().encode())
+    completed = run_command("status", "--stack", cluster.stack, "--wait")
+    assert completed.returncode == 1
+    assert "node playbook started" in completed.stderr
+    assert "the job failed: no mirror" in completed.stderr
+
+
 def test_stack_without_data_bucket_is_refused(account: EmulatedAws) -> None:
     completed = run_command("status", "--stack", "never")
     assert completed.returncode == 2

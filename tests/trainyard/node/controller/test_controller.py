@@ -21,6 +21,7 @@ from trainyard.models.events import ActivityEvent, RankFailure
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
+from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.node.controller import controller as controller_module
 from trainyard.node.controller import reservations as run_reservations
 from trainyard.node.controller.controller import Controller, RunController
@@ -388,8 +389,17 @@ def test_deadline_ends_the_run(account: EmulatedAws, created: float, minutes: fl
     run = Run(create_cluster(REGION), created=created_at, minutes=minutes)
     outcome = run.controller.step()
     assert outcome is not None
-    assert outcome.state == "failed"
+    assert (outcome.state, outcome.launch_failed) == ("failed", True)  # the job has not started
     assert reason in outcome.reason
+
+
+def test_node_that_cannot_be_configured_ends_a_run_that_has_not_started(run: Run) -> None:
+    for after in (0.0, 2 * PLAYBOOK_RETRY_SECONDS):
+        run.cluster.write_playbook_event(run.record.run, run.nodes[0], "failed", "no mirror", after)
+    outcome = run.controller.step()
+    assert outcome is not None
+    assert outcome.reason == f"node {run.nodes[0]} could not be configured: no mirror"
+    assert outcome.launch_failed
 
 
 def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
