@@ -161,6 +161,11 @@ def test_destroy_deletes_in_an_order_that_aws_accepts(stack: Stack) -> None:
     assert read_resources(stack.workspace.export_state(), {}) == {}
 
 
+def test_second_destroy_deletes_nothing(stack: Stack) -> None:
+    assert not stack.run("destroy").errors
+    assert [event for event in stack.events if event.kind == "deleted"] == []
+
+
 def test_up_after_destroy_imports_the_data_bucket(stack: Stack) -> None:
     assert stack.up()["imported aws:s3/bucket:Bucket"] == 1
     assert stack.up() == {}

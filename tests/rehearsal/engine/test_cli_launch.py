@@ -140,3 +140,12 @@ def test_another_value_of_again_launches_a_run_that_has_ended_again(launched: La
     launched.set_launch(again=2, replace_running=True)
     assert launched.up() == ["stop r-1", "launch r-2"]
     assert launched.up() == []
+
+
+def test_update_of_a_target_launches_and_stops_nothing(launched: LaunchedStack) -> None:
+    prefix = launch_urn(launched).partition("trainyard:infra:Launch")[0]
+    email = f"{prefix}trainyard:infra:Guardrails$aws:sns/topicSubscription:TopicSubscription::guardrails-email"
+    launched.stack.settings["guardrails"] = {"email": "operator@example.com"}
+    assert launched.up("--target", email) == []
+    assert email in {resource["urn"] for resource in launched.stack.workspace.export_state()["deployment"]["resources"]}
+    assert launched.up() == []
