@@ -70,13 +70,12 @@ def _has_session_token(profile: str, environment: Mapping[str, str]) -> bool:
     Source: AWS SDKs and Tools reference guide, "Shared config and credentials files".
     """
     folder = Path(environment.get("HOME", "~")).expanduser() / ".aws"
-    files = {
-        environment.get("AWS_SHARED_CREDENTIALS_FILE", folder / "credentials"): profile,
-        environment.get("AWS_CONFIG_FILE", folder / "config"): profile
-        if profile == "default"
-        else f"profile {profile}",
-    }
-    for file, section in files.items():
+    config_section = profile if profile == "default" else f"profile {profile}"
+    files = (
+        (environment.get("AWS_SHARED_CREDENTIALS_FILE", folder / "credentials"), profile),
+        (environment.get("AWS_CONFIG_FILE", folder / "config"), config_section),
+    )
+    for file, section in files:
         parser = ConfigParser(interpolation=None, strict=False)
         with suppress(ConfigParserError, OSError, UnicodeDecodeError):  # the provider reports an invalid file
             parser.read(file)

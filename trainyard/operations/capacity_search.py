@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -64,12 +64,11 @@ def reserve_capacity(
     the launch that have the request's tags are cancelled: EC2 did not respond to their creation. Raises CapacityError,
     which names the zones and their error codes.
     """
-    activating: list[str] = []
     try:
-        result = _search(request, activating, display, before_attempt)
+        result = _search(request, display, before_attempt)
     except BaseException:
         with ignore_signals():
-            _cancel_others(request, None, display, activating)
+            _cancel_others(request, None, display)
         raise
     _cancel_others(request, result.id, display)
     return result
@@ -83,15 +82,12 @@ class _Refusal:
     message: str
 
 
-def _search(
-    request: CapacityRequest, activating: list[str], display: Display, before_attempt: Callable[[], None]
-) -> CapacityReservation:
-    """Search until `wait_minutes`. `activating`: receives the reservation that the search waits for."""
+def _search(request: CapacityRequest, display: Display, before_attempt: Callable[[], None]) -> CapacityReservation:
     deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
     refusals: dict[str, _Refusal] = {}
     while True:
         before_attempt()
-        if reservation := _try_zones(request, attempt, refusals, activating, display, before_attempt):
+        if reservation := _try_zones(request, attempt, refusals, display, before_attempt):
             return reservation
         tried = _format_refusals(refusals)
         if time.monotonic() + delay > deadline:
@@ -112,7 +108,6 @@ def _try_zones(
     request: CapacityRequest,
     attempt: int,
     refusals: dict[str, _Refusal],
-    activating: list[str],
     display: Display,
     before_poll: Callable[[], None],
 ) -> CapacityReservation | None:
@@ -124,9 +119,7 @@ def _try_zones(
         display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
         result = _create(request, zone, refusals)
         if isinstance(result, CapacityReservation):
-            activating[:] = [result.id]
             result = _activate(request, result, display, before_poll)
-            activating.clear()
         if isinstance(result, CapacityReservation):
             price = request.instances * request.usd_per_hour
             text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
@@ -142,7 +135,12 @@ def _activate(
     request: CapacityRequest, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None]
 ) -> CapacityReservation | _Refusal:
     """Return the active reservation, or the refusal: EC2 may find a shortage while it is pending."""
-    result = wait_until_active(request.region, reservation, display, before_poll)
+    try:
+        result = wait_until_active(request.region, reservation, display, before_poll)
+    except BaseException:
+        with ignore_signals():  # here, because EC2 may not list it yet
+            _cancel(request, [reservation.id], display)
+        raise
     return result if result.state == "active" else _Refusal(result.state, f"EC2 did not activate {result.id}")
 
 
@@ -185,20 +183,22 @@ def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal
     return refusal
 
 
-def _cancel_others(request: CapacityRequest, kept: str | None, display: Display, known: Collection[str] = ()) -> None:
+def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:
     """Cancel the reservations of the request except `kept` and those that a later launch uses.
 
-    `known`: reservations that EC2 may not list yet. An error is displayed.
+    An error is displayed.
     """
-    others = dict.fromkeys(known)
     try:
-        listed = find_reservations(request.region, request.all_tags)
-        others |= dict.fromkeys(each.id for each in listed if each.id != kept)
+        others = [each.id for each in find_reservations(request.region, request.all_tags) if each.id != kept]
+        _cancel(request, others, display)
     except (BotoCoreError, ClientError) as error:
         display.line(
             "capacity",
             f"the reservations of this launch could not be listed: {error}. One whose creation had no response is "
             f"billed until its end date. To list them: {list_command(request.region, request.stack)}",
         )
+
+
+def _cancel(request: CapacityRequest, names: list[str], display: Display) -> None:
     reason = ", which the launch does not use: EC2 did not respond to its creation, or it was pending"
-    cancel_reservations(request.region, others, display, launch_id=request.launch_id, reason=reason)
+    cancel_reservations(request.region, names, display, launch_id=request.launch_id, reason=reason)

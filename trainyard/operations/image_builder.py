@@ -13,11 +13,10 @@ from trainyard.aws import autoscaling, ec2, tags
 from trainyard.aws.ec2 import Tags, tags_of
 from trainyard.aws.tags import tag_specifications
 from trainyard.config.shared_settings import RESERVED_MARKETS
-from trainyard.models import startup_failures
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import BAKE_EVENTS
 from trainyard.models.manifest import WorkerGroup
-from trainyard.models.startup_failures import PlaybookFailures
+from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PlaybookFailures
 from trainyard.models.streams import Cursor, node_events
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError, StartupError
@@ -148,7 +147,7 @@ class Builder:
         assert self._cluster.staging is not None
         cursor = Cursor(self._cluster.staging, f"{BAKE_EVENTS}{self.id}/")
         failures, has_events = PlaybookFailures(), False
-        events_deadline = time.time() + min(startup_failures.NO_EVENTS_TIMEOUT_SECONDS, deadline.minutes * 60)
+        events_deadline = time.time() + min(NO_EVENTS_TIMEOUT_SECONDS, deadline.minutes * 60)
 
         def is_configured() -> bool:
             nonlocal has_events

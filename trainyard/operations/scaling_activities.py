@@ -65,8 +65,7 @@ class NodeTerminations:
         """
         refused = self._terminate_in_groups(list(names), deadline)
         ended = [name for name in refused if self._terminate_in_ec2(name)]
-        for group in {self._group_of[name].autoscaling_group for name in ended}:
-            count = sum(self._group_of[name].autoscaling_group == group for name in ended)
+        for group, count in Counter(self._group_of[name].autoscaling_group for name in ended).items():
             self._lower_desired_capacity(group, count)
         return [name for name in refused if name not in ended]
 

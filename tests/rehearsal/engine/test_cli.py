@@ -23,9 +23,10 @@ from tests.infra.conftest import STACKS
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 from trainyard.config.loader import load_settings
 
-pytestmark = pytest.mark.skipif(
+requires_cli = pytest.mark.skipif(
     any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
 )
+pytestmark = requires_cli
 OBJECT, GROUP = "aws:s3/bucketObjectv2:BucketObjectv2", "aws:autoscaling/group:Group"
 BUDGET, COMMAND = "aws:budgets/budget:Budget", "command:local:Command"
 
@@ -60,11 +61,14 @@ class Stack:
 
 
 @contextmanager
-def create_stack(tree: Path, folder: Path, name: str, plugins: Collection[str] = ()) -> Iterator[Stack]:
+def create_stack(parent: Path, name: str, plugins: Collection[str] = ()) -> Iterator[Stack]:
     """Create a Pulumi stack of a shipped stack file in a copy of the program, with a script as launcher.
 
     `plugins`: packages for which the CLI starts its own plugin.
     """
+    tree, folder = parent / "tree", parent / "run"
+    tree.mkdir()
+    folder.mkdir()
     for part in (*PROGRAM, "examples"):
         copy: Callable[..., Any] = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tree / part)
@@ -87,16 +91,13 @@ def create_stack(tree: Path, folder: Path, name: str, plugins: Collection[str] =
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with create_stack(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("run"), "local") as created:
+    with create_stack(tmp_path_factory.mktemp("stack"), "local") as created:
         yield created
 
 
 @pytest.mark.parametrize("name", [name for name in STACKS if name != "local"])
 def test_up_of_a_shipped_stack_again_changes_nothing(name: str, tmp_path: Path) -> None:
-    tree, folder = tmp_path / "tree", tmp_path / "run"
-    tree.mkdir()
-    folder.mkdir()
-    with create_stack(tree, folder, name) as shipped:
+    with create_stack(tmp_path, name) as shipped:
         assert {operation.split()[0] for operation in shipped.up()} == {"created"}
         assert shipped.up() == {}
         assert not shipped.run("destroy").errors
@@ -104,10 +105,7 @@ def test_up_of_a_shipped_stack_again_changes_nothing(name: str, tmp_path: Path) 
 
 def test_another_zone_replaces_head_and_file_system_without_destroy(tmp_path: Path) -> None:
     """A stack with a file system is in one zone. After a shortage there, `pulumi up` moves it (capacity.zones)."""
-    tree, folder = tmp_path / "tree", tmp_path / "run"
-    tree.mkdir()
-    folder.mkdir()
-    with create_stack(tree, folder, "a100-cluster") as shipped:
+    with create_stack(tmp_path, "a100-cluster") as shipped:
         shipped.settings["capacity"] = {"zones": ["us-east-1a"]}
         shipped.up()
         shipped.settings["capacity"] = {"zones": ["us-east-1b"]}

@@ -10,29 +10,25 @@ import psutil
 import pytest
 
 from rehearsal.aws.timing import Timing
-from rehearsal.engine.cli import REQUIRED_PROGRAMS
 from tests.clusters import Cluster
 from tests.polling import eventually
 from tests.rehearsal.adapter.conftest import ROOT
-from tests.rehearsal.engine.test_cli import Stack, create_stack
+from tests.rehearsal.engine.test_cli import Stack, create_stack, requires_cli
 from trainyard.aws import clients
 from trainyard.operations.cluster import Cluster as DeployedCluster
 
-PROGRAMS = (*REQUIRED_PROGRAMS, "pulumi-resource-command")
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(name) is None for name in PROGRAMS), reason="the Pulumi CLI or its command plugin is not on PATH"
-)
+pytestmark = [
+    requires_cli,
+    pytest.mark.skipif(not shutil.which("pulumi-resource-command"), reason="Pulumi's command plugin is not on PATH"),
+]
 FIRST_INTERRUPT, SECOND_INTERRUPT = 1, 2
 
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    tree, folder = tmp_path / "tree", tmp_path / "run"
-    tree.mkdir()
-    folder.mkdir()
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # the copied tree has no .venv
-    with create_stack(tree, folder, "local", plugins=("command",)) as created:
-        shutil.copy(ROOT / "trainyard/launcher", tree / "trainyard/launcher")
+    with create_stack(tmp_path, "local", plugins=("command",)) as created:
+        shutil.copy(ROOT / "trainyard/launcher", created.tree / "trainyard/launcher")
         clients.client.cache_clear()
         # Nodes that are pending make a rollback longer than the 5 s after which the engine kills what it has started.
         created.aws.set_timing(Timing(pending_seconds=12))

@@ -1,6 +1,5 @@
 """The launch with the real Pulumi CLI: what each `up` launches and stops. Skipped when the CLI is not on PATH."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from rehearsal.engine.cli import REQUIRED_PROGRAMS
-from tests.rehearsal.engine.test_cli import Stack, create_stack
+from tests.rehearsal.engine.test_cli import Stack, create_stack, requires_cli
 
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
-)
+pytestmark = requires_cli
 # Replaces the launcher: writes the objects that `trainyard launch` and `stop` write, and fails if a file `fail` exists.
 LAUNCHER = f"""#!{sys.executable}
 import os, sys, time
@@ -95,10 +91,7 @@ class LaunchedStack:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[LaunchedStack]:
-    tree, folder = tmp_path / "tree", tmp_path / "run"
-    tree.mkdir()
-    folder.mkdir()
-    with create_stack(tree, folder, "local") as stack:
+    with create_stack(tmp_path, "local") as stack:
         created = LaunchedStack(stack)
         assert created.up() == ["launch r-1"]
         assert created.up() == []

@@ -8,21 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rehearsal.engine.cli import REQUIRED_PROGRAMS
-from tests.rehearsal.engine.test_cli import Stack, create_stack
+from tests.rehearsal.engine.test_cli import Stack, create_stack, requires_cli
 
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
-)
+pytestmark = requires_cli
 PLANTED = "planted-secret-value"
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    tree, folder = tmp_path / "tree", tmp_path / "run"
-    tree.mkdir()
-    folder.mkdir()
-    with create_stack(tree, folder, "local") as created:
+    with create_stack(tmp_path, "local") as created:
         yield created
 
 
