@@ -47,6 +47,7 @@ from trainyard.operations.launch import Launch
 STACK = "custom-job"
 SIZES = (1, 2, 4, 8)
 SLOWEST_TASKS = 8
+WORKER_ROLE = "workers"  # part of the name of the IAM role that all workers have
 RECONFIGURE_TIMEOUT_SECONDS = 120.0
 
 
@@ -62,7 +63,10 @@ class StartupResult:
 
 
 def start_cluster(nodes: int) -> StartupResult:
-    """Start a new cluster in a new account, and measure until its job has started."""
+    """Start a new cluster in a new account, and measure until its job has started.
+
+    Raises RuntimeError if the account's journal has no call of a worker.
+    """
     stack = f"startup-{nodes}"
     config: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{STACK}.yaml").read_text())["config"]
     settings, _ = substitute_settings(config[CONFIG_KEY], nodes, "nspawn")
@@ -84,7 +88,9 @@ def start_cluster(nodes: int) -> StartupResult:
             before = len(aws.journal())
             launched = Launch(cluster, NullDisplay()).start()
             cpu = sum(backend.machines[node].cgroup.cpu_seconds() for node in launched.nodes)
-            calls = [entry for entry in aws.journal()[before:] if (entry.role or "").startswith("workers")]
+            calls = [entry for entry in aws.journal()[before:] if WORKER_ROLE in (entry.role or "")]
+            if not calls:
+                raise RuntimeError(f"no call of a role whose name contains {WORKER_ROLE!r}")
             durations: dict[str, list[float]] = defaultdict(list)
             for event in node_events(Cursor(cluster.data, RunLayout(launched.run).events)):
                 if isinstance(event, TaskEvent):
