@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rehearsal.adapter.aws_clients import wait_until
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys, to_api_names
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys, to_api_names
+from rehearsal.adapter.refresh import to_input_names
 
 _DELETION_TIMEOUT_SECONDS = 600.0
 
@@ -95,6 +96,22 @@ class AutoScalingGroup(Handler):
             for tag in inputs.get("tags", [])
         ]
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        group = self._describe(call, call.id)
+        if group is None:
+            return None
+        inputs = to_input_names(group) | {
+            "name": call.id,
+            "vpcZoneIdentifiers": group["VPCZoneIdentifier"].split(","),
+            "suspendedProcesses": [process["ProcessName"] for process in group["SuspendedProcesses"]],
+            "tags": [to_input_names(tag) for tag in group["Tags"]],
+        }
+        if "LaunchTemplate" in group:
+            template = group["LaunchTemplate"]
+            inputs["launchTemplate"] = {"id": template["LaunchTemplateId"], "version": template["Version"]}
+        return ReadResult(inputs=inputs)
+
     def delete(self, call: HandlerCall) -> None:
         """Terminate the group's instances, then delete the group."""
         client = call.aws.client("autoscaling")
@@ -155,6 +172,15 @@ class LifecycleHook(Handler):
                 defaultResult="DefaultResult",
             ),
         )
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        hooks = call.aws.client("autoscaling").describe_lifecycle_hooks(
+            AutoScalingGroupName=call.inputs["autoscalingGroupName"], LifecycleHookNames=[call.id]
+        )["LifecycleHooks"]
+        if not hooks:
+            return None
+        return ReadResult(inputs=to_input_names(hooks[0]) | {"name": call.id})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the lifecycle hook."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rehearsal.adapter.errors import CommandFailedError
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
 
 _TAIL_LINES = 40
 
@@ -43,6 +43,10 @@ class Command(Handler):
         """Run `update` after any change of the inputs, or `create` when there is no `update`."""
         command = call.inputs.get("update") or call.inputs.get("create")
         return self._run(call, command, unless_stopped=True)
+
+    def read(self, call: HandlerCall) -> ReadResult:
+        """Return the state as it is: AWS has none of a command."""
+        return ReadResult(inputs=dict(call.inputs))
 
     def delete(self, call: HandlerCall) -> None:
         """Run the `delete` command."""

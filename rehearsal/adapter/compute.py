@@ -4,8 +4,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rehearsal.adapter.aws_clients import wait_until
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys, tag_list, to_api_names
+from rehearsal.adapter.handler import (
+    CreateResult,
+    Handler,
+    HandlerCall,
+    ReadResult,
+    api_name,
+    input_keys,
+    tag_list,
+    to_api_names,
+)
 from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.refresh import describe, select, tag_dict, to_input_names
 from rehearsal.adapter.tagging import update_ec2_tags
 
 _INSTANCE_TIMEOUT_SECONDS = 300.0
@@ -33,6 +43,14 @@ class PlacementGroup(Handler):
         """Update the tags."""
         update_ec2_tags(call, call.outputs["placementGroupId"])
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        group = describe(call, "describe_placement_groups", "PlacementGroups", "group-name")
+        if group is None:
+            return None
+        inputs = {"name": call.id, "strategy": group["Strategy"], "tags": tag_dict(group.get("Tags"))}
+        return ReadResult(inputs=inputs)
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the placement group."""
@@ -118,6 +136,20 @@ class Instance(Handler):
             ec2.modify_instance_metadata_options(InstanceId=call.id, **to_api_names(call.inputs["metadataOptions"]))
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        reservation = describe(call, "describe_instances", "Reservations", "instance-id")
+        instance = reservation["Instances"][0] if reservation else None
+        if instance is None or instance["State"]["Name"] == "terminated":
+            return None
+        inputs = select(instance, ami="ImageId", instanceType="InstanceType", subnetId="SubnetId") | {
+            "vpcSecurityGroupIds": [group["GroupId"] for group in instance["SecurityGroups"]],
+            "metadataOptions": to_input_names(instance["MetadataOptions"]),
+            "iamInstanceProfile": instance.get("IamInstanceProfile", {}).get("Arn", "").rpartition("/")[2],
+            "tags": tag_dict(instance.get("Tags")),
+        }
+        return ReadResult(inputs=inputs, outputs={"instanceState": instance["State"]["Name"]})
 
     def delete(self, call: HandlerCall) -> None:
         """Terminate the instance and wait until it is terminated."""
@@ -228,6 +260,26 @@ class LaunchTemplate(Handler):
             for item in inputs.get("tagSpecifications", [])
         ]
         return {key: value for key, value in data.items() if value}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        ec2 = call.aws.client("ec2")
+        templates = ec2.describe_launch_templates(LaunchTemplateIds=[call.id])["LaunchTemplates"]
+        if not templates:  # moto answers without an error
+            return None
+        template = templates[0]
+        versions = ec2.describe_launch_template_versions(LaunchTemplateId=call.id, Versions=["$Latest"])
+        data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+        inputs = to_input_names(data, Groups="securityGroups") | {
+            "name": template["LaunchTemplateName"],
+            "tagSpecifications": [
+                {"resourceType": each["ResourceType"], "tags": tag_dict(each["Tags"])}
+                for each in data.get("TagSpecifications", [])
+            ],
+            "tags": tag_dict(template.get("Tags")),
+        }
+        versions = select(template, latestVersion="LatestVersionNumber", defaultVersion="DefaultVersionNumber")
+        return ReadResult(inputs=inputs, outputs=versions)
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the launch template."""

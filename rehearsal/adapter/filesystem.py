@@ -7,8 +7,9 @@ from botocore.exceptions import ClientError
 
 from rehearsal.adapter.aws_clients import wait_until
 from rehearsal.adapter.errors import AdapterError
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, api_name, input_keys
 from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.refresh import tag_dict, to_input_names
 from rehearsal.adapter.tagging import update_tags
 
 # The timeout of terraform-provider-aws. Before its first poll it waits 30 s after the creation and 10 minutes after the
@@ -112,6 +113,15 @@ class LustreFileSystem(Handler):
         update_tags(call, fsx.tag_resource, fsx.untag_resource, ResourceARN=call.outputs["arn"])
         return {}
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        file_system = call.aws.client("fsx").describe_file_systems(FileSystemIds=[call.id])["FileSystems"][0]
+        inputs = to_input_names({**file_system, **file_system["LustreConfiguration"]}) | {
+            "subnetIds": file_system["SubnetIds"][0],
+            "tags": tag_dict(file_system.get("Tags")),
+        }
+        return ReadResult(inputs=inputs)
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the file system without a final backup, as the provider does by default.
 
@@ -180,6 +190,13 @@ class DataRepositoryAssociation(Handler):
             fsx.update_data_repository_association(AssociationId=call.id, **self._policies(call))
             self._wait(call, call.id)
         return self._outputs(association)
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        association = self._describe(call, call.id)
+        if association is None:
+            return None
+        return ReadResult(inputs=to_input_names(association) | {"tags": tag_dict(association.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the association, but not the data in the file system."""

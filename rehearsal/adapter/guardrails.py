@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, api_name, input_keys
+from rehearsal.adapter.refresh import tag_dict, to_input_names
 from rehearsal.adapter.tagging import diff_tags, update_tags
 
 
@@ -42,6 +43,19 @@ class MetricAlarm(Handler):
         outputs = self._outputs(call, call.id)
         update_tags(call, cloudwatch.tag_resource, cloudwatch.untag_resource, ResourceARN=outputs["arn"])
         return outputs
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        cloudwatch = call.aws.client("cloudwatch")
+        alarms = cloudwatch.describe_alarms(AlarmNames=[call.id])["MetricAlarms"]
+        if not alarms:
+            return None
+        inputs = to_input_names(alarms[0], OKActions="okActions") | {
+            "name": call.id,
+            "dimensions": {item["Name"]: item["Value"] for item in alarms[0]["Dimensions"]},
+            "tags": tag_dict(cloudwatch.list_tags_for_resource(ResourceARN=alarms[0]["AlarmArn"])["Tags"]),
+        }
+        return ReadResult(inputs=inputs)
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the alarm."""
@@ -98,10 +112,8 @@ class Budget(Handler):
         account, _, name = call.id.partition(":")
         budgets.update_budget(AccountId=account, NewBudget=self._budget(call, name))
         if call.has_changed("notifications"):
-            pages = budgets.get_paginator("describe_notifications_for_budget")
-            for page in pages.paginate(AccountId=account, BudgetName=name):
-                for old in page["Notifications"]:
-                    budgets.delete_notification(AccountId=account, BudgetName=name, Notification=_notification_key(old))
+            for old in _notifications(budgets, account, name):
+                budgets.delete_notification(AccountId=account, BudgetName=name, Notification=old)
             self._create_notifications(call, account, name)
         outputs = self._outputs(call, name)
         put, removed = diff_tags(call)
@@ -110,6 +122,33 @@ class Budget(Handler):
         if removed:
             budgets.untag_resource(ResourceARN=outputs["arn"], ResourceTagKeys=removed)
         return outputs
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        budgets = call.aws.client("budgets")
+        account, _, name = call.id.partition(":")
+        budget = budgets.describe_budget(AccountId=account, BudgetName=name)["Budget"]
+        arn = self._outputs(call, name)["arn"]
+        inputs = {
+            "name": name,
+            "budgetType": budget["BudgetType"],
+            "timeUnit": budget["TimeUnit"],
+            "limitAmount": budget["BudgetLimit"]["Amount"],
+            "limitUnit": budget["BudgetLimit"]["Unit"],
+            "costFilters": [{"name": key, "values": values} for key, values in budget.get("CostFilters", {}).items()],
+            "notifications": [self._notification(call, old) for old in _notifications(budgets, account, name)],
+            "tags": tag_dict(budgets.list_tags_for_resource(ResourceARN=arn)["ResourceTags"]),
+        }
+        return ReadResult(inputs=inputs)
+
+    def _notification(self, call: HandlerCall, notification: dict[str, Any]) -> dict[str, Any]:
+        """Return a notification as an input, with its subscribers."""
+        account, _, name = call.id.partition(":")
+        subscribers = call.aws.client("budgets").describe_subscribers_for_notification(
+            AccountId=account, BudgetName=name, Notification=notification
+        )["Subscribers"]
+        topics = [each["Address"] for each in subscribers if each["SubscriptionType"] == "SNS"]
+        return {**to_input_names(notification), "subscriberSnsTopicArns": topics}
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the budget with its notifications."""
@@ -146,6 +185,12 @@ class Budget(Handler):
 
 def _account(call: HandlerCall) -> str:
     return str(call.aws.client("sts").get_caller_identity()["Account"])
+
+
+def _notifications(budgets: Any, account: str, name: str) -> list[dict[str, Any]]:
+    """Return the notifications of a budget, each with the fields that identify it."""
+    pages = budgets.get_paginator("describe_notifications_for_budget").paginate(AccountId=account, BudgetName=name)
+    return [_notification_key(each) for page in pages for each in page["Notifications"]]
 
 
 def _notification_key(notification: dict[str, Any]) -> dict[str, Any]:

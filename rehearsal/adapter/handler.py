@@ -65,10 +65,13 @@ class HandlerCall:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadResult:
-    """Current state of an existing resource: the inputs that would create it, and its other outputs."""
+    """Current state of an existing resource: inputs under the program's names, and outputs that can change.
+
+    AWS reports more than the supported inputs; `refresh_inputs` ignores the others.
+    """
 
     inputs: dict[str, Any]
-    outputs: dict[str, Any]
+    outputs: dict[str, Any] = field(default_factory=dict)
 
 
 class Handler(ABC):
@@ -102,9 +105,12 @@ class Handler(ABC):
         """
         raise NotImplementedError(f"{call.type} {call.name}: the adapter does not support updates of this type")
 
+    @abstractmethod
     def read(self, call: HandlerCall) -> ReadResult | None:
-        """Return the current state of the resource `call.id`, or None when it does not exist."""
-        raise NotImplementedError(f"{call.type} {call.name}: the adapter does not support imports of this type")
+        """Return the current state of the resource `call.id`, or None when it does not exist.
+
+        For a refresh, `call.inputs` are those of the last deployment; an import has none.
+        """
 
     def import_resource(self, call: HandlerCall) -> CreateResult:
         """Import the existing resource `call.id` and update the inputs that differ.

@@ -1,8 +1,10 @@
 """IAM roles, inline role policies and instance profiles."""
 
+import json
 from typing import Any
 
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
+from rehearsal.adapter.refresh import select, tag_dict
 from rehearsal.adapter.tagging import update_tags
 
 
@@ -45,6 +47,17 @@ class Role(Handler):
         else:
             iam.delete_role_permissions_boundary(RoleName=call.id)
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        role = call.aws.client("iam").get_role(RoleName=call.id)["Role"]
+        boundary = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn", "")
+        inputs = select(role, name="RoleName", description="Description") | {
+            "assumeRolePolicy": json.dumps(role["AssumeRolePolicyDocument"]),
+            "permissionsBoundary": boundary,
+            "tags": tag_dict(role.get("Tags")),
+        }
+        return ReadResult(inputs=inputs)
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the role."""
         call.aws.client("iam").delete_role(RoleName=call.id)
@@ -69,6 +82,12 @@ class RolePolicy(Handler):
         role, _, name = call.id.partition(":")
         call.aws.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=call.inputs["policy"])
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        role, _, name = call.id.partition(":")
+        policy = call.aws.client("iam").get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+        return ReadResult(inputs={"role": role, "name": name, "policy": json.dumps(policy)})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the policy."""
@@ -101,6 +120,13 @@ class InstanceProfile(Handler):
             iam.add_role_to_instance_profile(InstanceProfileName=call.id, RoleName=call.inputs["role"])
         update_tags(call, iam.tag_instance_profile, iam.untag_instance_profile, InstanceProfileName=call.id)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        profile = call.aws.client("iam").get_instance_profile(InstanceProfileName=call.id)["InstanceProfile"]
+        roles = [role["RoleName"] for role in profile["Roles"]]
+        inputs = {"name": call.id, "role": roles[0] if roles else "", "tags": tag_dict(profile.get("Tags"))}
+        return ReadResult(inputs=inputs)
 
     def delete(self, call: HandlerCall) -> None:
         """Remove the role and delete the profile."""

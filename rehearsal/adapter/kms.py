@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
 
@@ -30,14 +28,12 @@ class Key(Handler):
         """Return the current state of the key, or None when it does not exist.
 
         Raises RequestFailedError for a key that is disabled or pending deletion: data encrypted with it cannot be read.
+        In a refresh, a key that is pending deletion counts as deleted. Source: terraform-provider-aws, kms/key.go.
         """
         kms = call.aws.client("kms")
-        try:
-            key = kms.describe_key(KeyId=call.id)["KeyMetadata"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "NotFoundException":
-                return None
-            raise
+        key = kms.describe_key(KeyId=call.id)["KeyMetadata"]
+        if key["KeyState"] == "PendingDeletion" and call.outputs:  # an import has no outputs
+            return None
         if key["KeyState"] != "Enabled":
             raise RequestFailedError(
                 f"{key['Arn']} is in state {key['KeyState']}: cancel its deletion or enable it first"

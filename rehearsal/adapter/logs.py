@@ -3,7 +3,8 @@
 from typing import Any
 
 from rehearsal.adapter.errors import RequestFailedError
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
+from rehearsal.adapter.refresh import select, tag_dict
 from rehearsal.adapter.tagging import diff_tags, update_ec2_tags
 
 
@@ -46,15 +47,29 @@ class LogGroup(Handler):
             logs.tag_resource(resourceArn=arn, tags={tag["Key"]: tag["Value"] for tag in put})
         return {"name": call.id, "arn": arn}
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        group = self._describe(call, call.id)
+        if group is None:
+            return None
+        arn = str(group["arn"]).removesuffix(":*")
+        inputs = {"name": call.id, "retentionInDays": group.get("retentionInDays", 0)}
+        key = {"kmsKeyId": group.get("kmsKeyId", "")}
+        tags = call.aws.client("logs").list_tags_for_resource(resourceArn=arn)["tags"]
+        return ReadResult(inputs={**inputs, **key, "tags": tags})
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the log group."""
         call.aws.client("logs").delete_log_group(logGroupName=call.id)
 
     def _arn(self, call: HandlerCall, name: str) -> str:
         """Return the ARN as the provider does: without the `:*` suffix for log streams."""
+        return str(self._describe(call, name)["arn"]).removesuffix(":*")
+
+    def _describe(self, call: HandlerCall, name: str) -> Any:
         pages = call.aws.client("logs").get_paginator("describe_log_groups").paginate(logGroupNamePrefix=name)
         groups = (group for page in pages for group in page["logGroups"])
-        return next(str(group["arn"]).removesuffix(":*") for group in groups if group["logGroupName"] == name)
+        return next((group for group in groups if group["logGroupName"] == name), None)
 
 
 class FlowLog(Handler):
@@ -95,6 +110,22 @@ class FlowLog(Handler):
         """Update the tags."""
         update_ec2_tags(call)
         return self._outputs(call, call.id)
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        flow_logs = call.aws.client("ec2").describe_flow_logs(FlowLogIds=[call.id])["FlowLogs"]
+        if not flow_logs:
+            return None
+        inputs = select(
+            flow_logs[0],
+            vpcId="ResourceId",
+            trafficType="TrafficType",
+            logDestinationType="LogDestinationType",
+            logDestination="LogDestination",
+            iamRoleArn="DeliverLogsPermissionArn",
+            maxAggregationInterval="MaxAggregationInterval",
+        )
+        return ReadResult(inputs={**inputs, "tags": tag_dict(flow_logs[0].get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the flow log."""

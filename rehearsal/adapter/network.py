@@ -6,7 +6,8 @@ from botocore.exceptions import ClientError
 
 from rehearsal.adapter.aws_clients import wait_until
 from rehearsal.adapter.errors import ignore_missing
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, api_name, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, api_name, input_keys
+from rehearsal.adapter.refresh import describe, select, tag_dict
 from rehearsal.adapter.tagging import update_ec2_tags
 
 _NAT_TIMEOUT_SECONDS = 120.0
@@ -34,6 +35,17 @@ class Vpc(Handler):
         self._put_dns(call, call.id)
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        vpc = describe(call, "describe_vpcs", "Vpcs", "vpc-id")
+        if vpc is None:
+            return None
+        dns = {
+            key: call.aws.client("ec2").describe_vpc_attribute(VpcId=call.id, Attribute=key)[api_name(key)]["Value"]
+            for key in ("enableDnsSupport", "enableDnsHostnames")
+        }
+        return ReadResult(inputs={"cidrBlock": vpc["CidrBlock"], **dns, "tags": tag_dict(vpc.get("Tags"))})
 
     def _put_dns(self, call: HandlerCall, vpc_id: str) -> None:
         # EC2 accepts one attribute per call.
@@ -69,6 +81,20 @@ class Subnet(Handler):
             self._put_public_addresses(call, call.id)
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        subnet = describe(call, "describe_subnets", "Subnets", "subnet-id")
+        if subnet is None:
+            return None
+        inputs = select(
+            subnet,
+            vpcId="VpcId",
+            cidrBlock="CidrBlock",
+            availabilityZone="AvailabilityZone",
+            mapPublicIpOnLaunch="MapPublicIpOnLaunch",
+        )
+        return ReadResult(inputs={**inputs, "tags": tag_dict(subnet.get("Tags"))})
 
     def _put_public_addresses(self, call: HandlerCall, subnet_id: str) -> None:
         public = {"Value": call.inputs.get("mapPublicIpOnLaunch", False)}
@@ -106,6 +132,14 @@ class InternetGateway(Handler):
         update_ec2_tags(call)
         return {}
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        gateway = describe(call, "describe_internet_gateways", "InternetGateways", "internet-gateway-id")
+        if gateway is None:
+            return None
+        vpcs = [attachment["VpcId"] for attachment in gateway["Attachments"]]
+        return ReadResult(inputs={"vpcId": vpcs[0] if vpcs else "", "tags": tag_dict(gateway.get("Tags"))})
+
     def delete(self, call: HandlerCall) -> None:
         """Detach the gateway from the VPC and delete it."""
         ec2 = call.aws.client("ec2")
@@ -132,6 +166,13 @@ class Eip(Handler):
         """Update the tags."""
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        address = describe(call, "describe_addresses", "Addresses", "allocation-id")
+        if address is None:
+            return None
+        return ReadResult(inputs={"domain": address["Domain"], "tags": tag_dict(address.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Release the address."""
@@ -164,6 +205,15 @@ class NatGateway(Handler):
         """Update the tags."""
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        gateway = describe(call, "describe_nat_gateways", "NatGateways", "nat-gateway-id")
+        if gateway is None or gateway["State"] == "deleted":
+            return None
+        inputs = select(gateway, subnetId="SubnetId", connectivityType="ConnectivityType")
+        addresses = select(gateway["NatGatewayAddresses"][0], allocationId="AllocationId")
+        return ReadResult(inputs={**inputs, **addresses, "tags": tag_dict(gateway.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the gateway and wait until it is deleted."""
@@ -203,6 +253,13 @@ class RouteTable(Handler):
         update_ec2_tags(call)
         return {}
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        table = describe(call, "describe_route_tables", "RouteTables", "route-table-id")
+        if table is None:
+            return None
+        return ReadResult(inputs={"vpcId": table["VpcId"], "tags": tag_dict(table.get("Tags"))})
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the route table."""
         call.aws.client("ec2").delete_route_table(RouteTableId=call.id)
@@ -226,6 +283,14 @@ class RouteTableAssociation(Handler):
         raise NotImplementedError(
             f"{call.type} {call.name}: the adapter does not support changes of routeTableId: {reason}"
         )
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        table = describe(call, "describe_route_tables", "RouteTables", "association.route-table-association-id")
+        if table is None:
+            return None
+        (association,) = (each for each in table["Associations"] if each["RouteTableAssociationId"] == call.id)
+        return ReadResult(inputs=select(association, subnetId="SubnetId", routeTableId="RouteTableId"))
 
     def delete(self, call: HandlerCall) -> None:
         """Remove the association."""
@@ -257,6 +322,16 @@ class Route(Handler):
             gatewayId="GatewayId",
             natGatewayId="NatGatewayId",
         )
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        destination, table_id = call.inputs["destinationCidrBlock"], call.inputs["routeTableId"]
+        table = describe(call, "describe_route_tables", "RouteTables", "route-table-id", table_id)
+        routes = table["Routes"] if table else []
+        route = next((each for each in routes if each.get("DestinationCidrBlock") == destination), None)
+        if route is None:
+            return None
+        return ReadResult(inputs=select(route, gatewayId="GatewayId", natGatewayId="NatGatewayId"))
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the route."""
@@ -317,6 +392,23 @@ class VpcEndpoint(Handler):
             call.aws.client("ec2").modify_vpc_endpoint(VpcEndpointId=call.id, **changed)
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        endpoint = describe(call, "describe_vpc_endpoints", "VpcEndpoints", "vpc-endpoint-id")
+        if endpoint is None or endpoint["State"].lower() == "deleted":
+            return None
+        inputs = select(
+            endpoint,
+            vpcId="VpcId",
+            vpcEndpointType="VpcEndpointType",
+            serviceName="ServiceName",
+            routeTableIds="RouteTableIds",
+            subnetIds="SubnetIds",
+            privateDnsEnabled="PrivateDnsEnabled",
+        )
+        groups = [group["GroupId"] for group in endpoint.get("Groups", [])]
+        return ReadResult(inputs={**inputs, "securityGroupIds": groups, "tags": tag_dict(endpoint.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the endpoint and wait until it is deleted."""

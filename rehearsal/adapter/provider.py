@@ -20,6 +20,7 @@ from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
 from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
 from rehearsal.adapter.handler import autoname
 from rehearsal.adapter.input_diff import ChangeKind, diff_inputs, format_path
+from rehearsal.adapter.refresh import refresh_inputs
 
 VERSION = "7.51.1"  # version of the pulumi-aws plugin that this provider replaces
 DEFAULTS = "__defaults"  # input that lists the names of the inputs that the provider set, as pulumi-aws does
@@ -138,16 +139,19 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.CreateResponse(id=resource_id, properties=properties)
 
     def Read(self, request: Any, context: Any) -> Any:
-        """Return the current state of a resource, for an import, or a refresh of a type that can be imported."""
+        """Return the current state of a resource, for an import or a refresh. A resource without an id is deleted."""
         with _reporting_errors(context):
-            current = self._account.read(_resource_request(request, {}, id=request.id), self._root)
+            inputs, outputs = property_codec.decode(request.inputs), property_codec.decode(request.properties)
+            resource = _resource_request(request, inputs, id=request.id, outputs=outputs)
+            current = self._account.read(resource, self._root)
             if current is None:
                 return provider_pb2.ReadResponse()
-            defaults = property_codec.decode(request.inputs).get(DEFAULTS, [])
+            keys = self._account.handler(resource).keys
+            refreshed = refresh_inputs(keys, resource.inputs, current.inputs) if inputs else current.inputs
             return provider_pb2.ReadResponse(
                 id=request.id,
-                properties=property_codec.encode({**current.inputs, **current.outputs}),
-                inputs=property_codec.encode({**current.inputs, DEFAULTS: defaults}),
+                properties=property_codec.encode({**outputs, **refreshed, **current.outputs}),
+                inputs=property_codec.encode({**refreshed, DEFAULTS: inputs.get(DEFAULTS, [])}),
             )
 
     def Update(self, request: Any, context: Any) -> Any:

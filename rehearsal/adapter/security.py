@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
 from rehearsal.adapter.input_diff import PropertyPath
+from rehearsal.adapter.refresh import describe, select, tag_dict
 from rehearsal.adapter.tagging import update_ec2_tags
 
 _DEFAULT_EGRESS = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
@@ -36,6 +37,14 @@ class SecurityGroup(Handler):
         """Update the tags."""
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        group = describe(call, "describe_security_groups", "SecurityGroups", "group-id")
+        if group is None:
+            return None
+        inputs = select(group, vpcId="VpcId", name="GroupName", description="Description")
+        return ReadResult(inputs={**inputs, "tags": tag_dict(group.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the security group."""
@@ -84,14 +93,39 @@ class _Rule(Handler):
         )
 
     def update(self, call: HandlerCall) -> dict[str, Any]:
-        """Update the tags. Other updates are not supported."""
-        changed = [key for key in self.keys if key != "tags" and call.has_changed(key)]
-        if changed:
-            raise NotImplementedError(
-                f"{call.type} {call.name}: the adapter does not support changes of {', '.join(changed)}"
+        """Update the rule and its tags."""
+        if call.has_changed(*(self.keys.keys() - {"tags"})):
+            rule = call.api_arguments(
+                cidrIpv4="CidrIpv4",
+                referencedSecurityGroupId="ReferencedGroupId",
+                ipProtocol="IpProtocol",
+                fromPort="FromPort",
+                toPort="ToPort",
+                description="Description",
+            )
+            call.aws.client("ec2").modify_security_group_rules(
+                GroupId=call.inputs["securityGroupId"],
+                SecurityGroupRules=[{"SecurityGroupRuleId": call.id, "SecurityGroupRule": rule}],
             )
         update_ec2_tags(call)
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        rule = describe(call, "describe_security_group_rules", "SecurityGroupRules", "security-group-rule-id")
+        if rule is None:
+            return None
+        inputs = select(
+            rule,
+            securityGroupId="GroupId",
+            cidrIpv4="CidrIpv4",
+            ipProtocol="IpProtocol",
+            fromPort="FromPort",
+            toPort="ToPort",
+            description="Description",
+        )
+        source = select(rule.get("ReferencedGroupInfo", {}), referencedSecurityGroupId="GroupId")
+        return ReadResult(inputs={**inputs, **source, "tags": tag_dict(rule.get("Tags"))})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the rule."""

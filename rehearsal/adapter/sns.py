@@ -5,7 +5,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, input_keys
+from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys
+from rehearsal.adapter.refresh import select, tag_dict
 from rehearsal.adapter.tagging import update_tags
 
 # Actions of SNS's default policy, which replaces a deleted policy: every topic has a policy.
@@ -45,6 +46,14 @@ class Topic(Handler):
         update_tags(call, sns.tag_resource, sns.untag_resource, ResourceArn=call.id)
         return self._outputs(call.id)
 
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        sns = call.aws.client("sns")
+        attributes = sns.get_topic_attributes(TopicArn=call.id)["Attributes"]
+        tags = tag_dict(sns.list_tags_for_resource(ResourceArn=call.id)["Tags"])
+        inputs = {"name": call.id.split(":")[-1], "kmsMasterKeyId": attributes.get("KmsMasterKeyId", ""), "tags": tags}
+        return ReadResult(inputs=inputs)
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the topic."""
         call.aws.client("sns").delete_topic(TopicArn=call.id)
@@ -69,6 +78,11 @@ class TopicPolicy(Handler):
         """Set the topic's policy."""
         self._put(call, call.inputs["policy"])
         return {"owner": call.inputs["arn"].split(":")[4]}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        attributes = call.aws.client("sns").get_topic_attributes(TopicArn=call.id)["Attributes"]
+        return ReadResult(inputs={"arn": call.id, "policy": attributes["Policy"]})
 
     def delete(self, call: HandlerCall) -> None:
         """Restore SNS's default policy."""
@@ -102,12 +116,21 @@ class TopicSubscription(Handler):
         arguments = call.api_arguments(topic="TopicArn", protocol="Protocol", endpoint="Endpoint")
         arn = sns.subscribe(ReturnSubscriptionArn=True, **arguments)["SubscriptionArn"]
         attributes = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
-        return arn, {
+        return arn, self._outputs(arn, attributes)
+
+    def _outputs(self, arn: str, attributes: dict[str, str]) -> dict[str, Any]:
+        return {
             "arn": arn,
             "ownerId": attributes["Owner"],
             "pendingConfirmation": attributes["PendingConfirmation"] == "true",
             "confirmationWasAuthenticated": attributes.get("ConfirmationWasAuthenticated") == "true",
         }
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        attributes = call.aws.client("sns").get_subscription_attributes(SubscriptionArn=call.id)["Attributes"]
+        inputs = select(attributes, topic="TopicArn", protocol="Protocol", endpoint="Endpoint")
+        return ReadResult(inputs=inputs, outputs=self._outputs(call.id, attributes))
 
     def delete(self, call: HandlerCall) -> None:
         """Delete a confirmed subscription. SNS deletes an unconfirmed one itself, at the latest with its topic."""

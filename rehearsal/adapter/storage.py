@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, api_name, input_keys, tag_list
 from rehearsal.adapter.lifecycle_rules import RULE_KEYS, to_api_rule
+from rehearsal.adapter.refresh import tag_dict, to_input_names
 
 
 class Bucket(Handler):
@@ -36,14 +37,10 @@ class Bucket(Handler):
         try:
             tags = call.aws.client("s3").get_bucket_tagging(Bucket=call.id)["TagSet"]
         except ClientError as error:
-            match error.response["Error"]["Code"]:
-                case "NoSuchBucket":
-                    return None
-                case "NoSuchTagSet":
-                    tags = []
-                case _:
-                    raise
-        inputs = {"bucket": call.id, "tags": {tag["Key"]: tag["Value"] for tag in tags}}
+            if error.response["Error"]["Code"] != "NoSuchTagSet":
+                raise
+            tags = []
+        inputs = {"bucket": call.id, "tags": tag_dict(tags)}
         return ReadResult(inputs=inputs, outputs=self._outputs(call, call.id))
 
     def update(self, call: HandlerCall) -> dict[str, Any]:
@@ -72,9 +69,10 @@ class Bucket(Handler):
 
 
 class _Setting(Handler):
-    """A setting of a bucket. `put_operation` and `delete_operation`: names of the S3 client's methods."""
+    """A setting of a bucket. The names of the S3 client's methods are `put_operation`, and so on."""
 
     put_operation: str
+    get_operation: str
     delete_operation: str
     replace_on_changes = frozenset({"bucket"})
 
@@ -93,6 +91,15 @@ class _Setting(Handler):
         self.create(call)
         return {}
 
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        raise NotImplementedError
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current setting, or None when it or the bucket does not exist."""
+        answer = getattr(call.aws.client("s3"), self.get_operation)(Bucket=call.id)
+        return ReadResult(inputs={"bucket": call.id, **self.current(answer)})
+
     def delete(self, call: HandlerCall) -> None:
         """Delete the setting."""
         getattr(call.aws.client("s3"), self.delete_operation)(Bucket=call.inputs["bucket"])
@@ -103,11 +110,15 @@ class Versioning(_Setting):
 
     type = "aws:s3/bucketVersioning:BucketVersioning"
     keys = input_keys("bucket", versioningConfiguration=input_keys("status"))
-    put_operation = "put_bucket_versioning"
+    put_operation, get_operation = "put_bucket_versioning", "get_bucket_versioning"
 
     def arguments(self, call: HandlerCall) -> dict[str, Any]:
         """Return the arguments of the put operation, without the bucket."""
         return {"VersioningConfiguration": {"Status": call.inputs["versioningConfiguration"]["status"]}}
+
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        return {"versioningConfiguration": {"status": answer.get("Status", "Disabled")}}
 
     def delete(self, call: HandlerCall) -> None:
         """Suspend versioning."""
@@ -128,7 +139,8 @@ class Encryption(_Setting):
             "bucketKeyEnabled", applyServerSideEncryptionByDefault=input_keys("sseAlgorithm", "kmsMasterKeyId")
         ),
     )
-    put_operation, delete_operation = "put_bucket_encryption", "delete_bucket_encryption"
+    put_operation, get_operation = "put_bucket_encryption", "get_bucket_encryption"
+    delete_operation = "delete_bucket_encryption"
 
     def arguments(self, call: HandlerCall) -> dict[str, Any]:
         """Return the arguments of the put operation, without the bucket."""
@@ -144,18 +156,29 @@ class Encryption(_Setting):
         ]
         return {"ServerSideEncryptionConfiguration": {"Rules": rules}}
 
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        special = {api: key for key, api in _DEFAULT_ENCRYPTION_NAMES.items()}
+        return {"rules": to_input_names(answer["ServerSideEncryptionConfiguration"]["Rules"], **special)}
+
 
 class PublicAccessBlock(_Setting):
     """The public access block of a bucket."""
 
     type = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
     keys = input_keys("bucket", "blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-    put_operation, delete_operation = "put_public_access_block", "delete_public_access_block"
+    put_operation, get_operation = "put_public_access_block", "get_public_access_block"
+    delete_operation = "delete_public_access_block"
 
     def arguments(self, call: HandlerCall) -> dict[str, Any]:
         """Return the arguments of the put operation, without the bucket."""
         blocks = {api_name(key): value for key, value in call.inputs.items() if key != "bucket"}
         return {"PublicAccessBlockConfiguration": blocks}
+
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        current: dict[str, Any] = to_input_names(answer["PublicAccessBlockConfiguration"])
+        return current
 
 
 class Policy(_Setting):
@@ -163,11 +186,16 @@ class Policy(_Setting):
 
     type = "aws:s3/bucketPolicy:BucketPolicy"
     keys = input_keys("bucket", "policy")
-    put_operation, delete_operation = "put_bucket_policy", "delete_bucket_policy"
+    put_operation, get_operation = "put_bucket_policy", "get_bucket_policy"
+    delete_operation = "delete_bucket_policy"
 
     def arguments(self, call: HandlerCall) -> dict[str, Any]:
         """Return the arguments of the put operation, without the bucket."""
         return {"Policy": call.inputs["policy"]}
+
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        return {"policy": answer["Policy"]}
 
 
 class Lifecycle(_Setting):
@@ -175,7 +203,8 @@ class Lifecycle(_Setting):
 
     type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
     keys = input_keys("bucket", "transitionDefaultMinimumObjectSize", rules=RULE_KEYS)
-    put_operation, delete_operation = "put_bucket_lifecycle_configuration", "delete_bucket_lifecycle"
+    put_operation, get_operation = "put_bucket_lifecycle_configuration", "get_bucket_lifecycle_configuration"
+    delete_operation = "delete_bucket_lifecycle"
 
     def arguments(self, call: HandlerCall) -> dict[str, Any]:
         """Return the arguments of the put operation, without the bucket."""
@@ -184,6 +213,10 @@ class Lifecycle(_Setting):
             "LifecycleConfiguration": {"Rules": [to_api_rule(rule) for rule in call.inputs["rules"]]},
             **minimum_size,
         }
+
+    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the get operation under the inputs' names, without the bucket."""
+        return {"rules": to_input_names(answer["Rules"], ID="id")}
 
 
 class Object(Handler):
@@ -216,6 +249,18 @@ class Object(Handler):
         target = {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
         call.aws.client("s3").put_object_tagging(**target, Tagging={"TagSet": call.tags})
         return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the object's tags and ETag, or None when it does not exist. As with the provider, not its content."""
+        s3, target = call.aws.client("s3"), {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
+        try:
+            answer = s3.head_object(**target)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "404":  # HEAD has no body with an error code
+                return None
+            raise
+        inputs = {"contentType": answer["ContentType"], "tags": tag_dict(s3.get_object_tagging(**target)["TagSet"])}
+        return ReadResult(inputs=inputs, outputs={"etag": answer["ETag"].strip('"')})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the object. A missing bucket is no error."""

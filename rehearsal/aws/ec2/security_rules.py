@@ -1,4 +1,4 @@
-"""Security group rules: EC2's error for a duplicate rule, and descriptions in responses."""
+"""Security group rules: EC2's error for a duplicate rule, descriptions in responses, and modification."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,8 +55,28 @@ def _rejecting_duplicates(authorize: Callable[[Any], Any], side: str) -> Callabl
     return authorize_once
 
 
+def _modify(self: Any) -> Any:
+    """ModifySecurityGroupRules for rules with a CIDR range or a group; moto's accepts IPv4 ranges with ports only."""
+    group = self.ec2_backend.get_security_group_from_id(self._get_param("GroupId"))
+    for item in self._get_param("SecurityGroupRules", []):
+        rule_id, new = item["SecurityGroupRuleId"], item["SecurityGroupRule"]
+        rule = group.get_rule(rule_id) if group else None
+        if rule is None:
+            message = f"The security group rule ID '{rule_id}' does not exist"
+            raise ec2_error("InvalidSecurityGroupRuleId.NotFound", message)
+        rule.ip_protocol = _PROTOCOLS.get(new["IpProtocol"], new["IpProtocol"])
+        has_ports = rule.ip_protocol != "-1"
+        rule.from_port, rule.to_port = (int(new["FromPort"]), int(new["ToPort"])) if has_ports else (None, None)
+        description = {"Description": new["Description"]} if new.get("Description") else {}
+        if "CidrIpv4" in new:
+            rule.ip_range = {"CidrIp": new["CidrIpv4"], **description}
+        if "ReferencedGroupId" in new:
+            rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"], **description}
+    return ActionResult({"Return": True})
+
+
 def install() -> None:
-    """Add the duplicate check and the descriptions to moto."""
+    """Add the duplicate check, the descriptions and the modification to moto."""
     extend(
         EC2Response,
         authorize_security_group_ingress=_rejecting_duplicates(
@@ -65,6 +85,7 @@ def install() -> None:
         authorize_security_group_egress=_rejecting_duplicates(
             EC2Response.authorize_security_group_egress, "egress_rules"
         ),
+        modify_security_group_rules=_modify,
     )
     extend(
         SecurityGroupRule,

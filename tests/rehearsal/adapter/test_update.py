@@ -284,13 +284,14 @@ def test_role_of_an_instance_profile_is_replaced(stack: Deployment, change: Chan
     assert roles() == [before]
 
 
-def test_source_of_a_security_group_rule_cannot_be_updated(change: Change) -> None:
-    with pytest.raises(RequestFailedError, match="nodes-to-internet: the adapter does not support changes of cidrIpv4"):
-        change(
-            "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule",
-            "security-nodes-to-internet",
-            cidrIpv4="10.0.0.0/8",
-        )
+def test_source_and_description_of_a_security_group_rule_are_updated(stack: Deployment, change: Change) -> None:
+    kind, name = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "security-nodes-to-internet"
+    before = stack.resource(kind, name).inputs["cidrIpv4"]
+    change(kind, name, cidrIpv4="10.0.0.0/8", description="changed")
+    by_id = [{"Name": "security-group-rule-id", "Values": [stack.resource(kind, name).id]}]
+    (rule,) = boto3.client("ec2").describe_security_group_rules(Filters=by_id)["SecurityGroupRules"]
+    assert (rule["CidrIpv4"], rule["Description"], rule["IpProtocol"]) == ("10.0.0.0/8", "changed", "-1")
+    change(kind, name, cidrIpv4=before)
 
 
 def test_update_command_receives_the_previous_output(aws: object, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C during the launch, with the real Pulumi CLI and its real command plugin. Skipped when one is not on PATH."""
+"""Ctrl-C and SIGKILL during the launch, with the real Pulumi CLI and command plugin. Skipped without one of them."""
 
 import shutil
 import sys
@@ -50,20 +50,22 @@ def launches(tree: Path) -> list[psutil.Process]:
     return [item for item in processes if item.info["cwd"] == str(tree) and "launch" in (item.info["cmdline"] or ())]
 
 
-@pytest.mark.parametrize("interrupts", [FIRST_INTERRUPT, SECOND_INTERRUPT])
-def test_interrupted_up_terminates_the_nodes_that_it_launched(stack: Stack, interrupts: int) -> None:
-    errors: list[str] = []
-
-    def up() -> None:
-        errors.extend(message for _, message in stack.run("up").errors)
-
-    running = threading.Thread(target=up)
+def start_up(stack: Stack, errors: list[str]) -> tuple[threading.Thread, Cluster]:
+    """Start `pulumi up`, and return its thread and the cluster when the launch has launched both nodes."""
+    running = threading.Thread(target=lambda: errors.extend(message for _, message in stack.run("up").errors))
     running.start()
     eventually(lambda: cluster_of(stack) is not None, "the manifest", 60)
     cluster = cluster_of(stack)
     assert cluster is not None
     cluster.write_head_ready_events()
     eventually(lambda: len(cluster.members()) == 2, "the launch of two nodes", 60)
+    return running, cluster
+
+
+@pytest.mark.parametrize("interrupts", [FIRST_INTERRUPT, SECOND_INTERRUPT])
+def test_interrupted_up_terminates_the_nodes_that_it_launched(stack: Stack, interrupts: int) -> None:
+    errors: list[str] = []
+    running, cluster = start_up(stack, errors)
     for _ in range(interrupts):
         stack.workspace.interrupt()
         running.join(2)
@@ -77,4 +79,20 @@ def test_interrupted_up_terminates_the_nodes_that_it_launched(stack: Stack, inte
     outcome = run.outcome(record.run)
     assert outcome is not None
     assert (outcome.state, outcome.launch_failed) == ("failed", True)
+    assert not stack.run("destroy").errors
+
+
+def test_killed_up_terminates_its_nodes_and_locks_the_stack_until_cancel(stack: Stack) -> None:
+    running, cluster = start_up(stack, [])
+    folder = str(stack.workspace.folder)
+    (cli,) = (each for each in psutil.Process().children() if folder in each.cmdline())
+    plugins = [each for each in cli.children() if each.name().startswith("pulumi-")]
+    cli.kill()
+    eventually(lambda: not running.is_alive(), "the end of pulumi up", 60)
+    eventually(lambda: cluster.members() == [], "the termination of the nodes", 60)
+    eventually(lambda: launches(stack.tree) == [], "the end of the launch", 60)
+    for plugin in plugins:  # they notice the end of the engine minutes later
+        plugin.kill()
+    assert "currently locked" in stack.run("destroy").errors[0][1]
+    stack.workspace.run_command("cancel", "--yes", "local")
     assert not stack.run("destroy").errors
