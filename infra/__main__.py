@@ -46,8 +46,7 @@ def main(root: Path) -> None:
     launched = [identity, nodes.placement_group.component, nodes.head, *nodes.groups]
     launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])
     outputs.export(
-        scope.stack,
-        scope.region,
+        scope,
         settings,
         storage.data.name,
         staging_bucket=storage.staging.name,

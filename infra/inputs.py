@@ -15,6 +15,7 @@ from pulumi.runtime.config import is_config_secret
 from infra.components.archives import Kind
 from infra.lookups.account import AccountFacts, look_up_account, make_scope
 from infra.lookups.budget import budgets_allowed
+from infra.lookups.deployed import look_up_deployed
 from infra.lookups.image import Image, look_up_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import RetainedResources, look_up_retained
@@ -25,6 +26,7 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
+from infra.validators.deployed import configured_region, validate_deployed, validate_region
 from trainyard.aws.access_problems import selected_profile
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
@@ -55,7 +57,10 @@ def read_inputs(root: Path) -> Inputs:
     stack = pulumi.get_stack()
     settings = _read_settings(root, stack)
     archives = _pack_archives(root, settings)
+    deployed = look_up_deployed()
+    validate_region(configured_region(), deployed)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
+    validate_deployed(settings, facts, deployed, retained)
     validate_account(settings, facts, retained.staging_bucket is not None)
     profile = pulumi.Config("aws").get("profile") or selected_profile()
     credentials = expiring_credentials(os.environ, settings, datetime.now(UTC), profile)

@@ -4,6 +4,8 @@ from typing import Any
 
 import pulumi
 
+from infra.lookups.deployed import DeployedStack
+from infra.scope import Scope
 from trainyard.config.cost import cost_items, max_run_usd, usd_per_hour
 from trainyard.config.prices import prices
 from trainyard.config.settings import StackSettings
@@ -38,18 +40,13 @@ def cost(settings: StackSettings) -> dict[str, Any]:
     }
 
 
-def export(
-    stack: str,
-    region: str,
-    settings: StackSettings,
-    data_bucket: pulumi.Output[str],
-    **outputs: Any,
-) -> None:
+def export(scope: Scope, settings: StackSettings, data_bucket: pulumi.Output[str], **outputs: Any) -> None:
     """Export the outputs of a stack, and additional `outputs`."""
     pulumi.export("data_uri", pulumi.Output.concat("s3://", data_bucket, "/datasets/"))
     pulumi.export("runs_uri", pulumi.Output.concat("s3://", data_bucket, "/runs/"))
-    pulumi.export("commands", commands(stack, region))
+    pulumi.export("commands", commands(scope.stack, scope.region))
     pulumi.export("cost", cost(settings))
     pulumi.export("data_bucket", data_bucket)
-    for name, value in outputs.items():
+    deployed = DeployedStack(account=scope.account, region=scope.region, kms_key=settings.storage.kms_key or "")
+    for name, value in {**deployed.outputs, **outputs}.items():
         pulumi.export(name, value)

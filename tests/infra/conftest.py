@@ -67,11 +67,16 @@ def shipped(request: pytest.FixtureRequest) -> Deployment:
 
 @pytest.fixture
 def changed() -> Callable[..., Deployment]:
-    """Deploy a stack with changed settings. `account`: arguments of StaticAccount."""
+    """Deploy a stack with changed settings. `account`: arguments of StaticAccount. `outputs`: of an earlier update."""
 
-    def run(stack: str = "local", account: dict[str, Any] | None = None, **changes: Any) -> Deployment:
+    def run(
+        stack: str = "local",
+        account: dict[str, Any] | None = None,
+        outputs: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> Deployment:
         config = copy.deepcopy(stack_config(stack))
         config["trainyard:cluster"] |= changes
-        return up(config, stack, ROOT, account=StaticAccount(**(account or {})))
+        return up(config, stack, ROOT, account=StaticAccount(**(account or {})), outputs=outputs)
 
     return run

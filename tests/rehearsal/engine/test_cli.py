@@ -126,6 +126,15 @@ def test_up_again_changes_nothing(stack: Stack) -> None:
     assert stack.up() == {}
 
 
+def test_another_region_is_refused_and_changes_nothing(stack: Stack) -> None:
+    region = stack.config["aws:region"]
+    stack.config["aws:region"] = "us-west-2"
+    ((_, message),) = stack.run("up").errors
+    stack.config["aws:region"] = region
+    assert f"aws:region = 'us-west-2': the stack local is deployed in {region}" in message
+    assert not [event for event in stack.events if event.kind in ("created", "updated", "deleted")]
+
+
 def test_more_nodes_update_group_budget_manifest_and_launch(stack: Stack) -> None:
     stack.settings["nodes"] = 4
     assert stack.up() == {f"updated {resource}": 1 for resource in (GROUP, BUDGET, OBJECT, COMMAND)}

@@ -1,0 +1,68 @@
+"""Validate that an update stays in the account and region of the deployed stack, and keeps the key of its data."""
+
+import os
+from collections.abc import Iterator
+
+import pulumi
+
+from infra.lookups.account import AccountFacts
+from infra.lookups.deployed import DeployedStack
+from infra.lookups.retained import RetainedResources
+from trainyard.config.settings import StackSettings
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError, Problem
+
+_CONSEQUENCES = "this update would replace all resources, end an active run, and leave its data there"
+
+
+def configured_region() -> str | None:
+    """Return the region of the stack config or the environment, without a request to AWS; None without one."""
+    return pulumi.Config("aws").get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
+def validate_region(region: str | None, deployed: DeployedStack) -> None:
+    """Raise InputError for another region than that of the deployed stack.
+
+    Call it before the first lookup: a lookup registers the provider of the new region in the state, and then the engine
+    would replace all resources in an update with the earlier region too. Source: providerChanged in
+    pkg/resource/deploy/step_generator.go of github.com/pulumi/pulumi.
+    """
+    if region is None or deployed.region in (None, region):
+        return
+    stack = pulumi.get_stack()
+    reason = f"the stack {stack} is deployed in {deployed.region}: {_CONSEQUENCES}"
+    fix = f"Set it to {deployed.region}, or run `trainyard destroy -s {stack}` with that region first"
+    raise InputError([Problem("aws:region", region, reason, fix, "region_changed")])
+
+
+def validate_deployed(
+    settings: StackSettings, facts: AccountFacts, deployed: DeployedStack, retained: RetainedResources
+) -> None:
+    """Raise InputError if the update would move the stack, or make the data in its bucket unreadable for its nodes."""
+    validate_region(facts.region, deployed)  # a region of the AWS profile is known only now
+    if problems := [*_same_account(facts, deployed), *_same_key(settings, deployed, retained)]:
+        raise InputError(problems)
+
+
+def _same_account(facts: AccountFacts, deployed: DeployedStack) -> Iterator[Problem]:
+    if deployed.account not in (None, facts.account):
+        stack = pulumi.get_stack()
+        reason = f"the stack {stack} is deployed in account {deployed.account}: {_CONSEQUENCES}"
+        fix = f"Use credentials of that account, or run `trainyard destroy -s {stack}` with them first"
+        yield Problem("AWS account", facts.account, reason, fix, "account_changed")
+
+
+def _same_key(settings: StackSettings, deployed: DeployedStack, retained: RetainedResources) -> Iterator[Problem]:
+    """A new key would encrypt new objects; the policy of the nodes would not allow the key of the earlier ones."""
+    key = settings.storage.kms_key
+    earlier = deployed.kms_key
+    if earlier is None and retained.key and retained.bucket:  # destroyed: the retained data has the retained key
+        earlier = ""
+    if earlier is None or earlier == (key or ""):
+        return
+    reason = (
+        f"the data of the stack is encrypted with {earlier or 'its own key'}, which its nodes could not use any more"
+    )
+    fix = f"Set it to {earlier}" if earlier else "Remove it"
+    fix += ". For another key, deploy another stack and copy the data"
+    yield invalid_setting("storage.kms_key", key, reason, fix, "key_changed")
