@@ -1,7 +1,7 @@
-"""Command line of the rehearsal. Exit status of `run`: 0 no errors, 1 errors, 2 invalid input."""
+"""Command line of the rehearsal. Exit status of `run`: 0 no errors, 1 errors, 2 invalid input, 130 interrupted."""
 
 # ruff: noqa: E402 (the signal handlers must be set before the other imports, which take seconds)
-from rehearsal.interrupts import Interrupts
+from rehearsal.interrupts import INTERRUPTED_STATUS, Interrupts
 
 interrupts = Interrupts()
 
@@ -78,6 +78,9 @@ def run(
             help="How long AWS takes: realistic (its minutes are seconds) or instant.",
         ),
     ] = "realistic",
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Validate the stack file and run the preview only: create no resource.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
     """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
@@ -91,6 +94,7 @@ def run(
             bake=check_bake(bake, selected),
             profile=select_profile(profile),
             changes=parse_changes(change or []),
+            preview_only=preview,
         )
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)
@@ -98,7 +102,7 @@ def run(
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     _write(report, timeline, options.folder, as_json)
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(0 if report.ok else INTERRUPTED_STATUS if interrupts.received else 1)
 
 
 def _write(report: Report, timeline: Timeline, folder: Path, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from types import FrameType
 # `timeout`, make and some shells signal a process and its process group: signals within this time count as one.
 SAME_SIGNAL_SECONDS = 1.0
 RETRY_SECONDS = 0.05
+INTERRUPTED_STATUS = 130  # as of a shell whose command ended by SIGINT
 INTERRUPTED = "interrupted: destroy deletes the created resources"
 _CURSOR_VISIBLE = "\x1b[?25h"
 
@@ -69,4 +70,4 @@ class Interrupts:
             # Write and exit directly: the signal may interrupt any buffered write or `finally` block.
             cursor = _CURSOR_VISIBLE if sys.stderr.isatty() else ""
             os.write(2, f"{cursor}rehearsal: {self._exit_message}\n".encode())
-            os._exit(1)
+            os._exit(INTERRUPTED_STATUS)

@@ -133,8 +133,19 @@ def run_with_backend(context: Context, engine: Engine) -> None:
         run_stages(context, engine, backend)
 
 
+def run_all(stages: Stages, engine: Engine, hypervisor: Hypervisor) -> None:
+    """Run all stages; bake an image only with the option --bake."""
+    stages.reserve()
+    stages.preview(engine)
+    stages.deploy(engine)
+    stages.train(hypervisor)
+    stages.collect_results()
+    if stages.context.options.bake:
+        stages.bake_image()
+
+
 def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
-    """Deploy, train, download results; then destroy and audit in any case."""
+    """Run all stages, or the preview only; then destroy and audit in any case."""
     teardown, stages = Teardown(context, backend, engine), Stages(context)
     context.aws.inject(*context.options.faults)
     active = context.aws.faults()
@@ -150,12 +161,10 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
     with Hypervisor(context.aws, backend, context.options.stack, stop_engine) as hypervisor:
         try:
             with context.interrupts.raising_interrupts():
-                stages.reserve()
-                stages.deploy(engine)
-                stages.train(hypervisor)
-                stages.collect_results()
-                if context.options.bake:
-                    stages.bake_image()
+                if context.options.preview_only:
+                    stages.preview(engine)
+                else:
+                    run_all(stages, engine, hypervisor)
         except KeyboardInterrupt:
             context.display.print_line("failed", INTERRUPTED)
         except UpError as error:

@@ -57,8 +57,8 @@ class Stages:
         if self.is_reserved:
             self.run_cli("reserve", "--cancel")
 
-    def deploy(self, engine: Engine) -> None:
-        """Run the preview, then create the resources and launch the workers, as `pulumi up` does."""
+    def preview(self, engine: Engine) -> None:
+        """Run the preview, and show the cost on AWS."""
         self.context.clock.start("preview")
         self.context.display.print_line("preview", f"{engine.preview()} AWS resources to create")
         hourly, maximum = usd_per_hour(self.context.settings), max_run_usd(self.context.settings)
@@ -68,6 +68,9 @@ class Stages:
         prepaid = ", without the Capacity Block, which is paid in advance" if block else ""
         self.context.display.print_line("preview", f"{cost}{prepaid}")
         self.is_previewed = True
+
+    def deploy(self, engine: Engine) -> None:
+        """Create the resources and launch the workers, as `pulumi up` does."""
         self.context.clock.start("resources")
         deployment = engine.up(self.set_deployment)
         launch = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])

@@ -59,8 +59,8 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
 class Options:
     """The options of `python -m rehearsal run`.
 
-    `changes`: settings that replace those of the stack file, each a dotted key and its value. `root` is the root of the
-    repository.
+    `changes`: settings that replace those of the stack file, each a dotted key and its value. `preview_only`: create no
+    resource of the stack. `root` is the root of the repository.
     """
 
     stack: str
@@ -71,6 +71,7 @@ class Options:
     bake: bool = False
     profile: ProfileName = "realistic"
     changes: tuple[tuple[str, Any], ...] = ()
+    preview_only: bool = False
     root: Path = ROOT
 
     @property
@@ -133,8 +134,19 @@ def parse_changes(specs: Iterable[str]) -> tuple[tuple[str, Any], ...]:
         if not equals or not all(key.split(".")):
             fix = "Use a key of the stack file and a YAML value, such as capacity.reserve=false"
             raise InputError([Problem("--set", spec, "not KEY=VALUE", fix, "invalid_change")])
+        if part := _without_space(value):
+            fix = "Write a space after the colon, or a dotted key for each value, such as capacity.reserve=false"
+            raise InputError([Problem("--set", spec, f"{part!r} is a key without a value", fix, "invalid_change")])
         changes.append((key, value))
     return tuple(changes)
+
+
+def _without_space(value: Any) -> str:
+    """Return a key such as `a:b`, which YAML reads where the space after the colon is missing; "" without one."""
+    if isinstance(value, dict):
+        keys = (str(key) for key, item in value.items() if item is None and ":" in str(key))
+        return next(keys, "") or next(filter(None, map(_without_space, value.values())), "")
+    return ""
 
 
 def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:

@@ -33,7 +33,7 @@ def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
 def assert_destroyed(running: RehearsalProcess, errors: tuple[str, ...] = ()) -> CompletedRehearsal:
     """Assert that the rehearsal reports the interrupt and has destroyed its resources. Returns its result."""
     ended = running.wait_for_exit()
-    assert ended.exit_status == 1, ended.stderr
+    assert ended.exit_status == 130, ended.stderr
     assert "Traceback" not in ended.stderr
     report = ended.report
     assert [error.splitlines()[0] for error in report["errors"]] == [INTERRUPTED, *errors], ended.stderr
@@ -49,7 +49,7 @@ def test_interrupt_before_the_first_resource_exits_immediately(start_rehearsal: 
     running.wait_for_phase("start")
     running.send_signal(number)
     ended = running.wait_for_exit()
-    assert (ended.exit_status, ended.stderr) == (1, "rehearsal: interrupted: no resources were created\n")
+    assert (ended.exit_status, ended.stderr) == (130, "rehearsal: interrupted: no resources were created\n")
 
 
 @pytest.mark.parametrize(

@@ -91,4 +91,4 @@ print("not reached")
 )
 def test_second_signal_or_signal_before_the_first_resource_exits_immediately(program: str, message: str) -> None:
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert (process.returncode, process.stdout, process.stderr) == (1, "", f"rehearsal: {message}\n")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", f"rehearsal: {message}\n")

@@ -103,7 +103,7 @@ def test_second_signal_exits_immediately_and_the_next_rehearsal_removes_leftover
 
     eventually(exits_after_another_signal, "the exit after a second signal", 10.0)
     ended = running.wait_for_exit()
-    assert (ended.exit_status, ended.report) == (1, {})
+    assert (ended.exit_status, ended.report) == (130, {})
     assert ended.stderr.splitlines()[-1].startswith("rehearsal: interrupted twice, exits without destroy")
     assert "Traceback" not in ended.stderr
     assert aws in running_processes(running)

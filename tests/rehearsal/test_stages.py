@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rehearsal.hypervisor.processes import find_processes
-from tests.rehearsal.conftest import ROOT, CompletedRehearsal, Rehearse
+from tests.rehearsal.conftest import ROOT, CompletedRehearsal, Rehearse, run_rehearsal
 
 KEYS = {
     *("ok", "errors", "stack", "backend", "engine", "run", "nodes", "processes_per_node", "resources_created"),
@@ -160,3 +160,11 @@ def test_failed_job_is_reported_with_its_traceback(rehearse: Rehearse, tree: Pat
     page = (tree / "build/rehearsal/raises/report.html").read_text()
     assert 'class="mark failed"' in page
     assert "bad value at step 3" in page
+
+
+def test_preview_creates_no_resource(tree: Path) -> None:
+    ended = run_rehearsal(tree, "--preview", "--stack", "a100-cluster", timeout_seconds=60)
+    assert ended.exit_status == 0, ended.stderr
+    assert "on AWS 88.52 USD per hour" in ended.stderr
+    assert (ended.report["resources_created"], ended.report["leaked"]) == (0, [])
+    assert ended.report["phases"].keys() == {"account", "preview", "destroy", "audit"}

@@ -41,7 +41,9 @@ def test_changes_replace_settings() -> None:
     assert raw["nodes"] == 4
 
 
-@pytest.mark.parametrize("spec", ["capacity", "=1", "nodes.count=1", "nodes=[", "a..b=1"])
+@pytest.mark.parametrize(
+    "spec", ["capacity", "=1", "nodes.count=1", "nodes=[", "a..b=1", "capacity={capacity_block:{id:cr-1}}"]
+)
 def test_invalid_change_is_refused(spec: str) -> None:
     with rejects("invalid_change", spec):
         change_settings({"nodes": 4}, parse_changes([spec]))
