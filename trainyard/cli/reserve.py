@@ -33,7 +33,8 @@ def reserve(
 ) -> None:
     """Reserve the capacity of a stack's on-demand GPU nodes before `pulumi up`, in a zone that has all of it.
 
-    It is billed like running instances until the run ends, until it is cancelled, or for --hours.
+    The reservation is billed like running instances until the run ends or the reservation is cancelled. Otherwise AWS
+    ends it within an hour after --hours.
     """
 
     def confirm(question: str) -> None:

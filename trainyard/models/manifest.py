@@ -151,7 +151,9 @@ class Job(JobSpec):
 class Limits(StrictModel):
     """Deadlines that nodes, controller and launch enforce."""
 
-    startup_timeout_minutes: float = Field(gt=0, description="Minutes from the launch until the job must have started.")
+    startup_timeout_minutes: float = Field(
+        gt=0, description="Minutes from the launch, or from the scheduled start, until the job must have started."
+    )
     capacity_wait_minutes: float = Field(
         0.0, ge=0, description="Minutes that the launch waits for capacity that it reserves."
     )
@@ -159,7 +161,7 @@ class Limits(StrictModel):
         gt=0, description="Minutes after which AWS terminates the workers unless the lease is renewed."
     )
     time_limit_minutes: float = Field(
-        gt=0, description="Minutes after the launch at which the workers are terminated in any case."
+        gt=0, description="Minutes after the launch, or the scheduled start, at which the workers are terminated in any case."
     )
     idle_timeout_minutes: float | None = Field(
         None,

@@ -88,7 +88,11 @@ def hold_capacity(
     hours = hours or DEFAULT_HOURS
     zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
-    confirm(f"Reserve {where} for {group.nodes * node_price:,.2f} USD per hour, {hours:g} hours?")
+    confirm(
+        "The reservation is billed like running instances until the run ends or the reservation is cancelled. Otherwise "
+        f"AWS ends it within an hour after {hours:g} hours. Reserve {where} for {group.nodes * node_price:,.2f} USD per "
+        "hour?"
+    )
     placement_group = None
     if any(map(settings.in_placement_group, settings.groups)):
         name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"

@@ -105,9 +105,9 @@ class CapacitySettings(StrictModel):
     capacity_block: CapacityBlock | None = Field(None, description="A Capacity Block for ML.")
     zones: tuple[ZoneName, ...] | None = Field(
         None,
-        description="Availability Zones where the launch searches for capacity, in this order. The head is in the "
-        "first. None: that of the reservation or existing subnet, else all that offer the instance "
-        "types.",
+        description="Availability Zones where the launch searches for capacity, in this order, after the zones of the "
+        "deployed head and of trainyard reserve. The head is in the first of all; with FSx the launch uses only that "
+        "zone. None: the zone of the reservation or existing subnet, else all that offer the instance types.",
     )
     reserve: bool = Field(
         True,
