@@ -24,8 +24,10 @@ class GroupStatus(StrictModel):
 
     name: str = Field(description="Name of the group in the stack.")
     instance_type: str = Field(description="EC2 instance type.")
-    market: Market = Field(description="Purchase option of its instances; a capacity reservation counts as on-demand.")
-    desired_nodes: int = Field(description="Nodes that a launch starts.")
+    market: Market = Field(
+        description="Purchase option of its instances; a capacity reservation counts as on-demand unless interruptible."
+    )
+    nodes_in_manifest: int = Field(description="Nodes of the group in the manifest, which a launch starts.")
     nodes: tuple[str, ...] = Field(description="Instances in it, including those that are terminating.")
     capacity_end_time: float | None = Field(
         description="Unix time at which its capacity reservation or Capacity Block ends; none: no end."
@@ -81,7 +83,7 @@ def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupSta
             name=group.name,
             instance_type=group.instance_type,
             market=group.market,
-            desired_nodes=group.nodes,
+            nodes_in_manifest=group.nodes,
             nodes=tuple(members.get(group.name, ())),
             capacity_end_time=group.capacity_end_time,
         )
@@ -134,7 +136,7 @@ def _format_scheduled_start(record: RunRecord, scheduled: float | None) -> str:
 
 def _format_group(group: GroupStatus) -> str:
     end_time = f", until {format_time(group.capacity_end_time)}" if group.capacity_end_time is not None else ""
-    nodes = f"{len(group.nodes)} of {group.desired_nodes} x {group.instance_type}"
+    nodes = f"{len(group.nodes)} of {group.nodes_in_manifest} x {group.instance_type}"
     return f"group {group.name}: {nodes}, {group.market}{end_time}"
 
 

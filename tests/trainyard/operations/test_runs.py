@@ -207,8 +207,8 @@ def test_status_contains_deadlines_and_groups(cluster: clusters.Cluster) -> None
     assert status.lease_end_time == pytest.approx(new_record.created + 600, abs=1.0)
     assert 120 <= status.elapsed_seconds < 180
     first, spot = status.groups
-    assert (first.market, sorted(first.nodes), first.desired_nodes) == ("on-demand", sorted(nodes), 2)
-    assert (spot.market, spot.nodes, spot.desired_nodes, spot.capacity_end_time) == ("spot", (), 3, end_time)
+    assert (first.market, sorted(first.nodes), first.nodes_in_manifest) == ("on-demand", sorted(nodes), 2)
+    assert (spot.market, spot.nodes, spot.nodes_in_manifest, spot.capacity_end_time) == ("spot", (), 3, end_time)
     lines = format_status(status)
     launch_time, deadline = format_time(new_record.created), format_time(new_record.deadline)
     assert lines[1] == f"launched {launch_time}, 2 minutes ago; capacity end {deadline}"
