@@ -19,9 +19,9 @@ def commands(stack: str, region: str) -> dict[str, str]:
     prefix = f"AWS_REGION={region} {f'AWS_PROFILE={profile} ' if profile else ''}{_COMMAND}"
     return {
         "status": f"{prefix} status -s {stack}",
-        "follow": f"{prefix} logs -s {stack} --follow",
+        "logs": f"{prefix} logs -s {stack} --follow",
         "results": f"{prefix} results -s {stack} --to results",
-        "stop_job": f"{prefix} stop -s {stack}",
+        "stop": f"{prefix} stop -s {stack}",
         "destroy": f"{prefix} destroy -s {stack}",
     }
 
