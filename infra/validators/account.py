@@ -10,10 +10,12 @@ from infra.components.key import AUTO_SCALING_ROLE
 from infra.lookups.account import AccountFacts, region_of
 from infra.validators import subnet
 from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, usable_end
+from trainyard.aws.block_payments import describe_failed_payment, describe_pending_payment
 from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
+from trainyard.times import format_time
 
 AccountValidator = Callable[[StackSettings, AccountFacts], Iterator[Problem]]
 
@@ -133,18 +135,16 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
     start, starts_later = reservation.start_time, reservation.state in ("scheduled", "payment-pending")
     if start is not None and starts_later and reservation.is_capacity_block:
         limit = f"{settings.launch.startup_timeout_minutes:g} minutes (launch.startup_timeout_minutes)"
-        text = f"Capacity Block {reservation.id} is {reservation.state} and starts at {_format(start)}"
-        if reservation.state == "payment-pending":
-            text += ". AWS has 12 hours to receive the payment, else it releases the block"
+        is_unpaid = reservation.state == "payment-pending"
+        text = f"{describe_pending_payment(reservation.id)}. " if is_unpaid else ""
+        text += f"Capacity Block {reservation.id} starts at {format_time(start)}"
         pulumi.log.info(f"{text}. If that is within {limit} of the launch, the launch waits, else it schedules the run")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
-        reason, fix = f"is {reservation.state} and starts at {_format(start)}", "Run `pulumi up` again at that time"
+        reason, fix = f"is {reservation.state} and starts at {format_time(start)}", "Run `pulumi up` again at that time"
     elif reservation.state == "payment-failed":
-        reason = (
-            "is payment-failed: AWS did not receive the payment within 12 hours and has released the Capacity Block"
-        )
-        fix = f"Buy another: trainyard blocks --stack {pulumi.get_stack()}, then set its id"
+        reason = describe_failed_payment(reservation.id)
+        fix = f"Buy another: trainyard blocks -s {pulumi.get_stack()}, then set its id"
     else:
         reason, fix = f"is {reservation.state}", "Use an active reservation"
     yield _reservation_problem(settings, reason, fix)
@@ -184,10 +184,10 @@ def reservation_outlasts_run(settings: StackSettings, facts: AccountFacts) -> It
         return
     remaining_minutes, job = (end - time.time()) / 60, settings.job
     if remaining_minutes < settings.launch.startup_timeout_minutes:
-        reason = f"a run in it ends at {_format(end)}, within launch.startup_timeout_minutes from now"
+        reason = f"a run in it ends at {format_time(end)}, within launch.startup_timeout_minutes from now"
         yield _reservation_problem(settings, reason, "Use a reservation with a later end")
     elif remaining_minutes < job.time_limit_minutes and settings.capacity.on_expiry == "refuse":
-        reason = f"a run in {reservation.id} ends in {remaining_minutes:.0f} minutes, at {_format(end)}"
+        reason = f"a run in {reservation.id} ends in {remaining_minutes:.0f} minutes, at {format_time(end)}"
         fix = f"Set it to at most {remaining_minutes:.0f}, or set on_expiry: shorten, which ends the run at that time"
         yield invalid_setting("job.time_limit_minutes", job.time_limit_minutes, reason, fix)
 
@@ -327,7 +327,3 @@ def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) 
         raise InputError(problems)
     if facts.reservation:
         pulumi.log.info(facts.reservation.summary)
-
-
-def _format(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))

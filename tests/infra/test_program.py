@@ -197,6 +197,4 @@ def test_inputs_do_not_depend_on_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_commands_use_the_configured_profile() -> None:
     config = {**stack_config("local"), "aws:profile": "training"}
     exported = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
-    assert (
-        exported["stop"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"
-    )
+    assert exported["stop"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"

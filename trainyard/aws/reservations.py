@@ -7,10 +7,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from trainyard.aws.block_payments import describe_failed_payment
 from trainyard.aws.clients import client
 from trainyard.aws.tags import LAUNCH, tag_filters, tag_list, tag_specifications
 
-_ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "payment-failed"])
+ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "payment-failed"])
 
 
 def describe_end(reservation: str, state: str) -> str | None:
@@ -18,10 +19,10 @@ def describe_end(reservation: str, state: str) -> str | None:
 
     States: API reference, CapacityReservation.
     """
-    if state not in _ENDED_STATES:
+    if state not in ENDED_STATES:
         return None
     if state == "payment-failed":
-        return f"{reservation} is {state}: AWS did not receive the payment within 12 hours and has released the block"
+        return describe_failed_payment(reservation)
     return f"{reservation} is {state}"
 
 
@@ -169,7 +170,7 @@ def cancel_reservation(region: str, reservation: str) -> bool:
         state = describe_reservation(region, reservation)["State"]
         if state == "pending":
             return False
-        if state not in _ENDED_STATES:  # it may have been pending until now
+        if state not in ENDED_STATES:  # it may have been pending until now
             ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainyard.aws.clients import client
 from trainyard.aws.ec2 import Tags, tags_of
+from trainyard.aws.reservations import ENDED_STATES
 from trainyard.aws.s3 import Bucket
 
 
@@ -50,7 +51,7 @@ _EC2_KINDS = {
         operation="describe_capacity_reservations",
         result="CapacityReservations",
         id="CapacityReservationId",
-        ended=frozenset(["cancelled", "expired", "failed", "payment-failed", "unsupported"]),
+        ended=ENDED_STATES,
     ),
     "natgateway": _Ec2Kind(
         operation="describe_nat_gateways", result="NatGateways", id="NatGatewayId", ended=_DELETED, filters="Filter"

@@ -161,7 +161,8 @@ class Limits(StrictModel):
         gt=0, description="Minutes after which AWS terminates the workers unless the lease is renewed."
     )
     time_limit_minutes: float = Field(
-        gt=0, description="Minutes after the launch, or the scheduled start, at which the workers are terminated in any case."
+        gt=0,
+        description="Minutes after the launch, or the scheduled start, at which the workers are terminated in any case.",
     )
     idle_timeout_minutes: float | None = Field(
         None,

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from trainyard.aws import capacity_blocks, tags
 from trainyard.aws.block_end import usable_end
+from trainyard.aws.block_payments import PAYMENT_HOURS, describe_pending_payment
 from trainyard.aws.capacity_blocks import Offering, UnknownPurchaseError
 from trainyard.base import StrictModel
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
-from trainyard.operations.run_record import format_time
+from trainyard.times import format_time
 
 # "1-day increments up to 14 days, and 7-day increments up to 182 days" (API reference, DescribeCapacityBlockOfferings;
 # EC2 user guide, "Extend Capacity Blocks").
@@ -186,16 +187,15 @@ def format_purchase(purchase: Purchase, stack: str) -> str:
     name, end = purchase.reservation, format_time(purchase.offering.end)
     if purchase.offering.extends:
         return (
-            f"the extension of {name} is {purchase.state}. When AWS has received the payment, for which it has 12 "
-            f"hours, the block ends at {end}. An active run then uses the later end, up to its time limit. To increase "
-            f"the limit: change job.time_limit_minutes, then pulumi up -s {stack}"
+            f"the extension of {name} is {purchase.state}. When AWS has received the payment, for which it has "
+            f"{PAYMENT_HOURS} hours, the block ends at {end}. An active run then uses the later end, up to its time "
+            f"limit. To increase the limit: change job.time_limit_minutes, then pulumi up -s {stack}"
         )
-    text = f"{name} is {purchase.state}: set it as capacity.capacity_block.id in the file of stack {stack}, then "
+    action = f"Set it as capacity.capacity_block.id in the file of stack {stack}, then pulumi up -s {stack}"
     if purchase.state != "payment-pending":
-        return f"{text}pulumi up"
+        return f"{name} is {purchase.state}. {action}"
     return (
-        f"{text}pulumi up, also while the payment is pending. AWS releases the block if it does not receive the "
-        f"payment within 12 hours. To read the state: aws ec2 "
+        f"{describe_pending_payment(name)}. {action}, also while the payment is pending. To read the state: aws ec2 "
         f"describe-capacity-reservations --capacity-reservation-ids {name}"
     )
 

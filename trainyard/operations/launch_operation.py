@@ -24,10 +24,11 @@ from trainyard.operations.pending_launch import PendingLaunch
 from trainyard.operations.prestart_checks import check_before_start, require_own_source
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import GroupReservations, require_usable
-from trainyard.operations.run_record import create_run_record, format_run_duration, format_time
+from trainyard.operations.run_record import create_run_record, format_run_duration
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.times import format_time
 
 START_POLL_SECONDS = 10.0
 

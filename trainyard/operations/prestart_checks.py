@@ -4,6 +4,7 @@ The preview has checked quotas, zones and the block, and the launch the dataset 
 """
 
 from trainyard.aws import reservations, tags
+from trainyard.aws.block_payments import describe_pending_payment
 from trainyard.aws.ec2 import describe_image, tags_of
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.cluster import Cluster
@@ -26,8 +27,7 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
             _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
     for block in cluster.manifest.block_reservation_ids:
         if require_usable(cluster.region, cluster.stack, block).state == "payment-pending":
-            text = f"{block} is payment-pending: AWS has 12 hours to receive the payment, else it releases the block"
-            display.line("capacity", f"{text} and the run fails")
+            display.line("capacity", f"{describe_pending_payment(block)}. Then the run fails")
 
 
 def require_own_source(region: str, group: WorkerGroup) -> None:

@@ -31,9 +31,9 @@ from trainyard.operations.errors import CapacityError
 from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import delete_held_placement_groups
-from trainyard.operations.run_record import format_time
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.times import format_time
 
 DEFAULT_HOURS = 2.0
 
@@ -89,9 +89,9 @@ def hold_capacity(
     zones = _zones(cluster, settings)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(
-        "The reservation is billed like running instances until the run ends or the reservation is cancelled. Otherwise "
-        f"AWS ends it within an hour after {hours:g} hours. Reserve {where} for {group.nodes * node_price:,.2f} USD per "
-        "hour?"
+        "The reservation is billed like running instances until the run ends or the reservation is cancelled. "
+        f"Otherwise AWS ends it within an hour after {hours:g} hours. Reserve {where} for "
+        f"{group.nodes * node_price:,.2f} USD per hour?"
     )
     placement_group = None
     if any(map(settings.in_placement_group, settings.groups)):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from trainyard.errors import InputError, Problem
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord, compute_run_deadline
+from trainyard.times import format_time
 
 
 def create_run_id(job: str, now: float) -> str:
@@ -72,8 +73,3 @@ def require_capacity_time(manifest: Manifest, now: float) -> None:
         )
     if problems:
         raise InputError(problems)
-
-
-def format_time(unix_time: float) -> str:
-    """Format a Unix time for people, in UTC."""
-    return f"{datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S} UTC"

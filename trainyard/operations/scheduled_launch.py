@@ -11,9 +11,10 @@ from collections.abc import Callable
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
 from trainyard.operations.progress import Display
-from trainyard.operations.run_record import create_run_record, format_time, with_deadlines
+from trainyard.operations.run_record import create_run_record, with_deadlines
 from trainyard.operations.worker_groups import WorkerGroups
 from trainyard.quantity import quantity
+from trainyard.times import format_time
 
 # Auto Scaling refuses a scheduled action in the past.
 MARGIN_SECONDS = 30.0

@@ -12,11 +12,11 @@ from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.run_record import format_time
 from trainyard.operations.runs import read_run_record
 from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
 from trainyard.quantity import quantity
+from trainyard.times import format_time
 
 
 class GroupStatus(StrictModel):

@@ -31,7 +31,7 @@ from trainyard.operations.blocks import (
     list_extensions,
     list_offerings,
 )
-from trainyard.operations.run_record import format_time
+from trainyard.times import format_time
 
 STACK = "h200-cluster"
 ROOT = Path(__file__).parents[3]
@@ -92,7 +92,8 @@ def test_offering_is_bought_after_its_price_is_confirmed() -> None:
     described = client("ec2", REGION).describe_capacity_reservations(CapacityReservationIds=[block.reservation])
     assert described["CapacityReservations"][0]["State"] == block.state == "payment-pending"
     text = format_purchase(block, "h200-cluster")
-    assert f"{block.reservation} is payment-pending: set it as capacity.capacity_block.id" in text
+    assert text.startswith(f"{block.reservation} is payment-pending: AWS releases the Capacity Block")
+    assert "Set it as capacity.capacity_block.id" in text
     assert "also while the payment is pending" in text
     paid = format_purchase(block.model_copy(update={"state": "scheduled"}), "h200-cluster")
     assert "12 hours" not in paid

@@ -32,7 +32,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
 from trainyard.operations.reserve import HeldCapacity, cancel_held_capacity, hold_capacity
-from trainyard.operations.run_record import format_time
+from trainyard.times import format_time
 
 ROOT = Path(__file__).parents[3]
 WORKER_TYPE = "p4d.24xlarge"
@@ -100,7 +100,9 @@ def test_price_is_confirmed_first(account: EmulatedAws, operator: Operator) -> N
     def refuse(question: str) -> None:
         raise KeyboardInterrupt(question)
 
-    with pytest.raises(KeyboardInterrupt, match=r"4 x p4d.24xlarge in us-east-1 for 87.83 USD per hour, 2 hours"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"2 hours\. Reserve 4 x p4d.24xlarge in us-east-1 for 87.83 USD per hour"
+    ):
         hold_capacity(operator.cluster, settings_of(), 2, operator.display, refuse)
     assert operator.held() == []
     assert operator.placement_groups() == []

@@ -23,8 +23,9 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout, attempt_source, chun
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.run_record import create_run_record, format_time
+from trainyard.operations.run_record import create_run_record
 from trainyard.operations.status import format_status, read_status
+from trainyard.times import format_time
 
 
 @pytest.fixture

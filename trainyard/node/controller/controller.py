@@ -36,6 +36,7 @@ from trainyard.node.controller.reservations import RunReservations
 from trainyard.node.controller.startup_watch import StartupWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
+from trainyard.times import format_time
 
 POLL_SECONDS = 1.0
 MEMBERS_POLL_SECONDS = 5.0
@@ -107,7 +108,7 @@ class RunController:
         """Return the run with its deadline now. A changed deadline is published, and the lease renewed at once."""
         deadline = self._deadline.find(self.run, self.control, now)
         if deadline != (self.run.deadline if self.control.deadline is None else self.control.deadline):
-            LOG.info("the run's deadline is now %s", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(deadline)))
+            LOG.info("the run's deadline is now %s", format_time(deadline))
             self._order(deadline=deadline)
             self._renewed_at = 0.0
         self.run = self.run.model_copy(update={"deadline": deadline})
