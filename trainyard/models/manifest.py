@@ -162,7 +162,7 @@ class Limits(StrictModel):
     )
     time_limit_minutes: float = Field(
         gt=0,
-        description="Minutes after the launch, or the scheduled start, at which the workers are terminated in any case.",
+        description="Minutes after the launch, or the scheduled start, until the workers are terminated in any case.",
     )
     idle_timeout_minutes: float | None = Field(
         None,
