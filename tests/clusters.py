@@ -174,7 +174,7 @@ class Cluster:
             instances=instances,
             end=time.time() + 86400,
             placement_group_arn=None,
-            tags={tags.STACK: self.stack, tags.ROLE: tags.HELD_CAPACITY},
+            tags=tags.held_capacity_tags(self.stack),
             token=self.stack,
         ).id
 

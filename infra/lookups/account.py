@@ -205,10 +205,10 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
 
 
 def look_up_held_capacity(stack: str) -> ReservationFacts | None:
-    """Look up the active or pending capacity reservation that `trainyard reserve` made for the stack, by its tags."""
+    """Look up the active or pending capacity reservation of `trainyard reserve`, by the tags of the stack."""
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["ec2:capacity-reservation"],
-        tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [tags.HELD_CAPACITY]}],
+        tag_filters=[{"key": key, "values": [value]} for key, value in tags.held_capacity_tags(stack).items()],
     )
     names = sorted(entry.resource_arn.rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists)
     held = filter(None, map(_find_reservation, names))

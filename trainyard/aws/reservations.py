@@ -14,7 +14,7 @@ from trainyard.aws.tags import LAUNCH, tag_filters, tag_list, tag_specifications
 ENDED_STATES = frozenset(["expired", "cancelled", "failed", "unsupported", "payment-failed"])
 
 
-def describe_end(reservation: str, state: str) -> str | None:
+def describe_end(reservation_id: str, state: str) -> str | None:
     """Return the reason if a reservation in this state has ended; None if it accepts launches now, or may later.
 
     States: API reference, CapacityReservation.
@@ -22,8 +22,8 @@ def describe_end(reservation: str, state: str) -> str | None:
     if state not in ENDED_STATES:
         return None
     if state == "payment-failed":
-        return describe_failed_payment(reservation)
-    return f"{reservation} is {state}"
+        return describe_failed_payment(reservation_id)
+    return f"{reservation_id} is {state}"
 
 
 @dataclass(frozen=True)
@@ -93,24 +93,24 @@ def find_reservations(region: str, tags: Mapping[str, str]) -> list[CapacityRese
     return sorted(cancellable, key=lambda reservation: reservation.instances, reverse=True)
 
 
-def read_reservation(region: str, reservation: str) -> CapacityReservation:
+def read_reservation(region: str, reservation_id: str) -> CapacityReservation:
     """Return a reservation in any state. Raises ClientError."""
-    return _parse(describe_reservation(region, reservation))
+    return _parse(describe_reservation(region, reservation_id))
 
 
-def find_source(region: str, interruptible: str) -> str | None:
+def find_source(region: str, reservation_id: str) -> str | None:
     """Return the id of the reservation that an interruptible reservation was created from; None if it has none."""
-    info = describe_reservation(region, interruptible).get("InterruptionInfo") or {}
+    info = describe_reservation(region, reservation_id).get("InterruptionInfo") or {}
     return info.get("SourceCapacityReservationId")
 
 
-def is_own(region: str, reservation: str) -> bool:
+def is_own(region: str, reservation_id: str) -> bool:
     """Return whether the account owns a reservation. One that another account has not shared does not exist here.
 
     Raises ClientError for another error.
     """
     try:
-        owner = describe_reservation(region, reservation)["OwnerId"]
+        owner = describe_reservation(region, reservation_id)["OwnerId"]
     except ClientError as error:
         if error.response["Error"]["Code"] != "InvalidCapacityReservationId.NotFound":
             raise
@@ -118,46 +118,46 @@ def is_own(region: str, reservation: str) -> bool:
     return bool(owner == client("sts", region).get_caller_identity()["Account"])
 
 
-def find_reclaim_target(region: str, source: str) -> int | None:
+def find_reclaim_target(region: str, source_id: str) -> int | None:
     """Return the number of instances that an interruptible reservation has after a reclaim; None without a reclaim.
 
-    `source`: id of the reservation that it was created from. EC2 user guide, "Interruptible Capacity Reservations for
+    `source_id`: the reservation that it was created from. EC2 user guide, "Interruptible Capacity Reservations for
     capacity owners": the status of the allocation is `updating` during a reclaim.
     """
-    allocation = describe_reservation(region, source).get("InterruptibleCapacityAllocation") or {}
+    allocation = describe_reservation(region, source_id).get("InterruptibleCapacityAllocation") or {}
     if allocation.get("Status") != "updating" or allocation["TargetInstanceCount"] >= allocation["InstanceCount"]:
         return None
     target: int = allocation["TargetInstanceCount"]
     return target
 
 
-def describe_reservation(region: str, reservation: str) -> Mapping[str, Any]:
+def describe_reservation(region: str, reservation_id: str) -> Mapping[str, Any]:
     """Return EC2's description of a reservation or Capacity Block in any state. Raises ClientError."""
-    response = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[reservation])
+    response = client("ec2", region).describe_capacity_reservations(CapacityReservationIds=[reservation_id])
     description: Mapping[str, Any] = response["CapacityReservations"][0]
     return description
 
 
-def resize_reservation(region: str, reservation: str, instances: int) -> None:
+def resize_reservation(region: str, reservation_id: str, instances: int) -> None:
     """Set the number of instances of a reservation. Raises ClientError without capacity for additional instances."""
     ec2 = client("ec2", region, max_attempts=1)
-    ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=instances)
+    ec2.modify_capacity_reservation(CapacityReservationId=reservation_id, InstanceCount=instances)
 
 
-def set_launch(region: str, reservation: str, launch_id: str) -> None:
+def set_launch(region: str, reservation_id: str, launch_id: str) -> None:
     """Tag a reservation with the launch that uses it. Raises ClientError."""
-    client("ec2", region).create_tags(Resources=[reservation], Tags=tag_list({LAUNCH: launch_id}))
+    client("ec2", region).create_tags(Resources=[reservation_id], Tags=tag_list({LAUNCH: launch_id}))
 
 
-def extend_reservations(region: str, reservations: Iterable[str], end: float) -> None:
+def extend_reservations(region: str, reservation_ids: Iterable[str], end: float) -> None:
     """Move the end of reservations to `end` (Unix time, seconds)."""
-    for name in reservations:
+    for reservation_id in reservation_ids:
         client("ec2", region).modify_capacity_reservation(
-            CapacityReservationId=name, EndDateType="limited", EndDate=_time(end)
+            CapacityReservationId=reservation_id, EndDateType="limited", EndDate=_time(end)
         )
 
 
-def cancel_reservation(region: str, reservation: str) -> bool:
+def cancel_reservation(region: str, reservation_id: str) -> bool:
     """Cancel a reservation, unless it has ended. Its instances continue to run as On-Demand Instances.
 
     Returns False for a pending reservation, which EC2 does not cancel (API reference, CancelCapacityReservation). AWS
@@ -165,13 +165,13 @@ def cancel_reservation(region: str, reservation: str) -> bool:
     """
     ec2 = client("ec2", region)
     try:
-        ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+        ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
     except ClientError:
-        state = describe_reservation(region, reservation)["State"]
+        state = describe_reservation(region, reservation_id)["State"]
         if state == "pending":
             return False
         if state not in ENDED_STATES:  # it may have been pending until now
-            ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+            ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
     return True
 
 

@@ -26,6 +26,11 @@ ARCHIVE = "trainyard:archive"
 OLD = "old"
 
 
+def held_capacity_tags(stack: str) -> dict[str, str]:
+    """Return the tags of the reservation of `trainyard reserve`, and of its placement group."""
+    return {STACK: stack, ROLE: HELD_CAPACITY}
+
+
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     """Convert tags to the list form of the EC2 API."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]

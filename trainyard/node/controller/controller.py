@@ -136,7 +136,7 @@ class RunController:
         if self.control.attempt and self.control.waiting_since is None and self.run.nodes == len(self.control.nodes):
             self.reservations.reduce(self.run.reservations, now, self.run.limits.startup_timeout_minutes * 60)
         else:
-            self.reservations.keep()
+            self.reservations.reset_unused_timers()
 
     def _read_events(self) -> None:
         for event in node_events(self._events):

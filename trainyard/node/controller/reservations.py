@@ -22,20 +22,21 @@ class RunReservations:
         self._not_cancelled: dict[str, str] = {}  # reservation -> the reason in the log
         self._cancelled_at: float | None = None  # time.monotonic() of the last calls
 
-    def extend(self, names: Iterable[str], end: float) -> None:
+    def extend(self, reservation_ids: Iterable[str], end: float) -> None:
         """Move the end of the reservations to `end` (Unix time, seconds)."""
         try:
-            reservations.extend_reservations(self._region, names, end)
+            reservations.extend_reservations(self._region, reservation_ids, end)
         except (BotoCoreError, ClientError) as error:  # the nodes continue as On-Demand Instances
             LOG.error("the capacity reservations were not extended: %s", error)
 
-    def reduce(self, names: Iterable[str], now: float, timeout_seconds: float) -> None:
+    def reduce(self, reservation_ids: Iterable[str], now: float, timeout_seconds: float) -> None:
         """Remove capacity that was unused for longer than the timeout: such as after nodes could not be added.
 
         Call it only while the run needs no more nodes than it has.
         """
         try:
-            described = [each for each in reservations.find_reservations(self._region, {}) if each.id in set(names)]
+            required = set(reservation_ids)
+            described = [each for each in reservations.find_reservations(self._region, {}) if each.id in required]
             since = {each.id: self._unused_since.get(each.id, now) for each in described if each.available}
             self._unused_since = since
             for each in described:
@@ -46,34 +47,34 @@ class RunReservations:
         except (BotoCoreError, ClientError) as error:  # the next renewal of the lease repeats it
             LOG.error("the capacity reservations were not reduced: %s", error)
 
-    def keep(self) -> None:
-        """Note that the run needs the unused capacity for its missing nodes."""
+    def reset_unused_timers(self) -> None:
+        """Measure from now how long capacity is unused: the run needs it for its missing nodes."""
         self._unused_since = {}
 
-    def cancel(self, names: Iterable[str]) -> bool:
+    def cancel(self, reservation_ids: Iterable[str]) -> bool:
         """Cancel the reservations; return whether all are cancelled or have ended.
 
         Repeat it until then: EC2 does not cancel a pending reservation. Calls within CANCEL_POLL_SECONDS of an attempt
         that failed do nothing. A reason is logged once for each reservation.
         """
-        remaining, now = [name for name in names if name not in self._cancelled], time.monotonic()
+        remaining, now = [each for each in reservation_ids if each not in self._cancelled], time.monotonic()
         if self._cancelled_at is not None and now < self._cancelled_at + CANCEL_POLL_SECONDS:
             return not remaining
-        for name in remaining:
-            reason = self._cancel(name)
+        for reservation_id in remaining:
+            reason = self._cancel(reservation_id)
             if reason is None:
-                self._cancelled.add(name)
-            elif self._not_cancelled.get(name) != reason:
-                self._not_cancelled[name] = reason
-                LOG.warning("the capacity reservation %s is not cancelled yet: %s", name, reason)
+                self._cancelled.add(reservation_id)
+            elif self._not_cancelled.get(reservation_id) != reason:
+                self._not_cancelled[reservation_id] = reason
+                LOG.warning("the capacity reservation %s is not cancelled yet: %s", reservation_id, reason)
         is_complete = self._cancelled.issuperset(remaining)
         self._cancelled_at = None if is_complete else now
         return is_complete
 
-    def _cancel(self, name: str) -> str | None:
+    def _cancel(self, reservation_id: str) -> str | None:
         """Cancel a reservation; return why it was not cancelled."""
         try:
-            return None if reservations.cancel_reservation(self._region, name) else "it is pending"
+            return None if reservations.cancel_reservation(self._region, reservation_id) else "it is pending"
         except ClientError as error:
             if error.response["Error"]["Code"] == "InvalidCapacityReservationId.NotFound":
                 return None
