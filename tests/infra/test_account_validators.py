@@ -189,13 +189,13 @@ EXAMPLES: dict[str, list[Example]] = {
             reserved(State="scheduled", StartDate="2098-01-01T11:30:00Z"),
             {"capacity": NAMED},
             "capacity.reservation.id",
-            ("is scheduled", "2098-01-01 11:30 UTC"),
+            ("is scheduled", "2098-01-01 11:30:00 UTC"),
         ),
         Example(
             reserved(State="assessing", StartDate="2098-01-01T11:30:00Z"),
             {"capacity": NAMED},
             "capacity.reservation.id",
-            ("is assessing", "2098-01-01 11:30 UTC"),
+            ("is assessing", "2098-01-01 11:30:00 UTC"),
         ),
         Example(
             reserved(State="cancelled"),

@@ -10,7 +10,7 @@ import typer
 from trainyard.cli.options import JsonOption, StackOption
 from trainyard.operations import blocks as operation
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.reserve import read_stack_settings
+from trainyard.operations.stack_file import read_stack_settings
 
 
 def blocks(

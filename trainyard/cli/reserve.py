@@ -10,6 +10,7 @@ from trainyard.cli.options import JsonOption, StackOption
 from trainyard.operations import reserve as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
+from trainyard.operations.stack_file import read_stack_settings
 from trainyard.quantity import quantity
 
 
@@ -43,10 +44,14 @@ def reserve(
 
     with create_display() as display:
         if cancel:
-            names = operation.cancel_held_capacity(Cluster.from_environment(stack), display)
-            print(json.dumps({"cancelled": names}) if as_json else f"{quantity(len(names), 'reservation')} cancelled")
+            cancelled = operation.cancel_held_capacity(Cluster.from_environment(stack), display)
+            print(
+                json.dumps({"cancelled": cancelled})
+                if as_json
+                else f"{quantity(len(cancelled), 'reservation')} cancelled"
+            )
             return
-        settings = operation.read_stack_settings(stack, file)
+        settings = read_stack_settings(stack, file)
         held = operation.hold_capacity(Cluster.from_environment(stack), settings, hours, display, confirm)
         text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}; next: pulumi up -s {stack}"
         print(held.model_dump_json() if as_json else text)

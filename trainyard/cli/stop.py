@@ -9,7 +9,7 @@ from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import create_display
-from trainyard.operations.reservations import delete_held_placement_groups
+from trainyard.operations.stack_reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
 from trainyard.quantity import quantity
 

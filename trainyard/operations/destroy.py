@@ -15,8 +15,8 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import Display
 from trainyard.operations.pulumi_cli import backend_has_stack, require_pulumi, stack_missing
-from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.operations.stack_reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
 
 POLL_SECONDS = 5.0

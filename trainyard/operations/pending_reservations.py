@@ -1,4 +1,4 @@
-"""Pending capacity reservations: until EC2 activates them, they cannot be used, changed or cancelled.
+"""Activation, extension and cancellation of capacity reservations, which EC2 refuses while they are pending.
 
 EC2 user guide, "View the state of a Capacity Reservation": it may be pending for up to 5 minutes. API reference,
 ModifyCapacityReservation and CancelCapacityReservation: neither has an effect on a pending reservation.
@@ -6,6 +6,7 @@ ModifyCapacityReservation and CancelCapacityReservation: neither has an effect o
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -45,7 +46,7 @@ def wait_until_active(
 
 def cancel_reservations(
     region: str,
-    names: Iterable[str],
+    reservation_ids: Iterable[str],
     display: Display,
     *,
     launch_id: str | None = None,
@@ -54,21 +55,35 @@ def cancel_reservations(
 ) -> None:
     """Cancel reservations; wait for pending ones. One that AWS does not cancel ends by itself, after its end date.
 
-    `launch_id`: cancel only those that still have the tag of this launch. `reason`: displayed after the name.
+    `launch_id`: cancel only those that still have the tag of this launch. `reason`: displayed after the id.
     `before_poll` raises an error to end the wait.
     """
-    for name in names:
+    for reservation_id in reservation_ids:
         try:
-            text = _cancel(region, name, display, launch_id, reason, before_poll)
+            text = _cancel(region, reservation_id, display, launch_id, reason, before_poll)
         except (BotoCoreError, ClientError, CapacityError) as error:
-            command = cancel_command(region, name)
-            text = f"{name} was not cancelled and is billed until it ends: {error}. To cancel it: {command}"
+            command = cancel_command(region, reservation_id)
+            text = f"{reservation_id} was not cancelled and is billed until it ends: {error}. To cancel it: {command}"
         display.line("capacity", text)
 
 
-def cancel_command(region: str, name: str) -> str:
+def extend_reservation(region: str, reservation: CapacityReservation, end: float, action: str) -> CapacityReservation:
+    """Move the end of a reservation to `end` (Unix time, seconds), if that is later; return the reservation.
+
+    Raises CapacityError, whose message ends with the `action` of the user.
+    """
+    if reservation.end is None or reservation.end >= end:
+        return reservation
+    try:
+        reservations.extend_reservations(region, [reservation.id], end)
+    except ClientError as error:
+        raise CapacityError(f"AWS does not move the end of {reservation.id}: {error}. {action}") from error
+    return replace(reservation, end=end)
+
+
+def cancel_command(region: str, reservation_id: str) -> str:
     """Return the command of the AWS CLI that cancels a reservation."""
-    return f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {name}"
+    return f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {reservation_id}"
 
 
 def list_command(region: str, stack: str) -> str:
@@ -79,7 +94,7 @@ def list_command(region: str, stack: str) -> str:
 
 def _cancel(
     region: str,
-    name: str,
+    reservation_id: str,
     display: Display,
     launch_id: str | None,
     reason: str,
@@ -91,12 +106,14 @@ def _cancel(
     def is_done() -> bool:
         nonlocal is_own  # in each poll: a later launch may take it over while it is pending
         if launch_id is not None:
-            is_own = reservations.read_reservation(region, name).launch_id == launch_id
-        return not is_own or reservations.cancel_reservation(region, name)
+            is_own = reservations.read_reservation(region, reservation_id).launch_id == launch_id
+        return not is_own or reservations.cancel_reservation(region, reservation_id)
 
-    if not _poll(is_done, f"{name} is pending: waiting until EC2 can cancel it", display, before_poll):
+    if not _poll(is_done, f"{reservation_id} is pending: waiting until EC2 can cancel it", display, before_poll):
         raise CapacityError(f"it is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
-    return f"cancelled {name}{reason}" if is_own else f"{name} is not cancelled: a later launch uses it"
+    if not is_own:
+        return f"{reservation_id} is not cancelled: a later launch uses it"
+    return f"cancelled {reservation_id}{reason}"
 
 
 def _poll(is_done: Callable[[], bool], text: str, display: Display, before_poll: Callable[[], None]) -> bool:

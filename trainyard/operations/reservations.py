@@ -9,16 +9,14 @@ from collections.abc import Callable, Collection, Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import ec2, placement, reservations, tags
+from trainyard.aws import ec2, reservations, tags
 from trainyard.aws.reservations import CapacityReservation
-from trainyard.config.catalog import catalog
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
-from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.pending_reservations import (
-    cancel_command,
     cancel_reservations,
+    extend_reservation,
     list_command,
     wait_until_active,
 )
@@ -28,8 +26,6 @@ from trainyard.operations.waiting import sleep_with_checks
 # AWS returns the capacity of a terminated instance to its reservation after several minutes, and large GPU types shut
 # down for up to 20 minutes before.
 RETURN_TIMEOUT_SECONDS, RETURN_POLL_SECONDS = 40 * 60.0, 5.0
-# For how long EC2 may describe a cancelled reservation as active: an assumption, EC2 is eventually consistent.
-CANCELLED_TIMEOUT_SECONDS, CANCELLED_POLL_SECONDS = 10.0, 1.0
 
 
 class GroupReservations:
@@ -63,7 +59,7 @@ class GroupReservations:
         instances = ec2.describe_all_instances(self._region, running)
         zones = {instance["Placement"]["AvailabilityZone"] for instance in instances}
         zones = zones or {subnet.zone for subnet in group.subnets}
-        existing = self._existing(group, zones)
+        existing = self._take_over_existing(group, zones)
         if existing is not None:
             used = sum(instance.get("CapacityReservationId") == existing.id for instance in instances)
             self._resize(existing, used + missing)
@@ -88,9 +84,13 @@ class GroupReservations:
         self._created.append(created.id)
         return created
 
-    def _existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
-        """Return the group's active reservation in these zones; cancel surplus ones and those that do not fit."""
-        held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
+    def _take_over_existing(self, group: WorkerGroup, zones: Collection[str]) -> CapacityReservation | None:
+        """Tag an existing reservation of the group in these zones with this launch, and return it when it is active.
+
+        A reservation of `trainyard reserve` is preferred. Cancels the group's other reservations, and those that do not
+        fit. None without a reservation that fits and that EC2 activates. Raises CapacityError (_reject, _take_over).
+        """
+        held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack))
         fitting = []
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
             placed = reservation.placement_group_arn == group.placement_group_arn
@@ -100,7 +100,7 @@ class GroupReservations:
                 self._reject(reservation, is_held=reservation in held)
         for number, reservation in enumerate(fitting, 1):
             if active := self._activate(reservation):
-                self.cancel([each.id for each in fitting[number:]])
+                self._cancel([each.id for each in fitting[number:]])
                 return active
         return None
 
@@ -137,13 +137,13 @@ class GroupReservations:
                 f"{reservation.zone}) does not fit the deployed stack: run pulumi up -s {stack}, or cancel it: "
                 f"trainyard reserve --stack {stack} --cancel"
             )
-        self.cancel([reservation.id])
+        self._cancel([reservation.id])
 
     def _resize(self, reservation: CapacityReservation, instances: int) -> None:
         if reservation.instances == instances:
             return
         if reservation.instances < instances:
-            self._sizes_before[reservation.id] = reservation.instances  # also when the answer is lost
+            self._sizes_before[reservation.id] = reservation.instances  # also when the response is lost
         try:
             reservations.resize_reservation(self._region, reservation.id, instances)
         except ClientError as error:
@@ -153,28 +153,25 @@ class GroupReservations:
             ) from error
 
     def _extend(self, reservation: CapacityReservation, end: float) -> None:
-        """Move the end of the reservation to `end` (Unix time, seconds), if that is later. Raises CapacityError."""
-        if reservation.end is None or reservation.end >= end:
-            return
-        try:
-            reservations.extend_reservations(self._region, [reservation.id], end)
-        except ClientError as error:
-            stack = self._manifest.stack
-            raise CapacityError(
-                f"AWS does not move the end of {reservation.id}: {error}. Launch again: pulumi up -s {stack}; or end "
-                f"the reservation first, and an active run with it: trainyard stop --stack {stack}"
-            ) from error
+        stack = self._manifest.stack
+        action = (
+            f"Launch again: pulumi up -s {stack}; or end the reservation first, and an active run with it: trainyard "
+            f"stop -s {stack}"
+        )
+        extend_reservation(self._region, reservation, end, action)
 
-    def wait_for_capacity(self, name: str, missing: int, hold_seconds: float | None = None) -> CapacityReservation:
+    def wait_for_capacity(
+        self, reservation_id: str, missing: int, hold_seconds: float | None = None
+    ) -> CapacityReservation:
         """Return a reservation by id as soon as `missing` instances of it are available. Raises CapacityError.
 
         EC2 returns the capacity of terminated nodes to the reservation after several minutes. `hold_seconds`: keep its
         end about so many seconds away meanwhile; None: it is not the launch's reservation.
         """
         deadline, stack = time.monotonic() + RETURN_TIMEOUT_SECONDS, self._manifest.stack
-        is_configured = name in {group.reservation for group in self._manifest.groups}
+        is_configured = reservation_id in {group.reservation for group in self._manifest.groups}
         while True:
-            reservation = require_usable(self._region, stack, name, is_configured=is_configured)
+            reservation = require_usable(self._region, stack, reservation_id, is_configured=is_configured)
             if reservation.state == "active" and reservation.available >= missing:
                 return reservation
             state = f"{reservation.available} of {missing} instances are available"
@@ -182,19 +179,16 @@ class GroupReservations:
                 state = f"it is {reservation.state}"
             if time.monotonic() > deadline:
                 raise CapacityError(
-                    f"reservation {name}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes. Launch again: pulumi "
-                    f"up -s {stack}"
+                    f"reservation {reservation_id}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes. Launch "
+                    f"again: pulumi up -s {stack}"
                 )
             if hold_seconds and reservation.end and reservation.end < time.time() + hold_seconds / 2:
                 self._extend(reservation, time.time() + hold_seconds)
-            self._display.detail("capacity", f"reservation {name}: {state}, waiting")
+            self._display.detail("capacity", f"reservation {reservation_id}: {state}, waiting")
             sleep_with_checks(RETURN_POLL_SECONDS, self._before_attempt)
 
-    def _stack_tags(self, role: str) -> dict[str, str]:
-        return {tags.STACK: self._manifest.stack, tags.ROLE: role}
-
     def _tags(self, group: WorkerGroup) -> dict[str, str]:
-        return self._stack_tags(group.name)
+        return {tags.STACK: self._manifest.stack, tags.ROLE: group.name}
 
     def rollback(self) -> None:
         """Cancel the reservations that this launch created, and restore the size of those that it enlarged.
@@ -202,20 +196,20 @@ class GroupReservations:
         Those that a later launch uses are left as they are.
         """
         cancel_reservations(self._region, self._created, self._display, launch_id=self._launch_id)
-        for name, instances in self._sizes_before.items():
+        for reservation_id, instances in self._sizes_before.items():
             try:
-                if reservations.read_reservation(self._region, name).launch_id != self._launch_id:
+                if reservations.read_reservation(self._region, reservation_id).launch_id != self._launch_id:
                     continue
-                reservations.resize_reservation(self._region, name, instances)
-                self._display.line("capacity", f"{name} has {instances} instances again")
+                reservations.resize_reservation(self._region, reservation_id, instances)
+                self._display.line("capacity", f"{reservation_id} has {instances} instances again")
             except (BotoCoreError, ClientError) as error:
-                self._display.line("capacity", f"{name} was not reduced to {instances} instances: {error}")
+                self._display.line("capacity", f"{reservation_id} was not reduced to {instances} instances: {error}")
 
     def cancel_reservations_of_groups(self) -> None:
         """Cancel the groups' reservations, also those of earlier launches; display the held capacity, which remains."""
         try:
             for group in self._manifest.groups:
-                self.cancel([each.id for each in reservations.find_reservations(self._region, self._tags(group))])
+                self._cancel([each.id for each in reservations.find_reservations(self._region, self._tags(group))])
         except (BotoCoreError, ClientError) as error:
             text = f"the reservations of the launch were not cancelled and are billed until they end: {error}"
             command = list_command(self._region, self._manifest.stack)
@@ -226,29 +220,29 @@ class GroupReservations:
     def describe_held(self) -> str:
         """Return a sentence on the capacity of `trainyard reserve`, with a trailing space; empty if there is none."""
         try:
-            held = reservations.find_reservations(self._region, self._stack_tags(tags.HELD_CAPACITY))
+            held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack))
         except (BotoCoreError, ClientError) as error:
             return f"A reservation of trainyard reserve, which is billed until it ends, could not be listed: {error}. "
         if not held:
             return ""
         prices = {group.instance_type: group.node_usd_per_hour for group in self._manifest.groups}
         price = sum(each.instances * prices.get(each.instance_type, 0.0) for each in held)
-        names = ", ".join(f"{each.id} ({each.instances} x {each.instance_type} in {each.zone})" for each in held)
+        described = ", ".join(f"{each.id} ({each.instances} x {each.instance_type} in {each.zone})" for each in held)
         end = f"trainyard reserve --stack {self._manifest.stack} --cancel"
-        return f"{names} of trainyard reserve costs {price:,.2f} USD per hour until it ends; to end it: {end}. "
+        return f"{described} of trainyard reserve costs {price:,.2f} USD per hour until it ends; to end it: {end}. "
 
-    def cancel(self, names: Iterable[str]) -> None:
+    def _cancel(self, reservation_ids: Iterable[str]) -> None:
         """Cancel reservations. One that AWS does not cancel ends by itself, within an hour of its end date."""
-        cancel_reservations(self._region, names, self._display)
+        cancel_reservations(self._region, reservation_ids, self._display)
 
 
-def require_usable(region: str, stack: str, name: str, *, is_configured: bool = True) -> CapacityReservation:
+def require_usable(region: str, stack: str, reservation_id: str, *, is_configured: bool = True) -> CapacityReservation:
     """Return a reservation that accepts launches now or may later. Raises CapacityError for one that has ended.
 
     `is_configured`: the file of the stack names it.
     """
-    reservation = reservations.read_reservation(region, name)
-    if reason := reservations.describe_end(name, reservation.state):
+    reservation = reservations.read_reservation(region, reservation_id)
+    if reason := reservations.describe_end(reservation_id, reservation.state):
         if not is_configured:
             raise CapacityError(f"{reason}: launch again: pulumi up -s {stack}")
         raise CapacityError(
@@ -256,54 +250,3 @@ def require_usable(region: str, stack: str, name: str, *, is_configured: bool = 
             f"the stack, then run pulumi up -s {stack}"
         )
     return reservation
-
-
-def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> list[str]:
-    """Cancel every capacity reservation of the stack; return a text for each that remains and is billed.
-
-    The texts, which are also displayed, have its price and the command that cancels it. An error is displayed.
-    """
-    try:
-        names = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
-        cancel_reservations(region, names, display)
-        remaining = reservations.find_reservations(region, {tags.STACK: stack})
-        deadline = time.monotonic() + CANCELLED_TIMEOUT_SECONDS
-        while remaining and time.monotonic() < deadline:  # EC2 may still describe a cancelled one as active
-            time.sleep(CANCELLED_POLL_SECONDS)
-            remaining = reservations.find_reservations(region, {tags.STACK: stack})
-    except (BotoCoreError, ClientError) as error:
-        text = f"the reservations of the stack could not be listed ({error}): they are billed until they end"
-        texts = [f"{text}. To list them: {list_command(region, stack)}"]
-    else:
-        texts = [_describe_remaining(region, each) for each in remaining]
-    for text in texts:
-        display.line("capacity", text)
-    return texts
-
-
-def _describe_remaining(region: str, reservation: CapacityReservation) -> str:
-    entry, name = catalog().get(reservation.instance_type), reservation.id
-    price = reservation.instances * ((entry.on_demand_usd if entry else None) or 0.0)
-    return (
-        f"{name} ({reservation.instances} x {reservation.instance_type} in {reservation.zone}) is {reservation.state} "
-        f"and costs {price:,.2f} USD per hour until it ends; to cancel it: {cancel_command(region, name)}"
-    )
-
-
-def delete_held_placement_groups(cluster: Cluster, display: Display, *, keep_used: bool = True) -> None:
-    """Delete the placement groups that `trainyard reserve` created for the stack.
-
-    `keep_used`: except those of the manifest, which the launch templates require. An error, for example of a group with
-    an instance, is displayed: placement groups cost nothing.
-    """
-    groups_in_use = cluster.manifest.groups if keep_used and cluster.is_deployed else ()
-    used = {group.placement_group_arn for group in groups_in_use}
-    try:
-        groups = placement.find_placement_groups(
-            cluster.region, {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
-        )
-        for group in groups:
-            if group.arn not in used:
-                placement.delete_placement_group(cluster.region, group.name)
-    except (BotoCoreError, ClientError) as error:
-        display.line("capacity", f"the placement groups of trainyard reserve were not deleted: {error}")

@@ -1,38 +1,32 @@
-"""Reserve the capacity of a stack before `pulumi up`: `trainyard reserve`. The code calls it held capacity.
+"""Create, extend and cancel a Capacity Reservation before `pulumi up` (`trainyard reserve`).
 
 Head and file system are in one Availability Zone, so the zone with capacity must be known before `pulumi up`. The
-preview uses the zone and the placement group of the reservation, and the launch its capacity.
+preview uses the zone and the placement group of the reservation, and the launch its capacity. Identifiers
+call this reservation held capacity.
 """
 
-import dataclasses
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from botocore.exceptions import ClientError
 from pydantic import Field
 
 from trainyard.aws import placement, tags
 from trainyard.aws.ec2 import offering_zones, subnet_zone
-from trainyard.aws.reservations import CapacityReservation, extend_reservations, find_reservations
+from trainyard.aws.reservations import CapacityReservation, find_reservations
 from trainyard.base import StrictModel
-from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import node_usd_per_hour
-from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
-from trainyard.config.stack_config import find_stack_file, read_config
+from trainyard.config.settings.capacity import GroupPlan
 from trainyard.config.validators.unused import no_reservation_reason
 from trainyard.errors import InputError, Problem
 from trainyard.models.run import RunRecord
 from trainyard.operations.capacity_search import CapacityRequest, reserve_capacity
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import CapacityError
-from trainyard.operations.pending_reservations import cancel_reservations, wait_until_active
+from trainyard.operations.pending_reservations import cancel_reservations, extend_reservation, wait_until_active
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import delete_held_placement_groups
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
-from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.operations.stack_reservations import delete_held_placement_groups
 from trainyard.times import format_time
 
 DEFAULT_HOURS = 2.0
@@ -50,13 +44,6 @@ class HeldCapacity(StrictModel):
     usd_per_hour: float = Field(ge=0, description="Price of the reservation, used or not, USD an hour.")
 
 
-def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
-    """Return the settings of a stack's file. Raises InputError."""
-    path = file or find_stack_file(stack, PROJECT_ROOT / "stacks")
-    config = read_config(path, str(file) if file else f"stacks/{path.name}")
-    return load_settings(config.get(CONFIG_KEY), PROJECT_ROOT, path.name)
-
-
 def hold_capacity(
     cluster: Cluster, settings: StackSettings, hours: float | None, display: Display, confirm: Callable[[str], None]
 ) -> HeldCapacity:
@@ -67,44 +54,70 @@ def hold_capacity(
     InputError for a stack whose launch reserves nothing, or whose file differs from the existing reservation, and
     CapacityError.
     """
+    group = _reserved_group(cluster.stack, settings)
+    node_price = node_usd_per_hour(settings, group)
+    held = _find_active(cluster, group.nodes, settings.instance_type, display)
+    if held is None:
+        held = _reserve(cluster, settings, group, hours or DEFAULT_HOURS, display, confirm)
+    elif hours is not None:
+        held = _extend(cluster, held, int(time.time() + hours * 3600), node_price, confirm)
+    return _result(held, node_price)
+
+
+def _reserved_group(stack: str, settings: StackSettings) -> GroupPlan:
+    """Return the group whose capacity the launch reserves. Raises InputError without one."""
     groups = [group for group in settings.groups if settings.reserves_capacity(group)]
     if not groups:
         reason = f"its launch reserves no capacity: {no_reservation_reason(settings)}"
         fix = (
             "Use this command for on-demand GPU nodes with capacity.reserve: true, trainyard blocks for Capacity Blocks"
         )
-        raise InputError([Problem("--stack", cluster.stack, reason, fix, "nothing_to_reserve")])
+        raise InputError([Problem("--stack", stack, reason, fix, "nothing_to_reserve")])
     (group,) = groups
-    node_price = node_usd_per_hour(settings, group)
-    held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
-    if existing := find_reservations(cluster.region, held_tags):
-        _require_same(cluster.stack, existing[0], group.nodes, settings.instance_type)
-        if (held := wait_until_active(cluster.region, existing[0], display)).state == "active":
-            end = f" until {format_time(held.end)}" if held.end else ""
-            display.line("capacity", f"{held.id} is already held in {held.zone}{end}")
-            if hours is not None:
-                held = _extend(cluster, held, int(time.time() + hours * 3600), node_price, confirm)
-            return _result(held, node_price)
-    hours = hours or DEFAULT_HOURS
-    zones = _zones(cluster, settings)
+    return group
+
+
+def _find_active(cluster: Cluster, instances: int, instance_type: str, display: Display) -> CapacityReservation | None:
+    """Return the existing reservation when it is active; None without one, and if EC2 does not activate it.
+
+    Raises InputError if it is not what the file of the stack requires.
+    """
+    existing = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack))
+    if not existing:
+        return None
+    _require_same(cluster.stack, existing[0], instances, instance_type)
+    held = wait_until_active(cluster.region, existing[0], display)
+    if held.state != "active":
+        return None
+    end = f" until {format_time(held.end)}" if held.end else ""
+    display.line("capacity", f"{held.id} is already held in {held.zone}{end}")
+    return held
+
+
+def _reserve(
+    cluster: Cluster,
+    settings: StackSettings,
+    group: GroupPlan,
+    hours: float,
+    display: Display,
+    confirm: Callable[[str], None],
+) -> CapacityReservation:
+    """Return a new reservation, in a new placement group if the nodes are in one."""
+    zones, node_price = _zones(cluster, settings), node_usd_per_hour(settings, group)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(
         "The reservation is billed like running instances until the run ends or the reservation is cancelled. "
         f"Otherwise AWS ends it within an hour after {hours:g} hours. Reserve {where} for "
         f"{group.nodes * node_price:,.2f} USD per hour?"
     )
-    placement_group = None
-    if any(map(settings.in_placement_group, settings.groups)):
-        name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
-        placement_group = placement.create_cluster_group(cluster.region, name, held_tags).arn
     request = CapacityRequest(
         stack=cluster.stack,
         region=cluster.region,
         instance_type=settings.instance_type,
         instances=group.nodes,
         zones=zones,
-        placement_group_arn=placement_group,
-        tags={**held_tags, "Name": f"trainyard-{cluster.stack}-held-capacity"},
+        placement_group_arn=_create_placement_group(cluster, settings),
+        tags={**tags.held_capacity_tags(cluster.stack), "Name": f"trainyard-{cluster.stack}-held-capacity"},
         launch_id=secrets.token_hex(8),  # until a launch uses it
         hold_seconds=hours * 3600,
         usd_per_hour=node_price,
@@ -118,7 +131,15 @@ def hold_capacity(
                 delete_held_placement_groups(cluster, display)
             raise
     _report_other_zone(cluster, held.zone, display)
-    return _result(held, node_price)
+    return held
+
+
+def _create_placement_group(cluster: Cluster, settings: StackSettings) -> str | None:
+    """Return the ARN of a new cluster placement group; None if the nodes are in none."""
+    if not any(map(settings.in_placement_group, settings.groups)):
+        return None
+    name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
+    return placement.create_cluster_group(cluster.region, name, tags.held_capacity_tags(cluster.stack)).arn
 
 
 def _require_same(stack: str, held: CapacityReservation, instances: int, instance_type: str) -> None:
@@ -138,30 +159,24 @@ def _extend(
         return held
     described = f"{held.id} ({held.instances} x {held.instance_type}, {held.instances * node_price:,.2f} USD per hour)"
     confirm(f"Extend {described} from {format_time(held.end)} to {format_time(end)}?")
-    try:
-        extend_reservations(cluster.region, [held.id], end)
-    except ClientError as error:
-        raise CapacityError(
-            f"AWS does not move the end of {held.id}: {error}. Repeat the command, or cancel the reservation: "
-            f"trainyard reserve --stack {cluster.stack} --cancel"
-        ) from error
-    return dataclasses.replace(held, end=end)
+    action = f"Repeat the command, or cancel the reservation: trainyard reserve -s {cluster.stack} --cancel"
+    return extend_reservation(cluster.region, held, end, action)
 
 
 def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
-    """Cancel the reservation of `trainyard reserve` and delete its placement group; return the reservation's id.
+    """Cancel the reservation of `trainyard reserve` and delete its placement group; return its id in a list.
 
     Raises InputError when the active run uses it.
     """
-    held_tags = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
-    names = [each.id for each in find_reservations(cluster.region, held_tags)]
+    held = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack))
+    reservation_ids = [each.id for each in held]
     run = _active_run(cluster)
-    if run is not None and (used := set(names) & set(run.reservations)):
+    if run is not None and (used := set(reservation_ids) & set(run.reservations)):
         reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop --stack {cluster.stack}"
         raise InputError([Problem("--cancel", ", ".join(sorted(used)), reason, fix, "reservation_in_use")])
-    cancel_reservations(cluster.region, names, display)
+    cancel_reservations(cluster.region, reservation_ids, display)
     delete_held_placement_groups(cluster, display)
-    return names
+    return reservation_ids
 
 
 def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Write one value into a stack's file and keep everything else, including comments."""
+"""Read a stack's file, and write one value into it without a change of anything else, including comments."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any
 import yaml
 
 from trainyard.config import CONFIG_KEY
-from trainyard.config.stack_config import stack_names
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+from trainyard.config.stack_config import find_stack_file, read_config, stack_names
 from trainyard.errors import InputError, Problem, did_you_mean
 
 PROJECT_ROOT = Path(__file__).parents[2]
@@ -38,6 +40,13 @@ def stack_region(stack: str) -> str | None:
         return None
     region = config.get("aws:region")
     return region if isinstance(region, str) else None
+
+
+def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
+    """Return the settings of a stack's file. Raises InputError."""
+    path = file or find_stack_file(stack, PROJECT_ROOT / "stacks")
+    config = read_config(path, str(file) if file else f"stacks/{path.name}")
+    return load_settings(config.get(CONFIG_KEY), PROJECT_ROOT, path.name)
 
 
 class StackFile:

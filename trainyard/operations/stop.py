@@ -12,8 +12,8 @@ from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.pending_launch import end_pending_launch
 from trainyard.operations.progress import Display
-from trainyard.operations.reservations import cancel_reservations_of_stack, delete_held_placement_groups
 from trainyard.operations.scaling_activities import LAUNCH_IN_PROGRESS
+from trainyard.operations.stack_reservations import cancel_reservations_of_stack, delete_held_placement_groups
 from trainyard.operations.worker_groups import WorkerGroups
 
 POLL_SECONDS = 1.0

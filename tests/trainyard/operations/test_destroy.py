@@ -121,7 +121,7 @@ def test_destroy_can_be_repeated(cluster: clusters.Cluster, pulumi: Pulumi) -> N
 def test_destroy_ends_the_held_capacity_of_a_stack_without_a_manifest(account: EmulatedAws, pulumi: Pulumi) -> None:
     pulumi.install()
     stack = "held-undeployed"
-    role = {tags.STACK: stack, tags.ROLE: tags.HELD_CAPACITY}
+    role = tags.held_capacity_tags(stack)
     group = placement.create_cluster_group(REGION, stack, role)
     create_reservation(
         REGION,
@@ -139,7 +139,7 @@ def test_destroy_ends_the_held_capacity_of_a_stack_without_a_manifest(account: E
 
 
 def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
-    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    role = tags.held_capacity_tags(cluster.stack)
     group = placement.create_cluster_group(REGION, cluster.stack, role)
     (workers,) = cluster.manifest.groups
     cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))
@@ -150,7 +150,7 @@ def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clu
 
 def test_pulumi_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster) -> None:
     """`pulumi destroy` runs the command stop with the manifest."""
-    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    role = tags.held_capacity_tags(cluster.stack)
     group = placement.create_cluster_group(REGION, cluster.stack, role)
     (workers,) = cluster.manifest.groups
     cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))

@@ -20,7 +20,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch
 from trainyard.operations.launch_operation import LaunchOperation
-from trainyard.operations.reservations import cancel_reservations_of_stack
+from trainyard.operations.stack_reservations import cancel_reservations_of_stack
 from trainyard.operations.stop import stop_run
 
 pytestmark = pytest.mark.usefixtures("fast_polls")

@@ -18,8 +18,9 @@ from trainyard.aws.reservations import CapacityReservation, create_reservation, 
 from trainyard.operations import pending_reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
-from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
+from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.reserve import cancel_held_capacity
+from trainyard.operations.stack_reservations import cancel_reservations_of_stack
 
 __all__ = ["reserved"]
 

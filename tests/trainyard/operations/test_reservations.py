@@ -15,7 +15,7 @@ from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws import ec2, tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import CapacityReservation, cancel_reservation, create_reservation, find_reservations
-from trainyard.operations import capacity_search, reservations, waiting
+from trainyard.operations import capacity_search, reservations, stack_reservations, waiting
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.worker_groups import WorkerGroups
@@ -79,7 +79,7 @@ def reserved(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield created
     account.clear_faults()
     account.set_timing(Timing())
-    reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
 
 
 def without_capacity(zone: str) -> Capacity:
@@ -303,7 +303,7 @@ def test_refused_extension_of_an_existing_reservation_names_the_action(
 ) -> None:
     reservation = reserved.reserve()
     account.inject(Deny(operation="ec2:ModifyCapacityReservation"))
-    with pytest.raises(CapacityError, match=f"the end of {reservation.id}: .*trainyard stop --stack"):
+    with pytest.raises(CapacityError, match=f"the end of {reservation.id}: .*trainyard stop -s"):
         reserved.reserve()
 
 

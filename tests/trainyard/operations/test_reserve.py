@@ -30,8 +30,9 @@ from trainyard.models.run import Outcome
 from trainyard.operations import pending_reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import CapacityError
-from trainyard.operations.reservations import GroupReservations, cancel_reservations_of_stack
+from trainyard.operations.reservations import GroupReservations
 from trainyard.operations.reserve import HeldCapacity, cancel_held_capacity, hold_capacity
+from trainyard.operations.stack_reservations import cancel_reservations_of_stack
 from trainyard.times import format_time
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +60,7 @@ class Operator:
         return hold_capacity(self.cluster, settings or settings_of(), hours, self.display, self.questions.append)
 
     def held(self) -> list[CapacityReservation]:
-        return find_reservations(REGION, {tags.STACK: self.cluster.stack, tags.ROLE: tags.HELD_CAPACITY})
+        return find_reservations(REGION, tags.held_capacity_tags(self.cluster.stack))
 
     def placement_groups(self) -> list[placement.PlacementGroup]:
         return placement.find_placement_groups(REGION, {tags.STACK: self.cluster.stack})

@@ -14,7 +14,7 @@ from trainyard.aws import tags
 from trainyard.aws.reservations import CapacityReservation, find_reservations
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.run import Control, RunRecord
-from trainyard.operations import reservations
+from trainyard.operations import stack_reservations
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch, LaunchOptions
@@ -61,7 +61,7 @@ def run(account: EmulatedAws) -> Iterator[ReservedRun]:
     created = ReservedRun()
     yield created
     account.clear_faults()
-    reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
 
 
 def fail(*arguments: object, **options: object) -> list[str]:
@@ -92,7 +92,7 @@ def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
 
 def test_record_names_the_reservation_before_nodes_are_added(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller extends the reservations that the record names."""
-    reservations.cancel_reservations_of_stack(REGION, run.cluster.stack, run.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, run.cluster.stack, run.display)
     launch, named = run.create_launch(), list[str]()
 
     def add_nodes(counts: Mapping[str, int]) -> list[str]:

@@ -17,7 +17,7 @@ from trainyard.aws.reservations import find_reservations
 from trainyard.cli.app import app
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations import reservations, stop
+from trainyard.operations import stack_reservations, stop
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.status import read_status
 
@@ -198,14 +198,14 @@ def test_reservations_are_cancelled_when_the_termination_has_started(
 def test_reservation_that_remains_is_displayed_with_its_price_and_is_a_failure(
     account: EmulatedAws, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch, is_denied: bool, exit_status: int
 ) -> None:
-    monkeypatch.setattr(reservations, "CANCELLED_TIMEOUT_SECONDS", 0)
+    monkeypatch.setattr(stack_reservations, "CANCELLED_TIMEOUT_SECONDS", 0)
     monkeypatch.setenv("AWS_REGION", REGION)
     name = cluster.hold_capacity(2)
     if is_denied:
         account.inject(Deny(operation="ec2:CancelCapacityReservation"))
     result = CliRunner().invoke(app, ["stop", "--stack", cluster.stack])
     account.clear_faults()
-    reservations.cancel_reservations_of_stack(REGION, cluster.stack, RecordingDisplay())
+    stack_reservations.cancel_reservations_of_stack(REGION, cluster.stack, RecordingDisplay())
     assert result.exit_code == exit_status
     command = f"aws ec2 cancel-capacity-reservation --region {REGION} --capacity-reservation-id {name}"
     assert (command in result.output) == is_denied
@@ -214,7 +214,7 @@ def test_reservation_that_remains_is_displayed_with_its_price_and_is_a_failure(
 
 def test_placement_group_of_the_launch_template_is_kept(cluster: clusters.Cluster) -> None:
     """The next launch would fail with InvalidPlacementGroup.Unknown."""
-    role = {tags.STACK: cluster.stack, tags.ROLE: tags.HELD_CAPACITY}
+    role = tags.held_capacity_tags(cluster.stack)
     used, _ = (placement.create_cluster_group(REGION, f"{cluster.stack}-{name}", role) for name in "ab")
     (group,) = cluster.manifest.groups
     cluster.set_groups((group.model_copy(update={"placement_group_arn": used.arn}),))
