@@ -43,9 +43,9 @@ def profile_missing(profile: str | None, known: Iterable[str] = ()) -> Problem:
     return Problem(PROFILE, profile, "the files of the AWS CLI have no such profile", fix, "profile_missing")
 
 
-def region_missing() -> Problem:
+def region_missing(fix: str = "Set it to the stack's aws:region") -> Problem:
     """Return the problem of a user without AWS region."""
-    return Problem(REGION, None, "no AWS region is set", "Set it to the stack's aws:region", "region_missing")
+    return Problem(REGION, None, "no AWS region is set", fix, "region_missing")
 
 
 def endpoint_unreachable(endpoint: str, details: str) -> Problem:

@@ -12,6 +12,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
 from trainyard.operations.stack_file import read_stack_settings
 from trainyard.quantity import quantity
+from trainyard.times import format_time
 
 
 def reserve(
@@ -53,5 +54,7 @@ def reserve(
             return
         settings = read_stack_settings(stack, file)
         held = operation.hold_capacity(Cluster.from_environment(stack), settings, hours, display, confirm)
-        text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}; next: pulumi up -s {stack}"
-        print(held.model_dump_json() if as_json else text)
+        end = f" until {format_time(held.end)}" if held.end else ""
+        text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}{end}"
+        price = f"{held.usd_per_hour:,.2f} USD per hour, used or not"
+        print(held.model_dump_json() if as_json else f"{text}, {price}; next: pulumi up -s {stack}")

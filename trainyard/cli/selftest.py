@@ -43,7 +43,7 @@ def selftest(
         raise typer.Exit
     region = region or configured_region()
     if not region:
-        raise InputError([region_missing()])
+        raise InputError([region_missing("Set it, or use --region")])
 
     def confirm(question: str) -> None:
         if not yes:

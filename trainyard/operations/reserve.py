@@ -18,6 +18,7 @@ from trainyard.base import StrictModel
 from trainyard.config.cost import node_usd_per_hour
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import GroupPlan
+from trainyard.config.validation_errors import invalid_setting
 from trainyard.config.validators.unused import no_reservation_reason
 from trainyard.errors import InputError, Problem
 from trainyard.models.run import RunRecord
@@ -60,7 +61,7 @@ def hold_capacity(
     if held is None:
         held = _reserve(cluster, settings, group, hours or DEFAULT_HOURS, display, confirm)
     elif hours is not None:
-        held = _extend(cluster, held, int(time.time() + hours * 3600), node_price, confirm)
+        held = _extend(cluster, held, int(time.time() + hours * 3600), node_price, display, confirm)
     return _result(held, node_price)
 
 
@@ -90,7 +91,7 @@ def _find_active(cluster: Cluster, instances: int, instance_type: str, display: 
     if held.state != "active":
         return None
     end = f" until {format_time(held.end)}" if held.end else ""
-    display.line("capacity", f"{held.id} is already held in {held.zone}{end}")
+    display.line("capacity", f"{held.id} exists in {held.zone}{end}")
     return held
 
 
@@ -152,10 +153,16 @@ def _require_same(stack: str, held: CapacityReservation, instances: int, instanc
 
 
 def _extend(
-    cluster: Cluster, held: CapacityReservation, end: float, node_price: float, confirm: Callable[[str], None]
+    cluster: Cluster,
+    held: CapacityReservation,
+    end: float,
+    node_price: float,
+    display: Display,
+    confirm: Callable[[str], None],
 ) -> CapacityReservation:
     """Return the reservation, extended to `end` (Unix time, seconds) after the confirmation if its end is earlier."""
     if held.end is None or end <= held.end:
+        display.line("capacity", f"{held.id} is not extended: {format_time(end)} is before its end")
         return held
     described = f"{held.id} ({held.instances} x {held.instance_type}, {held.instances * node_price:,.2f} USD per hour)"
     confirm(f"Extend {described} from {format_time(held.end)} to {format_time(end)}?")
@@ -194,9 +201,9 @@ def _zones(cluster: Cluster, settings: StackSettings) -> list[str]:
     zones = settings.capacity.zones or offering
     if unusable := [zone for zone in zones if zone not in offering]:
         names = " and ".join(settings.required_types)
-        reason = f"{cluster.region} does not offer {names} in {', '.join(unusable)}"
+        reason = f"{', '.join(unusable)} does not offer {names}, or is no usable zone of {cluster.region}"
         fix = f"Use {', '.join(offering)}" if offering else "Choose other types, or another region"
-        raise InputError([Problem("capacity.zones", list(zones), reason, fix, "zone_without_types")])
+        raise InputError([invalid_setting("capacity.zones", list(zones), reason, fix, "zone_without_types")])
     return sorted(zones, key=lambda zone: zone not in deployed)
 
 

@@ -28,8 +28,12 @@ def deploy_or_correct(stack: str) -> str:
     A stack without a file in the project can be deployed too.
     """
     names = stack_names(PROJECT_ROOT / "stacks")
-    suggestion = "" if stack in names else did_you_mean(stack, names)
-    return f"{suggestion}Correct the name" if suggestion else f"Deploy the stack first (pulumi up -s {stack})"
+    deploy = f"the stack first (pulumi up -s {stack})"
+    if stack in names:
+        return f"Deploy {deploy}"
+    if suggestion := did_you_mean(stack, names):
+        return f"{suggestion}Correct the name"
+    return f"Correct the name (stacks/ has no file of it), or deploy {deploy}"
 
 
 def stack_region(stack: str) -> str | None:

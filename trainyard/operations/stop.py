@@ -116,7 +116,9 @@ class StoppingNodes:
         lifecycle_states = self._workers.lifecycle_states()
         names = {*self.states, *(members or ()), *lifecycle_states}
         described = ec2.instance_states(self._region, sorted(names))
-        self.states = {name: _state(lifecycle_states.get(name), described.get(name)) for name in names}
+        self.states = {
+            name: _state(lifecycle_states.get(name), described.get(name), self.states.get(name)) for name in names
+        }
         if self.states:
             self._display.line("nodes", self.summary)
         if members is not None:
@@ -147,10 +149,19 @@ class StoppingNodes:
                 )
 
 
-def _state(lifecycle_state: str | None, ec2_state: str | None) -> str:
-    """Return the state of a node. EC2 does not describe new instances at once, nor terminated ones forever."""
+def _state(lifecycle_state: str | None, ec2_state: str | None, previous: str | None) -> str:
+    """Return the state of a node. `previous`: its state after the last call.
+
+    EC2 does not describe new instances at once, nor terminated ones forever, and a response may omit any instance. Then
+    the state of the group member counts: a node must not lose its checkpoint because it is taken for a pending one.
+    """
+    is_terminating = (lifecycle_state or "").startswith("Terminating")
     if ec2_state is None:
-        return "terminated" if lifecycle_state is None else "pending"
-    if ec2_state == "running" and (lifecycle_state or "").startswith("Terminating"):
-        return "draining"
-    return ec2_state
+        if lifecycle_state is None:
+            return "terminated"
+        if lifecycle_state.startswith("Pending"):
+            return "pending"
+        if is_terminating:
+            return "shutting-down" if previous == "shutting-down" else "draining"
+        return "running"
+    return "draining" if ec2_state == "running" and is_terminating else ec2_state

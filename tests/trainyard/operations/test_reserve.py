@@ -120,7 +120,7 @@ def test_end_of_the_held_capacity_is_displayed(operator: Operator) -> None:
     assert held.end == pytest.approx(time.time() + 3 * 3600, abs=60)
     operator.reserve()
     zone, end = held.zone, format_time(held.end)
-    assert operator.display.lines[-1] == f"capacity {held.reservation} is already held in {zone} until {end}"
+    assert operator.display.lines[-1] == f"capacity {held.reservation} exists in {zone} until {end}"
 
 
 @pytest.mark.parametrize("changes", [{"nodes": 2}, {"instance_type": "p4de.24xlarge"}])

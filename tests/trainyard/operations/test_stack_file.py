@@ -95,4 +95,5 @@ def test_stack_file_path_is_in_the_stacks_folder() -> None:
 def test_name_similar_to_another_stack_is_corrected_and_not_repeated() -> None:
     assert deploy_or_correct("lcoal") == "Did you mean local? Correct the name"
     assert deploy_or_correct("local") == "Deploy the stack first (pulumi up -s local)"
-    assert deploy_or_correct("selftest-1a2b") == "Deploy the stack first (pulumi up -s selftest-1a2b)"
+    fix = "Correct the name (stacks/ has no file of it), or deploy the stack first (pulumi up -s selftest-1a2b)"
+    assert deploy_or_correct("selftest-1a2b") == fix

@@ -12,7 +12,7 @@ from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
-from trainyard.aws import placement, tags
+from trainyard.aws import ec2, placement, tags
 from trainyard.aws.reservations import find_reservations
 from trainyard.cli.app import app
 from trainyard.models.layout import CURRENT_RUN, RunLayout
@@ -20,6 +20,7 @@ from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.operations import stack_reservations, stop
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.status import read_status
+from trainyard.operations.worker_groups import WorkerGroups
 
 SHUTTING_DOWN_SECONDS = 1200.0
 
@@ -142,6 +143,33 @@ def test_draining_nodes_are_displayed(cluster: clusters.Cluster, record: RunReco
     cluster.autoscaling.complete_lifecycle_action(**hook_of(cluster), InstanceId=node, LifecycleActionResult="CONTINUE")
     assert not nodes.terminate()
     assert nodes.states == {node: "shutting-down"}
+
+
+@pytest.mark.parametrize(
+    ("lifecycle_state", "previous", "expected"),
+    [
+        ("Pending", None, "pending"),
+        ("InService", None, "running"),
+        ("Terminating:Wait", "running", "draining"),
+        ("Terminating:Proceed", "shutting-down", "shutting-down"),
+        (None, "shutting-down", "terminated"),
+    ],
+)
+def test_node_that_ec2_omits_has_the_state_of_the_group_member(
+    lifecycle_state: str | None,
+    previous: str | None,
+    expected: str,
+    cluster: clusters.Cluster,
+    record: RunRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_unsaved_data=True)
+    nodes.states = {"i-1": previous} if previous else {}
+    described = {"i-1": lifecycle_state} if lifecycle_state else {}
+    monkeypatch.setattr(ec2, "instance_states", lambda region, names: {})
+    monkeypatch.setattr(WorkerGroups, "lifecycle_states", lambda self: described)
+    nodes.terminate()
+    assert nodes.states == {"i-1": expected}
 
 
 def test_group_terminates_nodes_if_the_skip_is_refused(

@@ -118,7 +118,9 @@ class CapacitySettings(StrictModel):
     wait_minutes: Number = Field(
         30,
         ge=0,
-        description="Minutes for which the launch tries to create this reservation, in all zones. Only with reserve.",
+        le=7 * 24 * 60,
+        description="Minutes for which the launch tries to create this reservation, in all zones; at most a week. "
+        "The rest of the stack is billed meanwhile. Only with reserve.",
     )
 
     @property

@@ -11,7 +11,7 @@ from trainyard.operations.destroy import ExistingResource
 from trainyard.operations.selftest.plan import Action
 from trainyard.operations.selftest.redaction import PrivateText, redact
 
-SEND_TO = "Attach this report to an issue in the issue tracker of the project."
+SEND_TO = "Attach this report to an issue in the repository from which you cloned Trainyard."
 Status = Literal["passed", "failed", "no_capacity", "not_run"]
 
 
