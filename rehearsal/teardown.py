@@ -150,7 +150,7 @@ class Teardown:
                     reason="the emulated AWS does not store disks",
                 )
             )
-        result.not_rehearsed += self.backend.not_rehearsed()
+        result.not_rehearsed += [*self.engine.not_rehearsed(), *self.backend.not_rehearsed()]
 
     def record_skipped_roles(self, deployment: Deployment) -> None:
         """Add the roles that the nodes' playbooks skipped to the report."""

@@ -7,7 +7,10 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.teardown import DestroyResult
 from rehearsal.aws.journal import JournalEntry
 from trainyard.errors import InputError
-from trainyard.models.report import Substitution
+from trainyard.models.report import NotRehearsed, Substitution
+
+# Cases of the engine that change a stack which exists; a rehearsal creates and destroys one.
+UPDATES = "engine: second pulumi up, --target, replacement, refresh, import, cancel"
 
 
 class Engine(Protocol):
@@ -39,6 +42,9 @@ class Engine(Protocol):
 
     def substitutions(self) -> list[Substitution]:
         """Return the parts of the real engine for which the rehearsal uses a substitute."""
+
+    def not_rehearsed(self) -> list[NotRehearsed]:
+        """Return the cases of the real engine that the rehearsal does not run."""
 
 
 class ProgramInputError(InputError):

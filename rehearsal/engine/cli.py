@@ -16,12 +16,12 @@ from rehearsal.adapter.teardown import DestroyError, DestroyResult
 from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.context import Context
-from rehearsal.engine.base import ProgramInputError
+from rehearsal.engine.base import UPDATES, ProgramInputError
 from rehearsal.engine.log import CRASHED, EngineLog
 from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
 from trainyard.errors import InputError, Problem
-from trainyard.models.report import EngineName, Substitution
+from trainyard.models.report import EngineName, NotRehearsed, Substitution
 
 REQUIRED_PROGRAMS = ("pulumi", "pulumi-language-python")
 
@@ -144,6 +144,11 @@ class CliEngine:
             )
             for name in self._ports
         ]
+
+    def not_rehearsed(self) -> list[NotRehearsed]:
+        """Return the cases of the real engine that the rehearsal does not run."""
+        reason = "a rehearsal creates a stack and destroys it; tests/rehearsal/engine runs these cases"
+        return [NotRehearsed(subject=UPDATES, reason=reason)]
 
 
 def _messages(log: EngineLog) -> str:

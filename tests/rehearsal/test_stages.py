@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rehearsal.engine.base import UPDATES
 from rehearsal.hypervisor.processes import find_processes
 from tests.rehearsal.conftest import ROOT, CompletedRehearsal, Rehearse, run_rehearsal
 
@@ -104,7 +105,7 @@ def test_checkpoints_and_results_are_downloaded(local: CompletedRehearsal, tree:
 
 def test_skipped_roles_are_not_rehearsed(local: CompletedRehearsal) -> None:
     skipped = {item["subject"] for item in local.report["not_rehearsed"]}
-    assert {"role base on a head", "role base on a worker"} <= skipped
+    assert {"role base on a head", "role base on a worker", UPDATES} <= skipped
     assert not any("efa" in item for item in skipped)  # the stack has no EFA on AWS either
 
 
