@@ -40,7 +40,7 @@ class NodeMeasurements(StrictModel):
     nvlink_gbs: float | None = Field(None, gt=0, description="Bus bandwidth of an all-reduce within the node, GB/s.")
     network_gbs: float | None = Field(None, gt=0, description="Bus bandwidth of an all-reduce over all nodes, GB/s.")
     seconds: float | None = Field(
-        None, ge=0, description="Seconds from the time the agent read the order to its report."
+        None, ge=0, description="Seconds from the time the agent read the request to its report."
     )
 
     def describe(self, full: bool = False) -> str:
@@ -98,7 +98,7 @@ class HealthCheckResult(StrictModel):
 
     number: int = Field(gt=0, description="Number of the health check in its run.")
     ended_at: float = Field(description="Unix time, seconds.")
-    seconds: float = Field(ge=0, description="Seconds from the order to the decision.")
+    seconds: float = Field(ge=0, description="Seconds from the request to the decision.")
     nodes: tuple[NodeResult, ...] = Field(min_length=1, description="Results of the nodes.")
     faults: tuple[NodeFault, ...] = Field((), description="Faults between nodes, which no single node causes.")
     notes: tuple[str, ...] = Field((), description="Warnings that do not stop the run.")

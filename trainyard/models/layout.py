@@ -91,7 +91,7 @@ class RunLayout:
 
     @property
     def control(self) -> str:
-        """Key of the orders of the controller."""
+        """Key of the requests of the controller."""
         return f"{self.prefix}control.json"
 
     @property

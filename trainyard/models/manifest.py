@@ -122,8 +122,11 @@ class WorkerGroup(StrictModel):
 
     @property
     def launch_method(self) -> Literal["launch-instances", "desired-capacity"]:
-        """Auto Scaling API that launches nodes: the synchronous LaunchInstances, or the desired capacity for Capacity
-        Blocks and interruptible reservations, which LaunchInstances does not document."""
+        """Auto Scaling API by which the launch adds nodes.
+
+        LaunchInstances is synchronous. The desired capacity is for Capacity Blocks and interruptible reservations:
+        AWS does not document them for LaunchInstances.
+        """
         return "desired-capacity" if self.market in RESERVED_MARKETS else "launch-instances"
 
 

@@ -1,4 +1,4 @@
-"""State of a run in S3: its record, the orders of the controller, and its outcome."""
+"""State of a run in S3: its record, the requests of the controller, and its outcome."""
 
 from typing import Literal
 
@@ -88,20 +88,20 @@ class Master(StrictModel):
     """The master of torchrun's static rendezvous: the torchrun of node rank 0 serves its store."""
 
     address: str = Field(description="Private address of the node with node rank 0.")
-    port: int = Field(gt=0, lt=65536, description="TCP port of the store on that node, different for each order.")
+    port: int = Field(gt=0, lt=65536, description="TCP port of the store on that node, different for each request.")
 
 
-class HealthCheckOrder(StrictModel):
+class HealthCheckRequest(StrictModel):
     """A health check that nodes must pass before an attempt uses them. Its rendezvous id is `<run>-check-<number>`."""
 
     number: int = Field(gt=0, description="Number of the health check in its run; attempts are numbered separately.")
     nodes: tuple[str, ...] = Field(min_length=1, description="Instances to check, in the order of their node ranks.")
     master: Master = Field(description="Master of the rendezvous of these nodes.")
-    requested_at: float = Field(description="Unix time of the order, seconds.")
+    requested_at: float = Field(description="Unix time of the request, seconds.")
 
 
 class Control(StrictModel):
-    """`control.json`: the orders of the controller, and the state that it needs after a restart."""
+    """`control.json`: the requests of the controller, and the state that it needs after a restart."""
 
     attempt: int = Field(0, ge=0, description="Current attempt; 0 before the first.")
     nodes: tuple[str, ...] = Field((), description="Instances of the attempt, in the order of their node ranks.")
@@ -123,8 +123,8 @@ class Control(StrictModel):
         "reservation reclaims instances. The attempt continues after each.",
     )
     failed_attempt: FailedAttempt | None = Field(None, description="The last attempt that failed or lost a node.")
-    health_check: HealthCheckOrder | None = Field(None, description="The health check that nodes must run now.")
-    health_check_count: int = Field(0, ge=0, description="Number of health checks ordered so far.")
+    health_check: HealthCheckRequest | None = Field(None, description="The health check that nodes must run now.")
+    health_check_count: int = Field(0, ge=0, description="Number of health checks requested so far.")
     healthy_nodes: tuple[str, ...] = Field((), description="Instances that passed a health check.")
     unhealthy_nodes: tuple[str, ...] = Field(
         (), description="Instances marked unhealthy in their group: no attempt uses them."

@@ -1,4 +1,4 @@
-"""When the startup of a node has failed: its playbook fails again and again, or the node writes no events."""
+"""Detects failed node startup: the playbook fails repeatedly, or the node writes no events."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The job's agent on a worker: `python -m trainyard.node.agent`, run by systemd.
 
-It reports to the controller that the node is ready, runs the health checks that the controller orders, runs torchrun
+It reports to the controller that the node is ready, runs the health checks that the controller requests, runs torchrun
 for each attempt, and copies logs and metrics to S3 as they grow. It reports how the workers ended and, if the run has
 an idle limit, whether they compute. All decisions are those of the controller. When the node leaves its group, the
 agent requests a checkpoint and completes the lifecycle action.
@@ -15,7 +15,7 @@ from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent,
 from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import Control, HealthCheckOrder, RunRecord
+from trainyard.models.run import Control, HealthCheckRequest, RunRecord
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
@@ -88,7 +88,7 @@ class Agent:
         return 0
 
     def _step(self) -> None:
-        """Advance the running health check, then follow the orders of the controller."""
+        """Advance the running health check, then follow the requests of the controller."""
         if self._health_check is not None:
             self._health_check.forward_logs()
             if self._health_check.is_over():
@@ -103,17 +103,17 @@ class Agent:
                 self._save_checkpoint(DRAIN_SECONDS)
             self._stop_processes()
             return
-        if self._health_check is not None and control.health_check != self._health_check.order:
+        if self._health_check is not None and control.health_check != self._health_check.request:
             self._stop_health_check()  # the controller has dropped this health check
         if self._attempt is not None:
             self._step_attempt(self._attempt, control)
         elif control.attempt > self._state_file.state.attempt and self.node.instance in control.nodes:
             self._start_attempt(control)
-        elif (order := control.health_check) is not None and self._is_new(order):
-            self._start_health_check(order)
+        elif (request := control.health_check) is not None and self._is_new(request):
+            self._start_health_check(request)
 
-    def _is_new(self, order: HealthCheckOrder) -> bool:
-        return self.node.instance in order.nodes and order.number > self._state_file.state.health_check
+    def _is_new(self, request: HealthCheckRequest) -> bool:
+        return self.node.instance in request.nodes and request.number > self._state_file.state.health_check
 
     def _report_interrupted(self) -> None:
         """Report as failed the attempt and the health check that were running when the previous agent exited."""
@@ -128,14 +128,14 @@ class Agent:
         self.report_state(state, attempt, failures)
         self._state_file.update(attempt=attempt, attempt_reported=True)
 
-    def _start_health_check(self, order: HealthCheckOrder) -> None:
-        self._state_file.update(health_check=order.number, health_check_reported=False)
-        LOG.info("health check %d", order.number)
+    def _start_health_check(self, request: HealthCheckRequest) -> None:
+        self._state_file.update(health_check=request.number, health_check_reported=False)
+        LOG.info("health check %d", request.number)
         try:
-            self._health_check = HealthCheckTorchrun(self.node, self.manifest, self._group, self.run, order)
+            self._health_check = HealthCheckTorchrun(self.node, self.manifest, self._group, self.run, request)
         except Exception as error:
             text = f"the health check cannot start: {type(error).__name__}: {error}"
-            self._report_health_check(self._failed_health_check(order.number, text))
+            self._report_health_check(self._failed_health_check(request.number, text))
 
     def _failed_health_check(self, number: int, text: str) -> HealthCheckEvent:
         findings = Findings((NodeFault(kind="crashed", text=text[:400]),))
@@ -163,7 +163,7 @@ class Agent:
             self._report_attempt_end("workers_failed", number, (failure,))
 
     def _step_attempt(self, attempt: AttemptTorchrun, control: Control) -> None:
-        """Report the progress of an attempt, and end it when its workers have exited or a newer order replaces it."""
+        """Report the progress of an attempt, and end it when its workers have exited or a newer request replaces it."""
         attempt.forward_logs()
         if not attempt.up_reported and attempt.are_workers_up():
             attempt.up_reported = True
@@ -174,8 +174,8 @@ class Agent:
             self._checkpoint_requests = control.checkpoint_requests
             self._save_checkpoint(INTERRUPTION_SECONDS)
         # A health check of this node means that its attempt is lost, even if no rank here has noticed it yet.
-        order = control.health_check
-        superseded = control.attempt > attempt.number or (order is not None and self._is_new(order))
+        request = control.health_check
+        superseded = control.attempt > attempt.number or (request is not None and self._is_new(request))
         if superseded and control.save_checkpoint:
             self._save_checkpoint(RESIZE_SECONDS)
         code = attempt.exit_code()

@@ -67,7 +67,7 @@ def scratch_folder() -> Path:
 class AttemptTorchrun(Torchrun):
     """torchrun of one attempt on this node.
 
-    `control`: the order of the attempt. `network`: NCCL's name for the network that the last health check used; None
+    `control`: the request of the attempt. `network`: NCCL's name for the network that the last health check used; None
     without a health check.
     """
 
@@ -93,7 +93,7 @@ class AttemptTorchrun(Torchrun):
     def _start(
         self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, control: Control, network: str | None
     ) -> None:
-        assert control.master is not None, "the controller orders no attempt without it"
+        assert control.master is not None, "the controller requests no attempt without it"
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"

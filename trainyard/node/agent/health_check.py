@@ -15,7 +15,7 @@ from trainyard.models.events import HealthCheckEvent, RankFailure
 from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
-from trainyard.models.run import HealthCheckOrder, RunRecord
+from trainyard.models.run import HealthCheckRequest, RunRecord
 from trainyard.node.agent.processes import Torchrun, job_python
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
 from trainyard.node.controller.failure_analysis import is_caused_by_peer
@@ -42,21 +42,21 @@ class HealthCheckTorchrun(Torchrun):
     """torchrun of one health check. It is over when its processes have completed or failed, or at its deadline."""
 
     def __init__(
-        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, order: HealthCheckOrder
+        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, request: HealthCheckRequest
     ) -> None:
-        self.order, self._group, self._run = order, group, run
+        self.request, self._group, self._run = request, group, run
         self._started_at, self._timeout_seconds = time.monotonic(), run.limits.health_check_timeout_minutes * 60
         self._processes, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.use_gpus)
-        folder = health_check_folder(run, order.number)
-        super().__init__(node, manifest, run, folder, lambda name: health_check_source(order.number, name), "process")
-        arguments = ["--folder", str(folder), "--instance", node.instance, "--first-node", order.nodes[0]]
+        folder = health_check_folder(run, request.number)
+        super().__init__(node, manifest, run, folder, lambda name: health_check_source(request.number, name), "process")
+        arguments = ["--folder", str(folder), "--instance", node.instance, "--first-node", request.nodes[0]]
         arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
-            nodes=order.nodes,
+            nodes=request.nodes,
             instance=node.instance,
-            master=order.master,
-            rendezvous=f"{run.run}-check-{order.number}",
+            master=request.master,
+            rendezvous=f"{run.run}-check-{request.number}",
             processes=self._processes,
             job=["-m", "trainyard.node.health_check", *arguments, *(["--gpus"] if on_gpu else [])],
             logs=self._logs,
@@ -89,7 +89,7 @@ class HealthCheckTorchrun(Torchrun):
         elapsed_share = seconds / self._timeout_seconds
         findings = find_faults(reports, self._processes, failures, self.output(), elapsed_share, self._node.instance)
         measurements = merge_measurements(reports, network, seconds)
-        return create_event(self._node, self._group, self._run, self.order.number, measurements, findings)
+        return create_event(self._node, self._group, self._run, self.request.number, measurements, findings)
 
 
 def health_check_folder(run: RunRecord, number: int) -> Path:

@@ -1,9 +1,9 @@
 """The controller on the head: `python -m trainyard.node.controller`, run by systemd.
 
-It decides on the health checks and attempts of a run. It orders a health check before an attempt uses new nodes, starts
-an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It ends the
-run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again. While
-the run lasts, it renews the lease. All its state is in S3, so that it may be killed and restarted at any time.
+It decides on the health checks and attempts of a run. It requests a health check before an attempt uses new nodes,
+starts an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It
+ends the run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again.
+While the run lasts, it renews the lease. All its state is in S3, so that it may be killed and restarted at any time.
 """
 
 import logging
@@ -19,7 +19,7 @@ from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.layout import CURRENT_RUN, RunLayout, complete_checkpoints
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import Results
-from trainyard.models.run import Control, FailedAttempt, HealthCheckOrder, Master, Outcome, RunRecord
+from trainyard.models.run import Control, FailedAttempt, HealthCheckRequest, Master, Outcome, RunRecord
 from trainyard.models.streams import Cursor, node_events
 from trainyard.node.controller.deadline import RunDeadline
 from trainyard.node.controller.failure_analysis import (
@@ -44,9 +44,9 @@ MEMBERS_POLL_SECONDS = 5.0
 RENEWALS_PER_LEASE = 4
 # A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
 # minutes. The nodes that started meanwhile are paid for anyway.
-SCHEDULED_NODES_SECONDS = 15 * 60.0
+SCHEDULED_NODES_TIMEOUT_SECONDS = 15 * 60.0
 # torchrun stops its workers within 30 s after one has failed.
-FAILURE_REPORTS_SECONDS = 45.0
+FAILURE_REPORT_TIMEOUT_SECONDS = 45.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 MASTER_PORTS = range(20000, 30000)
 LOG = logging.getLogger("controller")
@@ -56,7 +56,7 @@ class RunController:
     """Controls one run from its record to its outcome."""
 
     def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
-        self.run, self.layout = run, RunLayout(run.run)
+        self.run, self.layout, self._stack = run, RunLayout(run.run), manifest.stack
         self.data = Bucket(manifest.data_bucket, node.region)
         self.node_states, self.idle_detector = NodeStates(), IdleDetector()
         self.health_checks = HealthChecks(node, manifest, run.run, self.data)
@@ -80,24 +80,24 @@ class RunController:
         return checked if self.control.waiting_since is not None else (*self.control.nodes, *checked)
 
     def step(self) -> Outcome | None:
-        """Read new events, check all deadlines and give the next orders; the outcome if the run is over."""
+        """Read new events, check all deadlines, update `control.json`; return the outcome if the run is over."""
         self._read_events()
         now, limits = time.time(), self.run.limits
         if now - self._members_at >= MEMBERS_POLL_SECONDS:
             self._members, self._members_at = self.groups.members(), now
             if self._reclaims.has_new_reclaim():
-                self._order(checkpoint_requests=self.control.checkpoint_requests + 1)
+                self._update_control(checkpoint_requests=self.control.checkpoint_requests + 1)
         if not self.control.started and (self._all_have_state("workers_up") or self._all_have_state("workers_done")):
-            self._order(started=True)
+            self._update_control(started=True)
         if now > self._update_deadline(now).deadline:
-            if self.run.limited_by_capacity:
-                return self.create_outcome("failed", "the capacity of the run has ended")
-            return self.create_outcome("failed", f"the time limit of {limits.time_limit_minutes:g} minutes is over")
+            return self.create_outcome("failed", self._describe_deadline())
         if self._deadline.unusable is not None:
-            return self.create_outcome("failed", self._deadline.unusable)
+            fix = f"Set another block (capacity.capacity_block.id): trainyard blocks -s {self._stack}"
+            return self.create_outcome("failed", f"{self._deadline.unusable}. {fix}")
         if not self.control.started and now > self.run.start + limits.startup_timeout_minutes * 60:
             text = f"the job did not start within {limits.startup_timeout_minutes:g} minutes"
-            return self.create_outcome("failed", text + self._failed_health_check_reason())
+            text += f" (launch.startup_timeout_minutes){self._failed_health_check_reason()}"
+            return self.create_outcome("failed", text)
         if reason := self._find_missing_capacity(now) or self._find_failed_startup(now):
             return self.create_outcome("failed", reason)
         if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
@@ -109,23 +109,35 @@ class RunController:
         deadline = self._deadline.find(self.run, self.control, now)
         if deadline != (self.run.deadline if self.control.deadline is None else self.control.deadline):
             LOG.info("the run's deadline is now %s", format_time(deadline))
-            self._order(deadline=deadline)
+            self._update_control(deadline=deadline)
             self._renewed_at = 0.0
         self.run = self.run.model_copy(update={"deadline": deadline})
         return self.run
 
+    def _describe_deadline(self) -> str:
+        """Return the reason for the end of the run at its deadline."""
+        resume = f"set job.resume: {self.run.run} to continue from its newest checkpoint, if it has one"
+        if self.run.limited_by_capacity:
+            end = format_time(self.run.deadline)
+            return f"the capacity of the run (capacity) was usable until {end}: use other capacity, and {resume}"
+        minutes = self.run.limits.time_limit_minutes
+        return f"the time limit of {minutes:g} minutes is over (job.time_limit_minutes): increase it, and {resume}"
+
     def _find_missing_capacity(self, now: float) -> str | None:
-        """Why the run must end: AWS has not started all nodes in time after the scheduled start."""
+        """Return the reason to end the run if AWS has not started all nodes in time after the scheduled start."""
         start, nodes = self.run.scheduled_start, self.run.nodes
         is_starting = self.control.attempt == 0 and self.control.health_check_count == 0
-        if start is None or not is_starting or now <= start + SCHEDULED_NODES_SECONDS or len(self._members) >= nodes:
+        if start is None or now <= start + SCHEDULED_NODES_TIMEOUT_SECONDS:
             return None
-        minutes = SCHEDULED_NODES_SECONDS / 60
+        if not is_starting or len(self._members) >= nodes:
+            return None
+        minutes = SCHEDULED_NODES_TIMEOUT_SECONDS / 60
         text = f"AWS started {len(self._members)} of {nodes} nodes within {minutes:g} minutes of the scheduled start"
-        return ": ".join([text, *self.groups.failed_launches(start)])
+        fix = f"Reduce nodes, then pulumi up -s {self._stack}, or contact AWS support about the Capacity Block"
+        return f"{': '.join([text, *self.groups.failed_launches(start)])}. {fix}"
 
     def _find_failed_startup(self, now: float) -> str | None:
-        """Why the run must end before its first attempt: a node will not become ready."""
+        """Return the reason to end the run before its first attempt if the startup of a node has failed."""
         return None if self.control.attempt else self._startup.find_failure(self._members, now)
 
     def _renew_lease(self, now: float) -> None:
@@ -148,8 +160,8 @@ class RunController:
             elif isinstance(event, HealthCheckEvent):
                 self.health_checks.update(event)
 
-    def _order(self, **changes: object) -> None:
-        """Change the orders in S3: agents read them at their next poll, a restarted controller at its start."""
+    def _update_control(self, **changes: object) -> None:
+        """Change `control.json` in S3: agents read it at their next poll, a restarted controller at its start."""
         self.control = self.control.model_copy(update=changes)
         self.data.write(self.layout.control, self.control.model_dump_json().encode())
 
@@ -158,7 +170,7 @@ class RunController:
         return bool(nodes) and self.node_states.all_have_state(state, self.control.attempt, nodes)
 
     def _advance(self, now: float) -> Outcome | None:
-        """Decide on the current attempt, or start the next one; the outcome if the run is over."""
+        """Decide on the current attempt, or start the next; return the outcome if the run is over."""
         attempt, nodes = self.control.attempt, self.control.nodes
         if attempt == 0 or self.control.waiting_since is not None:
             return self._start_next_attempt(now) or self._handle_missing_nodes(now)
@@ -170,7 +182,7 @@ class RunController:
             return self._continue_attempt(attempt, nodes, now)
         self._failed_at = self._failed_at or now
         unreported = self.node_states.unreported_nodes(attempt, nodes)
-        if lost_node is None and unreported and now - self._failed_at < FAILURE_REPORTS_SECONDS:
+        if lost_node is None and unreported and now - self._failed_at < FAILURE_REPORT_TIMEOUT_SECONDS:
             return None  # the first report may be caused by a node that has not reported yet
         return self._fail_attempt(attempt, lost_node)
 
@@ -180,14 +192,14 @@ class RunController:
             if outcome := self._start_next_attempt(now, save_checkpoint=True):
                 return outcome
         elif self.control.health_check is not None:
-            self._order(health_check=None)  # it was for new nodes that have been removed again
+            self._update_control(health_check=None)  # it was for new nodes that have been removed again
         self._remove_surplus_nodes(now)
         minutes = self.run.limits.idle_timeout_minutes
         reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
         return self.create_outcome("stopped", reason) if reason else None
 
     def _fail_attempt(self, attempt: int, lost_node: str | None) -> Outcome | None:
-        """Record that an attempt failed or lost a node; the outcome if another attempt would fail again."""
+        """Record that an attempt failed or lost a node; return the outcome if another attempt would fail again."""
         cause = find_first_failure(self.node_states.failures.get(attempt, ()))
         previous = self.control.failed_attempt
         failed = create_failed_attempt(
@@ -199,11 +211,11 @@ class RunController:
             LOG.warning("attempt %d failed: %s", attempt, cause[1].message if cause else "no rank reported a cause")
         self._failed_at = 0.0
         reason = find_permanent_failure(previous, failed)
-        self._order(waiting_since=time.time(), failed_attempt=failed)
+        self._update_control(waiting_since=time.time(), failed_attempt=failed)
         return None if reason is None else self.create_outcome("failed", reason, failed)
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
-        """Start the next attempt, or the next step towards it, if enough nodes are ready."""
+        """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `step`."""
         if self.control.health_check is not None:
             return self._conclude_health_check(self.control.health_check, now, save_checkpoint)
         healthy = set(self._members) - set(self.control.unhealthy_nodes)
@@ -213,7 +225,7 @@ class RunController:
         return None
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
-        """Start an attempt on these nodes, or order a health check if some of them have not passed one."""
+        """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
         nodes = self._rank_order.order(nodes, self.control.nodes)
         new = tuple(node for node in nodes if node not in self.control.healthy_nodes)
         if not new or not self.run.limits.health_check_timeout_minutes:
@@ -223,26 +235,28 @@ class RunController:
         is_running = self.control.attempt > 0 and self.control.waiting_since is None
         number = self.control.health_check_count + 1
         checked = new if is_running else nodes
-        order = HealthCheckOrder(number=number, nodes=checked, master=self._choose_master(checked), requested_at=now)
+        request = HealthCheckRequest(
+            number=number, nodes=checked, master=self._choose_master(checked), requested_at=now
+        )
         # Ranks of a lost attempt have no peers to save checkpoints with.
-        self._order(health_check=order, health_check_count=number, save_checkpoint=False)
-        LOG.info("health check %d of %s", number, ", ".join(order.nodes))
+        self._update_control(health_check=request, health_check_count=number, save_checkpoint=False)
+        LOG.info("health check %d of %s", number, ", ".join(request.nodes))
 
-    def _conclude_health_check(self, order: HealthCheckOrder, now: float, save_checkpoint: bool) -> Outcome | None:
-        """Decide on a health check that is over, and start what follows; the outcome if the run is over."""
-        if lost_node := self.node_states.find_lost_node(order.nodes, self._members):
-            LOG.warning("health check %d is cancelled: %s left its group", order.number, lost_node)
-            self._order(health_check=None)
+    def _conclude_health_check(self, request: HealthCheckRequest, now: float, save_checkpoint: bool) -> Outcome | None:
+        """Decide on a health check that is over, and start the next step; return the outcome if the run is over."""
+        if lost_node := self.node_states.find_lost_node(request.nodes, self._members):
+            LOG.warning("health check %d is cancelled: %s left its group", request.number, lost_node)
+            self._update_control(health_check=None)
             return None
         unhealthy, healthy = self.control.unhealthy_nodes, self.control.healthy_nodes
-        result = self.health_checks.conclude(order, self.run, self._members, len(unhealthy), now)
+        result = self.health_checks.conclude(request, self.run, self._members, len(unhealthy), now)
         if result is None:
             return None
-        LOG.info("health check %d %s: %s", order.number, result.decision, result.reason)
+        LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
         for node in result.unhealthy_nodes:
             self.groups.mark_unhealthy(node)
-        passed = order.nodes if result.decision == "passed" else ()
-        self._order(
+        passed = request.nodes if result.decision == "passed" else ()
+        self._update_control(
             health_check=None,
             healthy_nodes=(*healthy, *passed),
             unhealthy_nodes=(*unhealthy, *result.unhealthy_nodes),
@@ -252,18 +266,20 @@ class RunController:
         return self._start_next_attempt(now, save_checkpoint)
 
     def _failed_health_check_reason(self) -> str:
-        """Suffix for a message: the reason of the latest health check, unless it passed."""
+        """Return the suffix of a message: the reason of the latest health check, unless it passed."""
         latest = self.health_checks.latest
         passed = latest is None or latest.decision == "passed"
         return "" if latest is None or passed else f"; health check of the nodes: {latest.reason}"
 
     def _start_attempt(self, nodes: tuple[str, ...], save_checkpoint: bool = False) -> None:
         attempt, master = self.control.attempt + 1, self._choose_master(nodes)
-        self._order(attempt=attempt, nodes=nodes, master=master, waiting_since=None, save_checkpoint=save_checkpoint)
+        self._update_control(
+            attempt=attempt, nodes=nodes, master=master, waiting_since=None, save_checkpoint=save_checkpoint
+        )
         LOG.info("attempt %d on %s, master %s:%d", attempt, ", ".join(nodes), master.address, master.port)
 
     def _choose_master(self, nodes: tuple[str, ...]) -> Master:
-        """Master of a rendezvous of these nodes, on a port that the previous attempt may not still use."""
+        """Return the master of a rendezvous of these nodes, on another port than that of the previous attempt."""
         previous = self.control.master.port if self.control.master else None
         port = secrets.choice([port for port in MASTER_PORTS if port != previous])
         return Master(address=self.node_states.latest[nodes[0]].address, port=port)
@@ -278,9 +294,10 @@ class RunController:
             self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
         ready = len(self.node_states.ready_nodes(self._members))
-        time_text = f"{minutes:g} minutes after attempt {self.control.attempt} failed"
-        text = f"{ready} of {self.run.nodes} nodes are ready {time_text}"
-        return self.create_outcome("failed", text + self._failed_health_check_reason(), self.control.failed_attempt)
+        time_text = f"{minutes:g} minutes (launch.startup_timeout_minutes) after attempt {self.control.attempt} failed"
+        text = f"{ready} of {self.run.nodes} nodes are ready {time_text}{self._failed_health_check_reason()}"
+        reason = f"{text}. Set job.resume: {self.run.run} to continue from its newest checkpoint, if it has one"
+        return self.create_outcome("failed", reason, self.control.failed_attempt)
 
     def _remove_surplus_nodes(self, now: float) -> None:
         """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
@@ -301,24 +318,28 @@ class RunController:
         return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)
 
     def _verify_results(self) -> Outcome:
-        """Outcome of a run whose workers have all completed, from its results in S3."""
+        """Return the outcome of a run whose workers have all completed, from its results in S3."""
         if self.run.job.train is None:
             return self.create_outcome("succeeded", "all ranks ended with exit code 0")
-        content = self.data.find(f"{self.layout.results}results.json")
+        key = f"{self.layout.results}results.json"
+        content = self.data.find(key)
         if content is None:
-            return self.create_outcome("failed", "all ranks ended with exit code 0, but results.json is not in S3")
+            return self._fail_results(f"s3://{self.data.name}/{key} does not exist")
         try:
             results = Results.model_validate_json(content)
         except ValidationError as error:
-            return self.create_outcome("failed", f"results.json is not valid: {error}")
+            return self._fail_results(f"s3://{self.data.name}/{key} is not valid ({error})")
         if not self._checkpoints():
-            return self.create_outcome(
-                "failed", "all ranks ended with exit code 0, but no complete checkpoint is in S3"
-            )
+            return self._fail_results(f"s3://{self.data.name}/{self.layout.checkpoints} has no complete checkpoint")
         return self.create_outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
 
+    def _fail_results(self, reason: str) -> Outcome:
+        """Return the outcome of a run whose workers have all completed, without valid results."""
+        fix = f"Read the output of the ranks: trainyard logs -s {self._stack}"
+        return self.create_outcome("failed", f"all ranks ended with exit code 0, but {reason}. {fix}")
+
     def create_outcome(self, state: str, reason: str, failed: FailedAttempt | None = None) -> Outcome:
-        """Outcome of the run now. `failed`: the attempt whose failure ends the run, if any."""
+        """Return the outcome of the run now. `failed`: the attempt whose failure ends the run, if any."""
         return Outcome.model_validate(
             {
                 "state": state,
@@ -345,7 +366,7 @@ class RunController:
             LOG.info("run %s: %s", outcome.state, outcome.reason)
         # A last checkpoint saves the progress since the previous one, unless the job itself is over.
         job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
-        self._order(stop=True, save_checkpoint=not job_over)
+        self._update_control(stop=True, save_checkpoint=not job_over)
         try:
             if self.run.scheduled_start is not None:
                 self.groups.cancel_scheduled_start()

@@ -38,20 +38,20 @@ class NodeStates:
         self.failures.setdefault(event.attempt, []).extend((event.instance, failure) for failure in event.failures)
 
     def select_nodes(self, members: Iterable[str], count: int) -> tuple[str, ...] | None:
-        """Nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""
+        """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""
         ready = self.ready_nodes(members)
         return tuple(ready[:count]) if len(ready) >= count else None
 
     def ready_nodes(self, members: Iterable[str]) -> list[str]:
-        """Members of the groups whose agents have reported and are not drained, sorted."""
+        """Return the members of the groups whose agents have reported and are not drained, sorted."""
         return sorted(node for node in set(members) & self.latest.keys() if not self._is_drained(node))
 
     def all_have_state(self, state: str, attempt: int, nodes: Iterable[str]) -> bool:
-        """Whether every node is in that state of that attempt."""
+        """Return whether every node is in that state of that attempt."""
         return all(self._state(node, attempt) == state for node in nodes)
 
     def find_lost_node(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
-        """The first node that is not a member of the groups any more, or is drained.
+        """Return the first node that is not a member of the groups any more, or is drained.
 
         A node reports a spot interruption before its group removes it.
         """
@@ -59,11 +59,11 @@ class NodeStates:
         return next((node for node in nodes if node not in present or self._is_drained(node)), None)
 
     def failed_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Nodes whose workers failed in the attempt."""
+        """Return the nodes whose workers failed in the attempt."""
         return [node for node in nodes if self._state(node, attempt) == "workers_failed"]
 
     def unreported_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Nodes that have not reported the end of their workers in the attempt."""
+        """Return the nodes that have not reported the end of their workers in the attempt."""
         return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
 
     def _is_drained(self, node: str) -> bool:
@@ -75,12 +75,12 @@ class NodeStates:
 
 
 def is_caused_by_peer(message: str) -> bool:
-    """Whether the error message of a rank only reports the failure of another rank."""
+    """Return whether the error message of a rank only reports the failure of another rank."""
     return _PEER_FAILURE.search(message) is not None
 
 
 def find_first_failure(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
-    """(node, failure) of the earliest failure that no other caused: neither torchrun's SIGTERM nor a peer failure.
+    """Return (node, failure) of the earliest failure that is neither torchrun's SIGTERM nor caused by a peer.
 
     None if all failures were caused by others: their messages contain no cause, and differ by address and port.
     """
@@ -93,7 +93,7 @@ def find_first_failure(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str
 
 
 def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
-    """Whether two failures have the same rank and the same type of exception; its text may differ.
+    """Return whether two failures have the same rank and the same type of exception; its text may differ.
 
     The exit code is ignored: an exception may end in exit code 1 or in an abort.
     """
@@ -107,7 +107,7 @@ def create_failed_attempt(
     cause: tuple[str, RankFailure] | None,
     is_node_loss: bool,
 ) -> FailedAttempt:
-    """Record of an attempt that failed or lost a node.
+    """Return the record of an attempt that failed or lost a node.
 
     `previous`: the failed attempt before. `is_node_loss`: a node left, which does not count against the job.
     """
@@ -128,7 +128,7 @@ def create_failed_attempt(
 
 
 def find_permanent_failure(previous: FailedAttempt | None, failed: FailedAttempt) -> str | None:
-    """Why another attempt would fail again; None if another attempt makes sense."""
+    """Return the reason why another attempt would fail again; None if another attempt makes sense."""
     before, after, count = previous.failure if previous else None, failed.failure, failed.attempts_without_progress
     if count >= 2 and before is not None and after is not None and is_same_failure(before, after):
         return f"rank {after.rank} on {failed.failed_node} failed twice the same way: {after.message}"

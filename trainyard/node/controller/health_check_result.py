@@ -32,7 +32,7 @@ class Evaluation:
 
     @property
     def faulty_nodes(self) -> dict[str, tuple[NodeFault, ...]]:
-        """Instance id -> faults, of each node that has any."""
+        """Return instance id -> faults of each node that has any."""
         return {result.node: result.faults for result in self.nodes if result.faults}
 
 
@@ -128,7 +128,7 @@ def _evaluate_network(values: NodeMeasurements, group: WorkerGroup, software_loc
 
 
 def is_gpu_model(name: str, model: str) -> bool:
-    """Whether a GPU name contains the catalog's model as whole words: an A10G is not an A10, an L40S is not an L4."""
+    """Return whether a GPU name contains the catalog's model as whole words: an A10G is not an A10."""
     parts, expected = (re.split(r"[\s_-]+", text.lower()) for text in (name, model))
     return any(parts[start : start + len(expected)] == expected for start in range(len(parts)))
 
@@ -223,7 +223,7 @@ def decide(evaluation: Evaluation, previous: HealthCheckResult | None, replaced:
 
 
 def _find_common_fault(evaluation: Evaluation, previous: HealthCheckResult | None) -> str:
-    """Text of a fault that every node has now and had in the previous health check; empty if there is none.
+    """Return the text of a fault that every node has now and had in the previous health check; empty if there is none.
 
     Only for runs of several nodes.
     """

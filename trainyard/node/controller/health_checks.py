@@ -7,7 +7,7 @@ from trainyard.models.events import HealthCheckEvent, HealthCheckResultEvent
 from trainyard.models.health_check import HealthCheckResult, NodeMeasurements
 from trainyard.models.layout import RunLayout, chunk_key, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import HealthCheckOrder, RunRecord
+from trainyard.models.run import HealthCheckRequest, RunRecord
 from trainyard.node.controller.health_check_result import decide, evaluate
 from trainyard.node.identity import Node
 
@@ -40,27 +40,29 @@ class HealthChecks:
         self._events.setdefault(event.number, {})[event.instance] = event
 
     def conclude(
-        self, order: HealthCheckOrder, run: RunRecord, members: Collection[str], replaced: int, now: float
+        self, request: HealthCheckRequest, run: RunRecord, members: Collection[str], replaced: int, now: float
     ) -> HealthCheckResult | None:
-        """Result of a health check, also written to S3; None until all nodes have reported or their time is over.
+        """Return and store the result of a health check; None until all nodes have reported or their time is over.
 
         `members`: instances of the worker groups. `replaced`: number of nodes marked unhealthy so far.
         """
-        events, minutes = self._events.get(order.number, {}), run.limits.health_check_timeout_minutes
-        overdue = now >= order.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
+        events, minutes = self._events.get(request.number, {}), run.limits.health_check_timeout_minutes
+        overdue = now >= request.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
         has_fault = any(event.faults and now >= event.time + FAULT_GRACE_SECONDS for event in events.values())
-        if not (set(order.nodes) <= events.keys() or overdue or has_fault):
+        if not (set(request.nodes) <= events.keys() or overdue or has_fault):
             return None
-        previous = self._read(self._layout.health_check(order.number - 1))
-        others = {node: values for node, values in self._healthy.items() if node in members and node not in order.nodes}
+        previous = self._read(self._layout.health_check(request.number - 1))
+        others = {
+            node: values for node, values in self._healthy.items() if node in members and node not in request.nodes
+        }
         overdue_minutes = minutes if overdue else None
-        evaluation = evaluate(order.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes)
+        evaluation = evaluate(request.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes)
         failed_before = previous if previous is not None and previous.decision != "passed" else None
         decision = decide(evaluation, failed_before, replaced, run.nodes)
         self.latest = HealthCheckResult(
-            number=order.number,
+            number=request.number,
             ended_at=now,
-            seconds=max(now - order.requested_at, 0.0),
+            seconds=max(now - request.requested_at, 0.0),
             nodes=evaluation.nodes,
             faults=evaluation.faults,
             notes=decision.notes,

@@ -22,7 +22,7 @@ class IdleDetector:
             self._latest[event.instance] = event
 
     def find_idle_reason(self, attempt: int, nodes: Iterable[str], minutes: float, now: float) -> str | None:
-        """Why the run must end: every node of the attempt has been idle for `minutes`.
+        """Return the reason to end the run: every node of the attempt has been idle for `minutes`.
 
         None if a node computes, or if it is not known to be idle.
         """

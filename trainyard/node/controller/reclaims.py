@@ -1,4 +1,4 @@
-"""Reclaims of interruptible Capacity Reservations: their owner takes instances back, with two minutes' notice.
+"""Detects when the owner of an interruptible reservation reclaims instances, two minutes before their termination.
 
 EC2 documents the notice as an EventBridge event, and the status of the source reservation's allocation. The controller
 polls the status, which needs no resource in the stack. It does not name the instances that EC2 will terminate.
@@ -29,7 +29,7 @@ class ReclaimWatch:
         self._targets: dict[str, int | None] = {}
 
     def has_new_reclaim(self) -> bool:
-        """Read the reservations; whether a reclaim has started since the previous call.
+        """Read the reservations; return whether a reclaim has started since the previous call.
 
         An error of AWS is logged: the run continues, and loses the progress since its last checkpoint in a reclaim.
         """

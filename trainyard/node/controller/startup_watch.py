@@ -5,8 +5,9 @@ from typing import Any
 
 from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PLAYBOOK_RETRY_SECONDS, PlaybookFailures
 
-# A launch that waits reports a failure first, with the output of the node's console: the controller decides later.
-LATER = 1.5
+# The controller waits longer than the launch: a launch that waits then reports the failure first, with the output of
+# the node's console, which the controller does not read.
+CONTROLLER_TIMEOUT_FACTOR = 1.5
 
 
 class StartupWatch:
@@ -26,9 +27,10 @@ class StartupWatch:
         """Return the reason why the startup of one of these members has failed. `now`: Unix time, seconds."""
         self._first_seen = {node: self._first_seen.get(node, now) for node in members}
         for node, first_seen in self._first_seen.items():
-            if node not in self._boots and now > first_seen + LATER * NO_EVENTS_TIMEOUT_SECONDS:
-                return f"no events received from {node} within {LATER * NO_EVENTS_TIMEOUT_SECONDS / 60:g} minutes"
+            timeout = CONTROLLER_TIMEOUT_FACTOR * NO_EVENTS_TIMEOUT_SECONDS
+            if node not in self._boots and now > first_seen + timeout:
+                return f"no events received from {node} within {timeout / 60:g} minutes"
             boot = self._boots.get(node, "")
-            if self._failures.is_final(node, boot, LATER * PLAYBOOK_RETRY_SECONDS):
+            if self._failures.is_final(node, boot, CONTROLLER_TIMEOUT_FACTOR * PLAYBOOK_RETRY_SECONDS):
                 return f"node {node} could not be configured: {self._failures.message}"
         return None

@@ -1,4 +1,4 @@
-"""The agent of a node: orders of the controller, drain, restart after a kill, and health checks."""
+"""The agent of a node: requests of the controller, drain, restart after a kill, and health checks."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ from tests.polling import eventually
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, NodeEvent
 from trainyard.models.layout import RunLayout
 from trainyard.models.manifest import Archive
-from trainyard.models.run import Control, HealthCheckOrder, Master
+from trainyard.models.run import Control, HealthCheckRequest, Master
 from trainyard.models.streams import Cursor, node_events
 from trainyard.node.agent import activity
 from trainyard.node.agent import agent as agent_module
@@ -65,7 +65,7 @@ class OnNode:
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
-    def order(self, attempt: int, stop: bool = False, save_checkpoint: bool = False, requests: int = 0) -> None:
+    def request(self, attempt: int, stop: bool = False, save_checkpoint: bool = False, requests: int = 0) -> None:
         control = Control(
             attempt=attempt,
             nodes=("i-1",),
@@ -134,24 +134,24 @@ def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_attempt_runs_and_its_end_is_reported(node: OnNode) -> None:
     node.wait_for("ready 0")
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     node.finish(0)
     node.wait_for("workers_done 1")
 
 
 def test_failed_attempt_is_reported_and_the_next_attempt_runs(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.finish(3)
     node.wait_for("workers_failed 1")
     (node.folder / "bundle/done").unlink()
-    node.order(2)
+    node.request(2)
     node.wait_for("workers_up 2")
 
 
 def test_missing_requirement_is_reported_as_a_rank_failure(node: OnNode) -> None:
     node.set_requirements("missing==1.0\n")
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_failed 1")
     (event,) = (event for event in node.events() if isinstance(event, AgentEvent) and event.failures)
     assert event.failures[0].message.startswith("requirements.txt of the job: ")
@@ -160,32 +160,32 @@ def test_missing_requirement_is_reported_as_a_rank_failure(node: OnNode) -> None
 
 def test_job_with_satisfied_requirements_runs(node: OnNode) -> None:
     node.set_requirements("boto3\n")
-    node.order(1)
+    node.request(1)
     node.finish(0)
     node.wait_for("workers_done 1")
 
 
 def test_superseded_attempt_is_stopped_without_checkpoint(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
-    node.order(2)
+    node.request(2)
     node.wait_for("workers_up 2")
     assert not any(state.endswith("failed 1") for state in node.reported())
     assert not (node.folder / "bundle/saved").exists()  # without its peers it cannot save
 
 
 def test_attempt_saves_a_checkpoint_before_a_scale_out(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
-    node.order(2, save_checkpoint=True)
+    node.request(2, save_checkpoint=True)
     node.wait_for("workers_up 2")
     assert (node.folder / "bundle/saved").exists()
 
 
 def test_requested_checkpoint_is_saved_and_the_attempt_continues(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
-    node.order(1, requests=1)
+    node.request(1, requests=1)
     eventually((node.folder / "bundle/saved").exists, "the checkpoint")
     node.finish(0)
     node.wait_for("workers_done 1")
@@ -194,42 +194,42 @@ def test_requested_checkpoint_is_saved_and_the_attempt_continues(node: OnNode) -
 def test_only_requests_during_the_attempt_save_a_checkpoint(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     monkeypatch.setattr(node.agent, "_save_checkpoint", lambda _: handled.append(node.agent._checkpoint_requests))
-    node.order(1, requests=1)
+    node.request(1, requests=1)
     node.wait_for("workers_up 1")
-    node.order(1, requests=2)
+    node.request(1, requests=2)
     eventually(lambda: 2 in handled, "the second request")
     assert handled == [2]
 
 
 def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     process = node.agent._attempt._process if node.agent._attempt else None
     assert process is not None
-    node.order(1, stop=True)
+    node.request(1, stop=True)
     eventually(lambda: process.poll() is not None, "the end of the workers")
     assert node.thread.is_alive()  # it must still drain the node
 
 
 def test_stop_order_with_save_saves_a_checkpoint(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
-    node.order(1, stop=True, save_checkpoint=True)
+    node.request(1, stop=True, save_checkpoint=True)
     eventually(lambda: node.agent._attempt is None, "the end of the workers")
     assert (node.folder / "bundle/saved").exists()
 
 
 def test_job_without_checkpoint_requests_is_stopped_at_once(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     node.agent.run = node.record.model_copy(update={"job": node.record.job.model_copy(update={"train": None})})
-    node.order(1, stop=True, save_checkpoint=True)
+    node.request(1, stop=True, save_checkpoint=True)
     eventually(lambda: node.agent._attempt is None, "the end of the workers")
     assert not (node.folder / "bundle/saved").exists()
 
 
 def test_restarted_agent_reports_the_attempt_as_failed(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     node.kill_agent()
     node.wait_for("workers_failed 1")
@@ -237,7 +237,7 @@ def test_restarted_agent_reports_the_attempt_as_failed(node: OnNode) -> None:
 
 
 def test_restarted_agent_does_not_repeat_reports(node: OnNode) -> None:
-    node.order(1)
+    node.request(1)
     node.finish(0)
     node.wait_for("workers_done 1")
     node.kill_agent()
@@ -246,7 +246,7 @@ def test_restarted_agent_does_not_repeat_reports(node: OnNode) -> None:
 
 
 def test_s3_outage_does_not_end_the_job(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     reached = threading.Event()
 
@@ -274,7 +274,7 @@ def test_drain_saves_a_checkpoint_and_completes_the_lifecycle_action(
             """The emulated account tests it."""
 
     monkeypatch.setattr(node.agent._drain, "_autoscaling", Recorder())
-    node.order(1)
+    node.request(1)
     node.wait_for("workers_up 1")
     node.drain_cause = "terminating"
     node.thread.join(60)
@@ -292,7 +292,7 @@ def sample_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sleeping_job_is_reported_as_idle(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     sample_often(monkeypatch)
     node.set_idle_timeout(1.0)
-    node.order(1)
+    node.request(1)
 
     def idle() -> bool:
         return any(isinstance(event, ActivityEvent) and event.idle_since is not None for event in node.events())
@@ -303,7 +303,7 @@ def test_sleeping_job_is_reported_as_idle(node: OnNode, monkeypatch: pytest.Monk
 def test_run_without_idle_limit_is_not_sampled(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     sample_often(monkeypatch)
     node.set_idle_timeout(1.0)
-    node.order(1)
+    node.request(1)
     eventually(lambda: node.agent._activity is not None, "the first sample")
     node.set_idle_timeout(None)
     eventually(lambda: node.agent._activity is None, "the end of sampling")
@@ -323,7 +323,7 @@ HANGING = HEALTH_CHECK.replace('"done"', '"multiply matrices"')
 
 
 class HealthCheckNode:
-    """A node for which the test orders health checks."""
+    """A node for which the test requests health checks."""
 
     def __init__(self, node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
@@ -334,11 +334,11 @@ class HealthCheckNode:
         )
         self.program = program
 
-    def order(self, number: int, program: str, minutes: float = 3.0) -> None:
+    def request(self, number: int, program: str, minutes: float = 3.0) -> None:
         self.program.write_text(program)
         limits = self.node.record.limits.model_copy(update={"health_check_timeout_minutes": minutes})
         self.node.agent.run = self.node.record.model_copy(update={"limits": limits})
-        health_check = HealthCheckOrder(number=number, nodes=("i-1",), master=MASTER, requested_at=0.0)
+        health_check = HealthCheckRequest(number=number, nodes=("i-1",), master=MASTER, requested_at=0.0)
         self.write(Control(health_check=health_check, health_check_count=number))
 
     def write(self, control: Control) -> None:
@@ -365,7 +365,7 @@ def health_check_node(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> HealthCh
 
 
 def test_complete_health_check_is_reported_while_torchrun_waits(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HEALTH_CHECK)
+    health_check_node.request(1, HEALTH_CHECK)
     reported = health_check_node.wait_for()
     assert (reported.number, reported.faults, reported.missing_peers, reported.incomplete_stage) == (1, (), (), None)
     assert (reported.measurements.matmul_tflops, reported.measurements.network_gbs, reported.measurements.network) == (
@@ -377,7 +377,7 @@ def test_complete_health_check_is_reported_while_torchrun_waits(health_check_nod
 
 
 def test_hung_health_check_is_stopped_at_the_deadline_and_reported(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HANGING, minutes=2 / 60)
+    health_check_node.request(1, HANGING, minutes=2 / 60)
     reported = health_check_node.wait_for()
     assert [fault.kind for fault in reported.faults] == ["hung", "hung"]
     assert reported.measurements.torch == "2.15.0"
@@ -387,13 +387,13 @@ def test_health_check_that_cannot_start_is_a_fault_of_the_node(health_check_node
     folder = health_check_node.node.folder / "runs" / health_check_node.node.record.run
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "check-0001").touch()
-    health_check_node.order(1, HEALTH_CHECK)
+    health_check_node.request(1, HEALTH_CHECK)
     (fault,) = health_check_node.wait_for().faults
     assert fault.text.startswith("the health check cannot start: NotADirectoryError")
 
 
 def test_cancelled_health_check_is_stopped_and_not_reported(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HANGING)
+    health_check_node.request(1, HANGING)
     process = health_check_node.process_id()
     health_check_node.write(Control(health_check_count=1))
     eventually(lambda: not psutil.pid_exists(process), "the end of the health check")
@@ -401,7 +401,7 @@ def test_cancelled_health_check_is_stopped_and_not_reported(health_check_node: H
 
 
 def test_attempt_starts_after_a_health_check(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HEALTH_CHECK)
+    health_check_node.request(1, HEALTH_CHECK)
     health_check_node.wait_for()
     health_check_node.write(Control(health_check_count=1, attempt=1, nodes=("i-1",), master=MASTER))
     health_check_node.node.wait_for("workers_up 1")
@@ -409,15 +409,15 @@ def test_attempt_starts_after_a_health_check(health_check_node: HealthCheckNode)
 
 def test_health_check_order_stops_a_lost_attempt(health_check_node: HealthCheckNode) -> None:
     """A rank that waits for a lost peer may not have noticed the loss."""
-    health_check_node.node.order(1)
+    health_check_node.node.request(1)
     health_check_node.node.wait_for("workers_up 1")
-    health_check_node.order(1, HEALTH_CHECK)
+    health_check_node.request(1, HEALTH_CHECK)
     assert health_check_node.wait_for().faults == ()
     assert not (health_check_node.node.folder / "bundle/saved").exists()
 
 
 def test_restarted_agent_reports_the_health_check_as_failed(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HANGING)
+    health_check_node.request(1, HANGING)
     health_check_node.process_id()
     health_check, health_check_node.node.agent._health_check = health_check_node.node.agent._health_check, None
     assert health_check is not None
@@ -428,7 +428,7 @@ def test_restarted_agent_reports_the_health_check_as_failed(health_check_node: H
 
 
 def test_stop_of_the_agent_ends_the_health_check(health_check_node: HealthCheckNode) -> None:
-    health_check_node.order(1, HANGING)
+    health_check_node.request(1, HANGING)
     process = health_check_node.process_id()
     health_check_node.node.close()
     assert not psutil.pid_exists(process)

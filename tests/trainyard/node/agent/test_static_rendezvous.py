@@ -105,7 +105,7 @@ def test_master_may_start_after_the_other_nodes(tmp_path: Path, attempts: list[A
 
 @pytest.mark.slow
 def test_next_attempt_starts_while_the_previous_master_listens(tmp_path: Path, attempts: list[Attempt]) -> None:
-    """The agent of a node may not have read the new order yet."""
+    """The agent of a node may not have read the new request yet."""
     for number in (1, 2):
         attempts.append(Attempt(tmp_path / str(number), ("i-a", "i-b")))
     attempts[0].start("i-a")

@@ -76,7 +76,8 @@ class Run:
         return None if content is None else Control.model_validate_json(content)
 
     @property
-    def orders(self) -> Control:
+    def published(self) -> Control:
+        """The state that the controller has published."""
         control = self.control()
         assert control is not None
         return control
@@ -200,7 +201,7 @@ def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
     for number, node in enumerate(run.nodes):
         run.cluster.write_agent_event(run.record.run, node, "ready", 0, address=f"127.77.8.{number}")
     run.controller.step()
-    first = run.orders
+    first = run.published
     assert first.master is not None
     lost = first.nodes[0]
     assert first.master.address == f"127.77.8.{run.nodes.index(lost)}"
@@ -211,7 +212,7 @@ def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
     (replacement,) = run.cluster.launch_instances(1)
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0, address="127.77.8.9")
     run.step_with_members()
-    second = run.orders
+    second = run.published
     assert second.master is not None
     addresses = {replacement: "127.77.8.9", first.nodes[1]: f"127.77.8.{run.nodes.index(first.nodes[1])}"}
     assert (second.attempt, second.master.address) == (2, addresses[second.nodes[0]])
@@ -531,7 +532,7 @@ def test_missing_nodes_end_the_run_after_the_startup_timeout(run: Run) -> None:
     outcome = run.controller.step()
     assert outcome is not None
     assert outcome.state == "failed"
-    assert outcome.reason.startswith("1 of 2 nodes are ready 1e-06 minutes after attempt 1 failed")
+    assert outcome.reason.startswith("1 of 2 nodes are ready 1e-06 minutes (launch.startup_timeout_minutes) after")
 
 
 def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
@@ -656,4 +657,4 @@ def test_end_of_the_capacity_is_the_reason(account: EmulatedAws) -> None:
     run = Run(create_cluster(REGION), created=time.time() - 600, minutes=9.0)
     outcome = run.controller.step()
     assert outcome is not None
-    assert outcome.reason == "the capacity of the run has ended"
+    assert outcome.reason.startswith("the capacity of the run (capacity) was usable until")

@@ -1,4 +1,4 @@
-"""The controller and the health checks that it orders, with an emulated AWS account."""
+"""The controller and the health checks that it requests, with an emulated AWS account."""
 
 import time
 from typing import Any
@@ -56,9 +56,9 @@ def test_health_check_precedes_the_first_attempt(run: CheckedRun) -> None:
     run.step_with_members()
     assert run.control() is None  # not all nodes are ready
     run.step("ready", 0)
-    assert run.orders.attempt == 0
-    assert run.orders.health_check is not None
-    assert (run.orders.health_check.number, set(run.orders.health_check.nodes)) == (1, set(run.nodes))
+    assert run.published.attempt == 0
+    assert run.published.health_check is not None
+    assert (run.published.health_check.number, set(run.published.health_check.nodes)) == (1, set(run.nodes))
 
 
 def test_passed_health_check_starts_the_attempt(run: CheckedRun) -> None:
@@ -66,7 +66,7 @@ def test_passed_health_check_starts_the_attempt(run: CheckedRun) -> None:
     run.write_results_of_all_nodes(1)
     run.step_with_members()
     run.step_with_members()
-    assert (run.orders.attempt, run.orders.health_check, set(run.orders.nodes)) == (1, None, set(run.nodes))
+    assert (run.published.attempt, run.published.health_check, set(run.published.nodes)) == (1, None, set(run.nodes))
     assert run.result().decision == "passed"
     assert {node.node for node in run.result().nodes} == set(run.nodes)
 
@@ -75,7 +75,7 @@ def test_health_check_waits_for_all_reports(run: CheckedRun) -> None:
     run.step("ready", 0)
     run.cluster.write_health_check_event(run.record.run, run.nodes[0], 1)
     run.step_with_members()
-    assert run.orders.health_check is not None
+    assert run.published.health_check is not None
 
 
 def test_next_attempt_of_healthy_nodes_needs_no_health_check(run: CheckedRun) -> None:
@@ -85,7 +85,7 @@ def test_next_attempt_of_healthy_nodes_needs_no_health_check(run: CheckedRun) ->
     run.step_with_members()
     run.step("workers_failed", 1, (FAILURE,))
     run.step_with_members()
-    assert (run.orders.attempt, run.orders.health_check_count) == (2, 1)
+    assert (run.published.attempt, run.published.health_check_count) == (2, 1)
 
 
 def test_node_that_fails_twice_is_replaced_and_the_job_starts(run: CheckedRun) -> None:
@@ -96,23 +96,23 @@ def test_node_that_fails_twice_is_replaced_and_the_job_starts(run: CheckedRun) -
     assert faulty in run.cluster.members()
     assert run.result().decision == "repeat"
     run.step_with_members()
-    assert run.orders.health_check is not None
-    assert (run.orders.health_check.number, set(run.orders.health_check.nodes)) == (2, set(run.nodes))
+    assert run.published.health_check is not None
+    assert (run.published.health_check.number, set(run.published.health_check.nodes)) == (2, set(run.nodes))
     run.write_results_of_all_nodes(2, second=(HUNG,))
     run.step_with_members()
     assert run.result().unhealthy_nodes == (faulty,)
     assert f"{faulty} failed twice: {HUNG.text}" in run.result().reason
     new_node = run.replacement(faulty)
     run.step_with_members()
-    assert run.orders.health_check is None  # the new node is not ready
+    assert run.published.health_check is None  # the new node is not ready
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
-    assert run.orders.health_check is not None
-    assert set(run.orders.health_check.nodes) == set(run.nodes)
+    assert run.published.health_check is not None
+    assert set(run.published.health_check.nodes) == set(run.nodes)
     run.write_results_of_all_nodes(3)
     run.step_with_members()
     run.step_with_members()
-    assert (run.orders.attempt, set(run.orders.nodes)) == (1, set(run.nodes))
+    assert (run.published.attempt, set(run.published.nodes)) == (1, set(run.nodes))
 
 
 def test_node_that_fails_once_is_not_replaced(run: CheckedRun) -> None:
@@ -124,7 +124,7 @@ def test_node_that_fails_once_is_not_replaced(run: CheckedRun) -> None:
     run.write_results_of_all_nodes(2)
     run.step_with_members()
     run.step_with_members()
-    assert run.orders.attempt == 1
+    assert run.published.attempt == 1
     assert set(run.cluster.members()) == before
 
 
@@ -136,7 +136,7 @@ def test_unhealthy_node_is_not_used_before_its_replacement(run: CheckedRun, monk
         run.write_results_of_all_nodes(number, second=(HUNG,))
         run.step_with_members()
         run.step_with_members()
-    assert (run.orders.health_check, run.orders.unhealthy_nodes) == (None, (run.nodes[1],))
+    assert (run.published.health_check, run.published.unhealthy_nodes) == (None, (run.nodes[1],))
 
 
 def test_denied_unhealthy_mark_is_repeated(run: CheckedRun, account: EmulatedAws) -> None:
@@ -154,7 +154,7 @@ def test_denied_unhealthy_mark_is_repeated(run: CheckedRun, account: EmulatedAws
         account.clear_faults()
     run.start_controller()
     run.step_with_members()
-    assert run.orders.unhealthy_nodes == (faulty,)
+    assert run.published.unhealthy_nodes == (faulty,)
     run.replacement(faulty)
 
 
@@ -186,7 +186,7 @@ def test_node_without_report_is_faulty_at_the_deadline(run: CheckedRun, monkeypa
     run.step("ready", 0)
     run.cluster.write_health_check_event(run.record.run, run.nodes[0], 1, missing_peers=(run.nodes[1],))
     run.step_with_members()
-    assert run.orders.health_check is not None
+    assert run.published.health_check is not None
     monkeypatch.setattr(health_checks, "REPORT_GRACE_SECONDS", -3 * 60.0)
     run.step_with_members()
     assert {node: [fault.kind for fault in faults] for node, faults in run.result().faulty_nodes.items()} == {
@@ -209,7 +209,7 @@ def test_lost_node_cancels_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
     run.terminate_node(run.nodes[1])
     run.step_until_loss()
-    assert run.orders.health_check is None
+    assert run.published.health_check is None
     assert run.cluster.data.find(run.layout.latest_health_check) is None
 
 
@@ -227,12 +227,16 @@ def test_new_nodes_are_checked_while_the_job_runs(run: CheckedRun) -> None:
     run.controller.run = run.record.model_copy(update={"nodes": 3})
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
-    assert run.orders.attempt == 1
-    assert run.orders.health_check is not None
-    assert run.orders.health_check.nodes == (new_node,)
+    assert run.published.attempt == 1
+    assert run.published.health_check is not None
+    assert run.published.health_check.nodes == (new_node,)
     run.cluster.write_health_check_event(run.record.run, new_node, 2)
     run.step_with_members()
-    assert (run.orders.attempt, set(run.orders.nodes), run.orders.save_checkpoint) == (2, {*run.nodes, new_node}, True)
+    assert (run.published.attempt, set(run.published.nodes), run.published.save_checkpoint) == (
+        2,
+        {*run.nodes, new_node},
+        True,
+    )
 
 
 def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> None:
@@ -244,7 +248,7 @@ def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> 
     run.cluster.write_health_check_event(run.record.run, new_node, 2, measurements={"torch": "2.14.0"})
     run.step_with_members()
     assert run.result().faulty_nodes[new_node][0].text == "torch 2.14.0, but 2 of 3 nodes have 2.15.0"
-    assert run.orders.attempt == 1
+    assert run.published.attempt == 1
 
 
 def test_cancelled_scale_out_cancels_the_health_check(run: CheckedRun) -> None:
@@ -255,7 +259,7 @@ def test_cancelled_scale_out_cancels_the_health_check(run: CheckedRun) -> None:
     run.step_with_members()
     run.controller.run = run.record
     run.step_with_members()
-    assert (run.orders.attempt, run.orders.health_check) == (1, None)
+    assert (run.published.attempt, run.published.health_check) == (1, None)
 
 
 def test_replacement_is_checked_with_all_nodes(run: CheckedRun) -> None:
@@ -266,9 +270,9 @@ def test_replacement_is_checked_with_all_nodes(run: CheckedRun) -> None:
     run.nodes[0] = new_node
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
-    assert run.orders.attempt == 1
-    assert run.orders.health_check is not None
-    assert set(run.orders.health_check.nodes) == set(run.nodes)
+    assert run.published.attempt == 1
+    assert run.published.health_check is not None
+    assert set(run.published.health_check.nodes) == set(run.nodes)
 
 
 def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
@@ -278,7 +282,9 @@ def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
     run.controller.run = run.record.model_copy(update={"created": time.time() - 3000})
     outcome = run.step_with_members()
     assert outcome is not None
-    assert outcome.reason.startswith("the job did not start within 5 minutes; health check of the nodes: ")
+    assert outcome.reason.startswith(
+        "the job did not start within 5 minutes (launch.startup_timeout_minutes); health check"
+    )
     assert HUNG.text in outcome.reason
 
 
@@ -290,5 +296,5 @@ def test_member_missing_from_one_answer_does_not_cancel_the_health_check(run: Ch
             run.step_with_members()
     finally:
         account.clear_faults()
-    assert run.orders.health_check is not None
-    assert (run.orders.health_check.number, run.orders.health_check_count) == (1, 1)
+    assert run.published.health_check is not None
+    assert (run.published.health_check.number, run.published.health_check_count) == (1, 1)

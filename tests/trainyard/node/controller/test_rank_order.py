@@ -106,29 +106,29 @@ def run(account: EmulatedAws) -> TopologyRun:
 def test_attempt_has_neighbours_below_the_same_network_nodes(run: TopologyRun) -> None:
     run.controller.step()
     network = describe_network_nodes(REGION, run.nodes)
-    assert set(run.orders.nodes) == set(run.nodes)
+    assert set(run.published.nodes) == set(run.nodes)
     for layer in range(3):
-        groups = [group for group, _ in groupby(run.orders.nodes, key=lambda node: network[node][layer])]
+        groups = [group for group, _ in groupby(run.published.nodes, key=lambda node: network[node][layer])]
         assert len(groups) == len(set(groups))
     assert len({network[node] for node in run.nodes}) < 12  # some nodes share the lowest network node
 
 
 def test_master_is_the_first_node(run: TopologyRun) -> None:
     run.controller.step()
-    assert run.orders.master is not None
-    assert run.orders.master.address == run.address(run.orders.nodes[0])
+    assert run.published.master is not None
+    assert run.published.master.address == run.address(run.published.nodes[0])
 
 
 def test_lost_master_is_replaced_by_the_next_node(run: TopologyRun) -> None:
     run.controller.step()
-    first, lost = run.orders, run.orders.nodes[0]
+    first, lost = run.published, run.published.nodes[0]
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=lost, ShouldDecrementDesiredCapacity=True
     )
     run.step_until_loss()
     run.controller.run = run.record.model_copy(update={"nodes": 11})
     run.step_with_members()
-    second = run.orders
+    second = run.published
     assert (second.attempt, second.nodes) == (2, first.nodes[1:])
     assert first.master is not None
     assert second.master is not None
@@ -140,22 +140,22 @@ def test_health_check_and_attempt_have_the_same_order(run: TopologyRun) -> None:
     limits = run.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0})
     run.controller.run = run.record.model_copy(update={"limits": limits})
     run.controller.step()
-    order = run.orders.health_check
+    order = run.published.health_check
     assert order is not None
     assert order.master.address == run.address(order.nodes[0])
     for node in run.nodes:
         run.cluster.write_health_check_event(run.record.run, node, order.number)
     run.controller.step()
-    assert (run.orders.attempt, run.orders.nodes) == (1, order.nodes)
+    assert (run.published.attempt, run.published.nodes) == (1, order.nodes)
 
 
 def test_restarted_controller_keeps_the_order(run: TopologyRun) -> None:
     run.controller.step()
-    before = run.orders.nodes
+    before = run.published.nodes
     run.start_controller()
     run.step("workers_failed", 1)
     run.controller.step()
-    assert (run.orders.attempt, run.orders.nodes) == (2, before)
+    assert (run.published.attempt, run.published.nodes) == (2, before)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_attempt_starts_without_topology(run: TopologyRun, account: EmulatedAws,
         run.controller.step()
     finally:
         account.clear_faults()
-    assert (run.orders.attempt, run.orders.nodes) == (1, tuple(sorted(run.nodes)))
+    assert (run.published.attempt, run.published.nodes) == (1, tuple(sorted(run.nodes)))
 
 
 def test_topology_of_a_node_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

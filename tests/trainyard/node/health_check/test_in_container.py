@@ -12,7 +12,7 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from tests.polling import eventually
-from trainyard.models.run import HealthCheckOrder, Master
+from trainyard.models.run import HealthCheckRequest, Master
 from trainyard.node.agent import health_check as health_check_module
 from trainyard.node.agent import processes
 from trainyard.node.agent.health_check import HealthCheckTorchrun
@@ -44,10 +44,10 @@ def health_check(account: EmulatedAws, command_file: Path, tmp_path: Path) -> It
     group = cluster.manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": 4})
     run = record.model_copy(update={"job": record.job.model_copy(update={"container": IMAGE})})
     node = clusters.worker_identity(REGION, tmp_path)
-    order = HealthCheckOrder(
+    request = HealthCheckRequest(
         number=1, nodes=("i-1",), master=Master(address=node.address, port=20000), requested_at=0.0
     )
-    health_check = HealthCheckTorchrun(node, cluster.manifest, group, run, order)
+    health_check = HealthCheckTorchrun(node, cluster.manifest, group, run, request)
     yield health_check
     health_check.kill()
     health_check.close()
