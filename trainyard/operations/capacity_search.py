@@ -16,11 +16,12 @@ from trainyard.operations.signals import ignore_signals
 from trainyard.operations.waiting import sleep_with_checks
 from trainyard.quantity import quantity
 
-# Codes of CreateCapacityReservation that another zone, or a later request, may not return (API reference, "Error codes
-# for the Amazon EC2 API"). After those of _UNKNOWN_RESULTS, or without an answer, the reservation may exist.
-_SHORTAGES = frozenset(["InsufficientInstanceCapacity", "RequestLimitExceeded", "Unsupported"])
-_UNKNOWN_RESULTS = frozenset(["InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"])
-MAX_TRIES, TRY_DELAY_SECONDS = 5, 2.0
+# Error codes of CreateCapacityReservation (API reference, "Error codes for the Amazon EC2 API"). After a retryable
+# code, another zone or a later request may succeed. After an ambiguous code, or without a response, the reservation may
+# exist.
+_RETRYABLE_CODES = frozenset(["InsufficientInstanceCapacity", "RequestLimitExceeded", "Unsupported"])
+_AMBIGUOUS_CODES = frozenset(["InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"])
+MAX_ATTEMPTS, RETRY_DELAY_SECONDS = 5, 2.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 
 
@@ -75,27 +76,29 @@ def reserve_capacity(
 
 
 @dataclass(frozen=True)
-class _Refusal:
-    """Why a zone has no reservation. `code`: AWS's error code, or the name of the error of a request without answer."""
+class _ZoneError:
+    """Why a zone has no reservation. `code`: AWS's error code, or the name of the exception without a response."""
 
     code: str
     message: str
 
 
 def _search(request: CapacityRequest, display: Display, before_attempt: Callable[[], None]) -> CapacityReservation:
-    deadline, delay, attempt = time.monotonic() + request.wait_minutes * 60, FIRST_RETRY_SECONDS, 1
-    refusals: dict[str, _Refusal] = {}
+    start, delay, attempt = time.monotonic(), FIRST_RETRY_SECONDS, 1
+    deadline = start + request.wait_minutes * 60
+    zone_errors: dict[str, _ZoneError] = {}
     while True:
         before_attempt()
-        if reservation := _try_zones(request, attempt, refusals, display, before_attempt):
+        if reservation := _try_zones(request, attempt, zone_errors, display, before_attempt):
             return reservation
-        tried = _format_refusals(refusals)
+        tried = _format_zone_errors(zone_errors)
         if time.monotonic() + delay > deadline:
             raise CapacityError(
                 f"no Availability Zone has capacity for {request.summary} after {quantity(attempt, 'attempt')} in "
-                f"{request.wait_minutes:g} minutes (capacity.wait_minutes): {tried}. Increase capacity.wait_minutes, "
-                "try another instance type or region, add zones to capacity.zones if it is set, or buy a Capacity "
-                f"Block (trainyard blocks --stack {request.stack})"
+                f"{(time.monotonic() - start) / 60:.1f} minutes (capacity.wait_minutes: {request.wait_minutes:g}): "
+                f"{tried}. Increase capacity.wait_minutes, try another instance type or region, add zones to "
+                "capacity.zones if it is set, or buy a Capacity Block (trainyard blocks -s "
+                f"{request.stack})"
             )
         remaining = max(0.0, deadline - time.monotonic()) / 60
         text = f"attempt {attempt}: none for {request.summary} ({tried}); next in {delay:.0f} s"
@@ -107,17 +110,17 @@ def _search(request: CapacityRequest, display: Display, before_attempt: Callable
 def _try_zones(
     request: CapacityRequest,
     attempt: int,
-    refusals: dict[str, _Refusal],
+    zone_errors: dict[str, _ZoneError],
     display: Display,
     before_poll: Callable[[], None],
 ) -> CapacityReservation | None:
     """Return the active reservation in the first zone with the capacity; None without one.
 
-    Writes the refusals by zone, and displays each whose code differs from that of the attempt before.
+    Writes the errors by zone, and displays each whose code differs from that of the attempt before.
     """
     for zone in request.zones:
         display.detail("capacity", f"attempt {attempt}: {request.summary} in {zone}")
-        result = _create(request, zone, refusals)
+        result = _create(request, zone, zone_errors)
         if isinstance(result, CapacityReservation):
             result = _activate(request, result, display, before_poll)
         if isinstance(result, CapacityReservation):
@@ -125,40 +128,42 @@ def _try_zones(
             text = f"reserved {request.summary} in {zone} ({result.id}), {price:,.2f} USD per hour"
             display.line("capacity", text)
             return result
-        if zone not in refusals or refusals[zone].code != result.code:
+        if zone not in zone_errors or zone_errors[zone].code != result.code:
             display.line("capacity", f"no {request.summary} in {zone}: {result.code}: {result.message}")
-        refusals[zone] = result
+        zone_errors[zone] = result
     return None
 
 
 def _activate(
     request: CapacityRequest, reservation: CapacityReservation, display: Display, before_poll: Callable[[], None]
-) -> CapacityReservation | _Refusal:
-    """Return the active reservation, or the refusal: EC2 may find a shortage while it is pending."""
+) -> CapacityReservation | _ZoneError:
+    """Return the active reservation, or an error: EC2 may find a shortage while it is pending."""
     try:
         result = wait_until_active(request.region, reservation, display, before_poll)
     except BaseException:
         with ignore_signals():  # here, because EC2 may not list it yet
             _cancel(request, [reservation.id], display)
         raise
-    return result if result.state == "active" else _Refusal(result.state, f"EC2 did not activate {result.id}")
+    return result if result.state == "active" else _ZoneError(result.state, f"EC2 did not activate {result.id}")
 
 
-def _format_refusals(refusals: Mapping[str, _Refusal]) -> str:
-    return ", ".join(f"{zone}: {refusal.code}" for zone, refusal in refusals.items())
+def _format_zone_errors(zone_errors: Mapping[str, _ZoneError]) -> str:
+    return ", ".join(f"{zone}: {error.code}" for zone, error in zone_errors.items())
 
 
-def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal]) -> CapacityReservation | _Refusal:
-    """Return the reservation, or the refusal if another zone or a later request may succeed.
+def _create(
+    request: CapacityRequest, zone: str, zone_errors: Mapping[str, _ZoneError]
+) -> CapacityReservation | _ZoneError:
+    """Return the reservation, or the error if another zone or a later request may succeed.
 
-    Raises CapacityError for any other error of AWS, with the `refusals` of other zones.
+    Raises CapacityError for any other error of AWS, with the `zone_errors` of other zones.
 
-    A request without an answer is repeated with its token: EC2 then returns the reservation that it created (EC2
+    A request without a response is repeated with its token: EC2 then returns the reservation that it created (EC2
     developer guide, "Ensuring idempotency in Amazon EC2 API requests").
     """
     token, end = str(uuid.uuid4()), time.time() + request.hold_seconds
-    for number in range(MAX_TRIES):
-        time.sleep(number * TRY_DELAY_SECONDS)
+    for number in range(MAX_ATTEMPTS):
+        time.sleep(number * RETRY_DELAY_SECONDS)
         try:
             return create_reservation(
                 request.region,
@@ -171,16 +176,16 @@ def _create(request: CapacityRequest, zone: str, refusals: Mapping[str, _Refusal
                 token=token,
             )
         except HTTPClientError as error:
-            refusal = _Refusal(type(error).__name__, str(error))
+            zone_error = _ZoneError(type(error).__name__, str(error))
         except ClientError as error:
             details = error.response["Error"]
-            refusal = _Refusal(details["Code"], details.get("Message", ""))
-            if refusal.code in _SHORTAGES:
-                return refusal
-            if refusal.code not in _UNKNOWN_RESULTS:
-                others = f"; no capacity in {_format_refusals(refusals)}" if refusals else ""
+            zone_error = _ZoneError(details["Code"], details.get("Message", ""))
+            if zone_error.code in _RETRYABLE_CODES:
+                return zone_error
+            if zone_error.code not in _AMBIGUOUS_CODES:
+                others = f"; no capacity in {_format_zone_errors(zone_errors)}" if zone_errors else ""
                 raise CapacityError(f"AWS does not reserve {request.summary} in {zone}: {error}{others}") from error
-    return refusal
+    return zone_error
 
 
 def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:
@@ -199,6 +204,6 @@ def _cancel_others(request: CapacityRequest, kept: str | None, display: Display)
         )
 
 
-def _cancel(request: CapacityRequest, names: list[str], display: Display) -> None:
+def _cancel(request: CapacityRequest, reservation_ids: list[str], display: Display) -> None:
     reason = ", which the launch does not use: EC2 did not respond to its creation, or it was pending"
-    cancel_reservations(request.region, names, display, launch_id=request.launch_id, reason=reason)
+    cancel_reservations(request.region, reservation_ids, display, launch_id=request.launch_id, reason=reason)

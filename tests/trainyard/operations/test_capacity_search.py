@@ -26,7 +26,7 @@ AfterCreation = Callable[[Callable[[dict[str, Any]], None]], None]
 @pytest.fixture
 def request_of_two(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[CapacityRequest]:
     """A request for two instances in two zones."""
-    monkeypatch.setattr(capacity_search, "TRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(capacity_search, "RETRY_DELAY_SECONDS", 0.0)
     created = CapacityRequest(
         stack="test",
         region=REGION,

@@ -110,7 +110,7 @@ def test_shortage_in_all_zones_is_retried_and_then_names_them(account: EmulatedA
         reserved.reserve()
     message = str(caught.value)
     assert f"{ZONE_A}: InsufficientInstanceCapacity, {ZONE_B}: InsufficientInstanceCapacity" in message
-    assert "attempts in 0.02 minutes" in message
+    assert "minutes (capacity.wait_minutes: 0.02)" in message
     assert "capacity.wait_minutes" in message
     assert reserved.active() == []
 

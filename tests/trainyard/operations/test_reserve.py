@@ -181,7 +181,7 @@ def test_zones_that_refuse_are_displayed_with_the_reason(account: EmulatedAws, o
 
 def test_shortage_names_one_attempt(account: EmulatedAws, operator: Operator) -> None:
     account.inject(Capacity(limit=0, instance_type=WORKER_TYPE))
-    with pytest.raises(CapacityError, match="after 1 attempt in 0 minutes"):
+    with pytest.raises(CapacityError, match="after 1 attempt in 0.0 minutes"):
         operator.reserve()
 
 
