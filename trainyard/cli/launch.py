@@ -21,7 +21,7 @@ def launch(
         bool,
         typer.Option(
             "--update",
-            help="Launch nothing also when a run that has ended matches the manifest.",
+            help="Also launch nothing if the last run has ended and matches the manifest.",
         ),
     ] = False,
     replace_running: Annotated[

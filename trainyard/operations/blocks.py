@@ -106,8 +106,8 @@ def buy_offering(
 ) -> Purchase:
     """Purchase one of the offerings. `confirm` receives the price and raises to refuse it.
 
-    A purchased block has the tag of the stack. Raises InputError, and UnknownPurchaseError, with what was purchased
-    until now, when AWS does not answer.
+    A purchased block has the tag of the stack. Raises InputError for an offering that AWS does not offer any more, and
+    UnknownPurchaseError, whose message lists the purchases until now, when AWS does not respond.
     """
     offering = next((offering for offering in offerings if offering.offering == name), None)
     if offering is None:

@@ -23,7 +23,7 @@ from trainyard.operations.errors import LaunchError, StartupError
 from trainyard.operations.progress import Display
 from trainyard.operations.startup import Deadline, describe_console, display_event
 
-MAX_TRIES, RETRY_DELAY_SECONDS = 5, 2.0
+MAX_ATTEMPTS, RETRY_DELAY_SECONDS = 5, 2.0
 _WORKER_COMMAND = re.compile(r"(--role )worker( --group \S+ --manifest \S+ --region \S+)$", re.MULTILINE)
 _COPIED_KEYS = ("IamInstanceProfile", "MetadataOptions", "BlockDeviceMappings")
 _TERMINATED_STATES = {"shutting-down", "terminated"}
@@ -175,7 +175,7 @@ class Builder:
 
     def terminate(self) -> str:
         """Terminate the instance, by its tag when its id is unknown; return an empty text, or why it still runs."""
-        for number in range(MAX_TRIES):
+        for number in range(MAX_ATTEMPTS):
             try:
                 instances = [self.id] if self.id else sorted(_find_builders(self._region, {tags.BAKE: self._bake}))
                 if instances:

@@ -40,10 +40,10 @@ from trainyard.operations.stop import STOP_TIMEOUT_SECONDS, stop_run
 class LaunchOptions:
     """Options of a launch.
 
-    `trigger`, `again`: values that the record of a new run stores (RunRecord); None: those for which Pulumi launches
-    nothing. `replace_running`: stop an active run of another manifest, otherwise refuse to launch. `resume_replaced`: a
-    run that replaces an active run starts from its newest checkpoint. `wait`: return when the job of a new run has
-    started, otherwise when its nodes are launched.
+    `trigger`, `again`: stored in the record of a new run (RunRecord). None: the values with which the next `pulumi up`
+    launches nothing again (launch_trigger, and `again` of the last run). `replace_running`: stop an active run of
+    another manifest, otherwise refuse to launch. `resume_replaced`: a run that replaces an active run starts from its
+    newest checkpoint. `wait`: return when the job of a new run has started, otherwise when its nodes are launched.
     """
 
     trigger: str | None = None
@@ -64,8 +64,10 @@ class Launch(LaunchOperation):
     def start(self, update: bool = False) -> LaunchResult:
         """Start the manifest's job, or add nodes to the current run when it only has fewer nodes than the manifest.
 
-        Nothing is launched when an active run matches the manifest, with `update` also when a run that has ended does.
-        Raises LaunchError, or InputError for a user error; then no node that was added still runs.
+        Launches nothing if an active run matches the manifest, with `update` also if the last run has ended and matches
+        it.
+        Raises LaunchError, and InputError for a user error, after it has terminated the nodes that it added. The message
+        names nodes that AWS did not terminate.
         """
         current = self.cluster.current_run()
         self._set_new_run_fields(current)
@@ -123,7 +125,7 @@ class Launch(LaunchOperation):
         """Stop an active run whose reservations the new run uses, and wait for the termination of its nodes."""
         if is_active:
             self.display.line("run", f"stopping {run.run}, because the manifest has changed")
-            stop_run(self.cluster, self.display, keep_reservations=True)
+            stop_run(self.cluster, self.display, for_replacement=True)
             self._resume_from(run)
         # Large types shut down for many minutes, which do not count as startup.
         termination = Deadline(STOP_TIMEOUT_SECONDS / 60, None)
@@ -229,8 +231,8 @@ class Launch(LaunchOperation):
     def _create_run(self) -> None:
         """Write the run's record and put the lease on the worker groups."""
         self.write_record(self.record)
-        # After the record: trainyard stop ends a pending launch before it reads the record.
-        self.pending.require_not_ended()
+        # After the record: trainyard stop cancels a pending launch before it reads the record.
+        self.pending.require_not_cancelled()
         self.workers.put_lease(self.record.lease_end(time.time()))
         self.display.line("run", f"{self.record.run}, lease of {self.record.limits.lease_minutes:g} minutes")
         self.report_capacity_limit(self.record)

@@ -21,7 +21,7 @@ from trainyard.operations.launch_messages import (
     describe_remaining_reservations,
 )
 from trainyard.operations.pending_launch import PendingLaunch
-from trainyard.operations.prestart_checks import check_before_start, require_own_source
+from trainyard.operations.prestart_checks import check_before_start, require_source_reservation_in_account
 from trainyard.operations.progress import Display
 from trainyard.operations.reservations import GroupReservations, require_usable
 from trainyard.operations.run_record import create_run_record, format_run_duration
@@ -103,7 +103,7 @@ class LaunchOperation:
         self.reservations.rollback()
         run = self.cluster.current_run()
         continues = run is not None and run.run != self.record.run and self.cluster.outcome(run.run) is None
-        if not continues and not self.pending.is_ended:
+        if not continues and not self.pending.is_cancelled:
             self.reservations.cancel_reservations_of_groups()
 
     def _describe_failed_rollback(self, reason: str, failure: Exception) -> str:
@@ -119,10 +119,10 @@ class LaunchOperation:
         return describe_remaining_reservations(cause, self.reservation_ids())
 
     def _require_not_ended(self) -> None:
-        """Raise LaunchError when the launch was ended during its wait for capacity."""
+        """Raise LaunchError when the launch was cancelled, or its active run has ended, while it waits for capacity."""
         run = self.active_run
         if run is None:
-            self.pending.require_not_ended()
+            self.pending.require_not_cancelled()
         elif outcome := self.cluster.outcome(run.run):
             raise LaunchError(f"run {run.run} has {outcome.state} before nodes were added: {outcome.reason}")
 
@@ -153,7 +153,7 @@ class LaunchOperation:
                 reservation = self.reservations.reserve(group, missing[group.name], hold_seconds, running)
                 self.reserved[group.name] = reservation
             elif group.reservation is not None:
-                require_own_source(self.manifest.region, group)
+                require_source_reservation_in_account(self.manifest.region, group)
                 self._wait_for_start(group)
                 self.reservations.wait_for_capacity(group.reservation, missing[group.name])
         self.deadline.at += time.time() - started

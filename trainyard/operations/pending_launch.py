@@ -1,6 +1,6 @@
 """A launch that has not created its run yet, for example because it waits for capacity.
 
-An object in the staging bucket contains its id. `trainyard stop` and a later launch end it: they replace the id.
+An object in the staging bucket contains its id. `trainyard stop` and a later launch cancel it: they replace the id.
 """
 
 import secrets
@@ -18,26 +18,26 @@ class PendingLaunch:
         self.id = secrets.token_hex(8)
 
     def register(self) -> None:
-        """Write the id of this launch, which ends an earlier pending launch of the stack."""
+        """Write the id of this launch, which cancels an earlier pending launch of the stack."""
         assert self._cluster.staging is not None
         self._cluster.staging.write(PENDING_LAUNCH, self.id.encode())
 
     @property
-    def is_ended(self) -> bool:
-        """Whether `trainyard stop` or a later launch has ended this launch."""
+    def is_cancelled(self) -> bool:
+        """Whether `trainyard stop` or a later launch has cancelled this launch."""
         assert self._cluster.staging is not None
         return self._cluster.staging.find(PENDING_LAUNCH) != self.id.encode()
 
-    def require_not_ended(self) -> None:
-        """Raise LaunchError when `trainyard stop` or a later launch has ended this launch."""
-        if self.is_ended:
+    def require_not_cancelled(self) -> None:
+        """Raise LaunchError when `trainyard stop` or a later launch has cancelled this launch."""
+        if self.is_cancelled:
             raise LaunchError(
-                f"the launch of stack {self._cluster.stack} was ended by trainyard stop or by a later launch, before "
-                f"it created a run. To launch again: pulumi up -s {self._cluster.stack}"
+                f"the launch of stack {self._cluster.stack} was cancelled by trainyard stop or by a later launch, "
+                f"before it created a run. To launch again: pulumi up -s {self._cluster.stack}"
             )
 
 
-def end_pending_launch(cluster: Cluster) -> None:
-    """End the stack's pending launch, if any, before it starts nodes."""
+def cancel_pending_launch(cluster: Cluster) -> None:
+    """Cancel the stack's pending launch, if any, before it starts nodes."""
     if cluster.staging is not None and cluster.staging.find(PENDING_LAUNCH):
         cluster.staging.write(PENDING_LAUNCH, b"")

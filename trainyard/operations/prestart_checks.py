@@ -15,6 +15,15 @@ from trainyard.operations.reservations import require_usable
 
 # Instance type of a builder before the block starts: the group's own type would use the block.
 BUILDER_TYPE = "c7i.xlarge"
+# Role of the node playbook -> the software that it installs.
+SOFTWARE = {
+    "nvidia_driver": "the NVIDIA driver",
+    "cuda": "CUDA",
+    "efa": "the EFA software",
+    "lustre": "the Lustre client",
+    "container": "Docker and the job's image",
+}
+DRIVERS = frozenset(SOFTWARE[role] for role in ("nvidia_driver", "cuda", "efa"))
 
 
 def check_before_start(cluster: Cluster, display: Display) -> None:
@@ -30,21 +39,22 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
             display.line("capacity", f"{describe_pending_payment(block)}. Then the run fails")
 
 
-def require_own_source(region: str, group: WorkerGroup) -> None:
+def require_source_reservation_in_account(region: str, group: WorkerGroup) -> None:
     """Check that the account can read reclaims of the group's interruptible reservation, if it has one.
 
     Only the owner of the source reservation reads its allocation (EC2 user guide, "Interruptible Capacity Reservations
     for capacity owners"). Cloud Control does not return the source: the preview cannot check it. Raises CapacityError.
     """
-    name = group.reservation
-    if name is None or group.market != "interruptible-capacity-reservation":
+    reservation_id = group.reservation
+    if reservation_id is None or group.market != "interruptible-capacity-reservation":
         return
-    source = reservations.find_source(region, name)
-    if source is None or not reservations.is_own(region, source):
+    source_id = reservations.find_source(region, reservation_id)
+    if source_id is None or not reservations.is_own(region, source_id):
+        source = f"its source reservation {source_id}" if source_id else "its source reservation"
         raise CapacityError(
-            f"capacity.reservation.id = {name!r}: its source reservation {source or ''} is not one of this account, so "
-            f"nodes could not save a checkpoint before a reclaim. Use an interruptible reservation that was created in "
-            f"this account, or another purchase option (capacity)"
+            f"capacity.reservation.id = {reservation_id!r}: {source} is not one of this account, so nodes could not "
+            "save a checkpoint before a reclaim. Use an interruptible reservation that was created in this account, or "
+            "another purchase option (capacity)"
         )
 
 
@@ -63,7 +73,7 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
     manifest = cluster.manifest
     if manifest.node.provisioning == "skip":
         return
-    software, is_baked = nodes_software(manifest, group), image_tags.get(tags.ROLE) == tags.IMAGE
+    software, is_baked = installed_software(manifest, group), image_tags.get(tags.ROLE) == tags.IMAGE
     if is_baked:
         content = image_tags.get(tags.CONTENT)
         source = image_tags.get(tags.SOURCE, "")
@@ -83,18 +93,15 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
     )
 
 
-DRIVERS = ("the NVIDIA driver", "CUDA", "the EFA software")
-
-
-def nodes_software(manifest: Manifest, group: WorkerGroup) -> list[str]:
+def installed_software(manifest: Manifest, group: WorkerGroup) -> list[str]:
     """Return what a node of the group installs, unless its image has it."""
     uses_gpus = bool(group.gpus) and manifest.node.use_gpus
-    needed = {
-        "nvidia_driver": (uses_gpus, DRIVERS[0]),
-        "cuda": (uses_gpus, DRIVERS[1]),
-        "efa": (bool(group.efa_interfaces), DRIVERS[2]),
-        "lustre": (manifest.fsx is not None, "the Lustre client"),
-        "container": (manifest.job.container is not None, "Docker and the job's image"),
+    is_required = {
+        "nvidia_driver": uses_gpus,
+        "cuda": uses_gpus,
+        "efa": bool(group.efa_interfaces),
+        "lustre": manifest.fsx is not None,
+        "container": manifest.job.container is not None,
     }
-    software = [name for role, (used, name) in needed.items() if used and role not in manifest.node.skip_roles]
-    return [*software, *(["the Python environment"] if manifest.node.venv is None else [])]
+    roles = [role for role in SOFTWARE if is_required[role] and role not in manifest.node.skip_roles]
+    return [*(SOFTWARE[role] for role in roles), *(["the Python environment"] if manifest.node.venv is None else [])]

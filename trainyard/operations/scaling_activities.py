@@ -1,4 +1,4 @@
-"""Calls that Auto Scaling refuses during scaling activities: terminations and SetDesiredCapacity. They are retried."""
+"""Retry SetDesiredCapacity and instance terminations while Auto Scaling returns ScalingActivityInProgress."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from trainyard.operations.progress import Display
 LAUNCH_IN_PROGRESS = "ScalingActivityInProgress"
 # GPU instances are pending for minutes.
 LAUNCH_TIMEOUT_SECONDS = 15 * 60.0
-MAX_TRIES, RETRY_DELAY_SECONDS = 3, 2.0
+MAX_ATTEMPTS, RETRY_DELAY_SECONDS = 3, 2.0
 
 
 def launch_deadline() -> float:
@@ -26,7 +26,7 @@ def launch_deadline() -> float:
 def set_desired_capacity(region: str, group: str, capacity: int, display: Display, deadline: float) -> None:
     """Set the desired capacity of a group.
 
-    Retries during scaling activities until `deadline` (time.monotonic()), and after other errors MAX_TRIES times.
+    Retries during scaling activities until `deadline` (time.monotonic()), and after other errors MAX_ATTEMPTS times.
     Raises botocore's last error.
     """
     failures = 0
@@ -36,7 +36,7 @@ def set_desired_capacity(region: str, group: str, capacity: int, display: Displa
             return
         except (BotoCoreError, ClientError) as error:
             failures += _error_code(error) != LAUNCH_IN_PROGRESS
-            if failures == MAX_TRIES or time.monotonic() > deadline:
+            if failures == MAX_ATTEMPTS or time.monotonic() > deadline:
                 raise
             display.line(group, f"the desired capacity cannot be set, retrying: {error}")
             time.sleep(RETRY_DELAY_SECONDS)
@@ -58,77 +58,81 @@ class NodeTerminations:
         self._region, self._group_of = region, group_of
         self._read_states, self._display = read_states, display
 
-    def terminate(self, names: Iterable[str], deadline: float) -> list[str]:
+    def terminate(self, instance_ids: Iterable[str], deadline: float) -> list[str]:
         """Request the terminations; return the nodes whose termination AWS did not accept.
 
         EC2 terminates what Auto Scaling refuses to terminate until `deadline` (time.monotonic()).
         """
-        refused = self._terminate_in_groups(list(names), deadline)
-        ended = [name for name in refused if self._terminate_in_ec2(name)]
-        for group, count in Counter(self._group_of[name].autoscaling_group for name in ended).items():
+        refused = self._terminate_in_groups(list(instance_ids), deadline)
+        ended = [each for each in refused if self._terminate_in_ec2(each)]
+        for group, count in Counter(self._group_of[each].autoscaling_group for each in ended).items():
             self._lower_desired_capacity(group, count)
-        return [name for name in refused if name not in ended]
+        return [each for each in refused if each not in ended]
 
-    def _terminate_in_groups(self, names: list[str], deadline: float) -> list[str]:
+    def _terminate_in_groups(self, instance_ids: list[str], deadline: float) -> list[str]:
         """Return the nodes that Auto Scaling does not terminate."""
         refused: list[str] = []
         failures: Counter[str] = Counter()
-        while names:
-            errors = {name: error for name in names if (error := self._request_termination(name))}
+        while instance_ids:
+            errors = {each: error for each in instance_ids if (error := self._request_termination(each))}
             ended = self._find_ended(errors.keys())
-            names = []
-            for name in errors.keys() - ended:
-                code = _error_code(errors[name])
+            instance_ids = []
+            for each in errors.keys() - ended:
+                code = _error_code(errors[each])
                 if code == LAUNCH_IN_PROGRESS and time.monotonic() < deadline:
-                    names.append(name)
+                    instance_ids.append(each)
                     continue
-                failures[name] += 1
+                failures[each] += 1
                 # ValidationError: the controller has set the desired capacity to 0.
-                (refused if code == "ValidationError" or failures[name] == MAX_TRIES else names).append(name)
-            if names:
-                names.sort()
-                self._display.line("nodes", f"could not be terminated, retrying: {_describe_errors(names, errors)}")
+                is_refused = code == "ValidationError" or failures[each] == MAX_ATTEMPTS
+                (refused if is_refused else instance_ids).append(each)
+            if instance_ids:
+                instance_ids.sort()
+                text = f"could not be terminated, retrying: {_describe_errors(instance_ids, errors)}"
+                self._display.line("nodes", text)
                 time.sleep(RETRY_DELAY_SECONDS)
         return refused
 
-    def _request_termination(self, name: str) -> Exception | None:
+    def _request_termination(self, instance_id: str) -> Exception | None:
         """Request the termination in the node's group; return the error of AWS."""
         try:
-            autoscaling.terminate_instance(self._region, name)
+            autoscaling.terminate_instance(self._region, instance_id)
         except (BotoCoreError, ClientError) as error:
             failure: Exception = error
             return failure
-        group = self._group_of[name]
+        group = self._group_of[instance_id]
         try:  # the node has nothing to save: the lifecycle hook does not need to delay its termination
-            autoscaling.complete_lifecycle_action(self._region, group.autoscaling_group, group.lifecycle_hook, name)
+            autoscaling.complete_lifecycle_action(
+                self._region, group.autoscaling_group, group.lifecycle_hook, instance_id
+            )
         except (BotoCoreError, ClientError) as error:
-            self._display.detail(name, str(error))  # the termination continues after the hook's timeout
+            self._display.detail(instance_id, str(error))  # the termination continues after the hook's timeout
         return None
 
-    def _find_ended(self, names: Set[str]) -> set[str]:
+    def _find_ended(self, instance_ids: Set[str]) -> set[str]:
         """Return the nodes that AWS describes as terminating or terminated, for example by another process.
 
-        A node that an answer of Auto Scaling omits may run: then the answer of EC2 decides.
+        A node that a response of Auto Scaling omits may run: then the response of EC2 decides.
         """
-        if not names:
+        if not instance_ids:
             return set()
         try:
             states = self._read_states()
-            in_ec2 = ec2.instance_states(self._region, names - states.keys())
+            in_ec2 = ec2.instance_states(self._region, instance_ids - states.keys())
         except (BotoCoreError, ClientError) as error:
             self._display.detail("nodes", f"their states could not be read: {error}")
             return set()
         return {
-            name
-            for name in names
-            if states.get(name, "").startswith("Terminat") or in_ec2.get(name) in ("shutting-down", "terminated")
+            each
+            for each in instance_ids
+            if states.get(each, "").startswith("Terminat") or in_ec2.get(each) in ("shutting-down", "terminated")
         }
 
-    def _terminate_in_ec2(self, name: str) -> bool:
+    def _terminate_in_ec2(self, instance_id: str) -> bool:
         try:
-            ec2.terminate_instances(self._region, [name])
+            ec2.terminate_instances(self._region, [instance_id])
         except (BotoCoreError, ClientError) as error:
-            self._display.line(name, f"could not be terminated: {error}")
+            self._display.line(instance_id, f"could not be terminated: {error}")
             return False
         return True
 
@@ -136,20 +140,20 @@ class NodeTerminations:
         """Lower the desired capacity, so that Auto Scaling does not replace instances that EC2 has terminated."""
         try:
             (description,) = autoscaling.describe_groups(self._region, [group])
-            capacity = max(0, int(description["DesiredCapacity"]) - ended)  # fixed: an answer to a call may be lost
+            capacity = max(0, int(description["DesiredCapacity"]) - ended)  # fixed: a response may be lost
             set_desired_capacity(self._region, group, capacity, self._display, launch_deadline())
         except (BotoCoreError, ClientError) as error:
             text = f"Auto Scaling may replace terminated nodes until the lease ends: {error}"
             self._display.line(group, f"the desired capacity was not lowered. {text}")
 
 
-def _describe_errors(names: Iterable[str], errors: Mapping[str, Exception]) -> str:
+def _describe_errors(instance_ids: Iterable[str], errors: Mapping[str, Exception]) -> str:
     """Return each error with its nodes."""
     by_text: dict[str, list[str]] = {}
-    for name in names:
-        is_launching = _error_code(errors[name]) == LAUNCH_IN_PROGRESS
-        text = "instances of its group are pending" if is_launching else str(errors[name])
-        by_text.setdefault(text, []).append(name)
+    for instance_id in instance_ids:
+        is_launching = _error_code(errors[instance_id]) == LAUNCH_IN_PROGRESS
+        text = "instances of its group are pending" if is_launching else str(errors[instance_id])
+        by_text.setdefault(text, []).append(instance_id)
     return "; ".join(f"{', '.join(nodes)} ({text})" for text, nodes in by_text.items())
 
 

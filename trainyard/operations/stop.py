@@ -10,7 +10,7 @@ from trainyard.aws import ec2
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.pending_launch import end_pending_launch
+from trainyard.operations.pending_launch import cancel_pending_launch
 from trainyard.operations.progress import Display
 from trainyard.operations.scaling_activities import LAUNCH_IN_PROGRESS
 from trainyard.operations.stack_reservations import cancel_reservations_of_stack, delete_held_placement_groups
@@ -32,23 +32,23 @@ class StopResult:
     reservations: list[str]
 
 
-def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False) -> StopResult:
+def stop_run(cluster: Cluster, display: Display, for_replacement: bool = False) -> StopResult:
     """Stop the current run and terminate all workers; return the nodes that ran and the remaining reservations.
 
-    Ends a launch that has not created its run, and cancels the capacity reservations of the stack, deployed or not,
-    except with `keep_reservations`, for a next run. It can be repeated. Raises TimeoutError when nodes still exist
-    after STOP_TIMEOUT_SECONDS.
+    Cancels a launch that has not created its run, and the capacity reservations of the stack, deployed or not, and
+    deletes the placement groups of `trainyard reserve`. `for_replacement`: a launch stops the run to replace it, and
+    these are kept. It can be repeated. Raises TimeoutError when nodes still exist after STOP_TIMEOUT_SECONDS.
     """
-    if not keep_reservations:
-        end_pending_launch(cluster)  # first: a launch writes its record before it checks whether it was ended
+    if not for_replacement:
+        cancel_pending_launch(cluster)  # first: a launch writes its record before it checks whether it was cancelled
     is_deployed = cluster.is_deployed
     if is_deployed and WorkerGroups(cluster.manifest).cancel_scheduled_start():
         display.line("run", f"cancelled the scheduled start of the nodes of stack {cluster.stack}")
     nodes = (
-        StoppingNodes(cluster, display, has_unsaved_data=_end_run(cluster, keep_reservations)) if is_deployed else None
+        StoppingNodes(cluster, display, has_unsaved_data=_end_run(cluster, for_replacement)) if is_deployed else None
     )
     are_terminated = nodes is None or nodes.terminate()
-    remaining = [] if keep_reservations else cancel_reservations_of_stack(cluster.region, cluster.stack, display)
+    remaining = [] if for_replacement else cancel_reservations_of_stack(cluster.region, cluster.stack, display)
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while nodes is not None and not are_terminated:
         if time.monotonic() > deadline:
@@ -58,12 +58,12 @@ def stop_run(cluster: Cluster, display: Display, keep_reservations: bool = False
             )
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()
-    if not keep_reservations:
+    if not for_replacement:
         delete_held_placement_groups(cluster, display)
     return StopResult(sorted(nodes.states) if nodes else [], remaining)
 
 
-def _end_run(cluster: Cluster, keep_reservations: bool) -> bool:
+def _end_run(cluster: Cluster, for_replacement: bool) -> bool:
     """Record the end of an active run; return whether its nodes may have something to save.
 
     Nodes have nothing to save before the first attempt, and from FLUSH_SECONDS after the run succeeded or its last
@@ -80,7 +80,7 @@ def _end_run(cluster: Cluster, keep_reservations: bool) -> bool:
             reason="trainyard stop",
             attempts=attempts,
             ended_at=time.time(),
-            keeps_reservations=keep_reservations,
+            keeps_reservations=for_replacement,
         )
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
     is_over = outcome.state == "succeeded" or (control is not None and control.waiting_since is not None)

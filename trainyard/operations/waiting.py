@@ -1,4 +1,4 @@
-"""Waits of a launch that its end shortens: `trainyard stop` and a later launch end a launch that waits."""
+"""Sleep that calls a check every 5 seconds; the check raises an error to end the wait."""
 
 import time
 from collections.abc import Callable

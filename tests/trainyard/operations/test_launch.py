@@ -141,7 +141,7 @@ def test_interruptible_reservation_of_another_account_is_refused(
     (group,) = cluster.manifest.groups
     group = group.model_copy(update={"reservation": name, "market": market})
     if reason is None:
-        prestart_checks.require_own_source(REGION, group)
+        prestart_checks.require_source_reservation_in_account(REGION, group)
         return
     cluster.set_groups((group,))
     cluster.write_head_ready_events()

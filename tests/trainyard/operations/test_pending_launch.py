@@ -62,7 +62,7 @@ def connect(cluster: clusters.Cluster) -> Cluster:
 
 def launch(cluster: clusters.Cluster, act: Callable[[], object], text: str = "attempt 1: none") -> None:
     """Launch; the launch fails after `act`, which is called after the displayed `text`, and adds no nodes."""
-    with pytest.raises(LaunchError, match="was ended by trainyard stop or by a later launch"):
+    with pytest.raises(LaunchError, match="was cancelled by trainyard stop or by a later launch"):
         Launch(connect(cluster), WaitingDisplay(act, text)).start()
     assert cluster.members() == []
 
