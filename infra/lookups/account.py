@@ -61,8 +61,7 @@ class AccountFacts:
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
     codes to values. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
     `held` is the capacity reservation of `trainyard reserve`, `head_zone` the zone of the head's subnet in a deployed
-    stack. `missing` are the problems of resources in the settings
-    that AWS did not return.
+    stack. `missing` are the problems of resources in the settings that AWS did not return.
     """
 
     partition: str
@@ -90,7 +89,8 @@ class AccountFacts:
     def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:
         """Return the Availability Zones in which the workers may be; head and file system are in the first.
 
-        That zone does not change with the held capacity: its subnet would be replaced with the head.
+        The head of a deployed stack keeps its zone when `trainyard reserve` reserves in another zone: another zone would
+        replace the subnet and with it the head.
         """
         if fixed := self.subnet or self.reservation:
             return (fixed.zone,)

@@ -26,7 +26,7 @@ class CostItem(StrictModel):
 
 
 def cost_items(settings: StackSettings) -> list[CostItem]:
-    """Hourly cost of a running cluster, without data transfer, requests and S3 storage.
+    """Return the hourly cost of a running cluster, without data transfer, requests and S3 storage.
 
     A spot node counts at its maximum price. A Capacity Block is paid in advance and counts as 0.
     """
@@ -51,7 +51,7 @@ def _root_volumes(name: str, settings: StackSettings, count: int) -> CostItem:
 
 
 def _base_items(settings: StackSettings) -> list[CostItem]:
-    """Hourly cost of the cluster without workers."""
+    """Return the hourly cost of the cluster without workers."""
     listed, head = prices(), settings.head_type
     items = [CostItem(name=f"head, {head.name}", count=1, unit_usd_per_hour=head.on_demand_usd or 0.0)]
     items.append(_root_volumes("the head", settings, 1))
@@ -75,22 +75,22 @@ def _base_items(settings: StackSettings) -> list[CostItem]:
 
 
 def base_usd_per_hour(settings: StackSettings) -> float:
-    """USD an hour of the cluster without workers: head, network and file system, until `pulumi destroy`."""
+    """Return the USD an hour of the cluster without workers: head, network and file system, until `pulumi destroy`."""
     return round(sum(item.usd_per_hour for item in _base_items(settings)), 2)
 
 
 def node_usd_per_hour(settings: StackSettings, group: GroupPlan) -> float:
-    """Maximum USD an hour of one node of the group, without its volume."""
+    """Return the maximum USD an hour of one node of the group, without its volume."""
     return _workers(settings, group).unit_usd_per_hour
 
 
 def usd_per_hour(settings: StackSettings) -> float:
-    """USD an hour while all nodes run."""
+    """Return the USD an hour while all nodes run."""
     return round(sum(item.usd_per_hour for item in cost_items(settings)), 2)
 
 
 def max_run_usd(settings: StackSettings) -> float:
-    """Maximum cost of a run, USD: the whole cluster until the job's time limit."""
+    """Return the maximum cost of a run, USD: the whole cluster until the job's time limit."""
     hours = settings.job.time_limit_minutes / 60
     return round(sum(item.usd_per_hour for item in cost_items(settings)) * hours, 2)
 

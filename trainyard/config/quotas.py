@@ -50,7 +50,7 @@ _QUOTAS_BY_PREFIX: dict[str, dict[QuotaMarket, Quota | None]] = {
 
 
 def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
-    """The quota that the default vCPUs of the instance type count against, or None where AWS publishes none."""
+    """Return the quota that the default vCPUs of the instance type count against, or None where AWS publishes none."""
     matches = [quotas for prefix, quotas in _QUOTAS_BY_PREFIX.items() if instance_type.name.startswith(prefix)]
     assert len(matches) == 1, f"{len(matches)} quota classes for {instance_type.name}"
     return matches[0][market]
@@ -58,7 +58,7 @@ def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaRequirement:
-    """The amount that a stack needs of one quota. `key` and `value` are the setting with the largest share.
+    """Return the amount that a stack needs of one quota. `key` and `value` are the setting with the largest share.
 
     `service`: service code of Service Quotas.
     """
@@ -73,7 +73,7 @@ class QuotaRequirement:
 
 
 def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
-    """The quotas that a stack needs, one entry each, without those that AWS does not publish."""
+    """Return the quotas that a stack needs, one entry each, without those that AWS does not publish."""
     interfaces = QuotaRequirement(
         code=_INTERFACES.code,
         name=_INTERFACES.name,
@@ -87,7 +87,7 @@ def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
 
 
 def required_vcpu_quotas(settings: StackSettings) -> list[QuotaRequirement]:
-    """The quotas on vCPUs that a stack needs."""
+    """Return the quotas on vCPUs that a stack needs."""
     worker, head = settings.worker_type, settings.head_type
     uses: list[tuple[InstanceType, Market, int, str, Any]] = []
     for group in settings.groups:
