@@ -89,7 +89,7 @@ class AccountFacts:
     def worker_zones(self, settings: StackSettings) -> tuple[str, ...]:
         """Return the Availability Zones in which the workers may be; head and file system are in the first.
 
-        The head of a deployed stack keeps its zone when `trainyard reserve` reserves in another zone: another zone would
+        The head of a deployed stack keeps its zone when `trainyard reserve` reserves in another: a new zone would
         replace the subnet and with it the head.
         """
         if fixed := self.subnet or self.reservation:

@@ -11,7 +11,7 @@ from infra.lookups.account import AccountFacts, region_of
 from infra.validators import subnet
 from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, usable_end
 from trainyard.aws.block_payments import describe_failed_payment, describe_pending_payment
-from trainyard.config.quotas import required_quotas
+from trainyard.config.quotas import increase_command, required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
@@ -201,11 +201,8 @@ def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[
                 f"needs {quota.amount} {quota.unit}, and the quota {quota.name} ({quota.code}) of this account in "
                 f"{facts.region} is {granted:g}"
             )
-            fix = (
-                "Request an increase: aws service-quotas request-service-quota-increase "
-                f"--service-code {quota.service} --quota-code {quota.code} --desired-value {quota.amount} "
-                f"--region {facts.region}"
-            )
+            command = increase_command(quota.service, quota.code, quota.amount, facts.region)
+            fix = f"Request an increase: {command}"
             yield Problem(quota.key, quota.value, reason, fix, "")
 
 

@@ -9,6 +9,8 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from trainyard.aws import tags
 from trainyard.aws.reservations import CapacityReservation, create_reservation, find_reservations
+from trainyard.config.catalog import catalog
+from trainyard.config.quotas import increase_command, quota_of
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.pending_reservations import cancel_reservations, list_command, wait_until_active
 from trainyard.operations.progress import Display
@@ -21,6 +23,7 @@ from trainyard.quantity import quantity
 # exist.
 _RETRYABLE_CODES = frozenset(["InsufficientInstanceCapacity", "RequestLimitExceeded", "Unsupported"])
 _AMBIGUOUS_CODES = frozenset(["InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"])
+_QUOTA_CODES = frozenset(["InstanceLimitExceeded", "VcpuLimitExceeded"])
 MAX_ATTEMPTS, RETRY_DELAY_SECONDS = 5, 2.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 15.0, 300.0
 
@@ -184,8 +187,23 @@ def _create(
                 return zone_error
             if zone_error.code not in _AMBIGUOUS_CODES:
                 others = f"; no capacity in {_format_zone_errors(zone_errors)}" if zone_errors else ""
-                raise CapacityError(f"AWS does not reserve {request.summary} in {zone}: {error}{others}") from error
+                reason = _quota_problem(request) if zone_error.code in _QUOTA_CODES else str(error)
+                raise CapacityError(f"AWS does not reserve {request.summary} in {zone}: {reason}{others}") from error
     return zone_error
+
+
+def _quota_problem(request: CapacityRequest) -> str:
+    """Return the quota that the request exceeds, and the command that requests an increase."""
+    entry = catalog().get(request.instance_type)
+    assert entry is not None, f"{request.instance_type} is not in the catalog"
+    quota = quota_of(entry, "on-demand")
+    assert quota is not None, f"AWS has no On-Demand quota for {request.instance_type}"
+    vcpus = entry.vcpus * request.instances
+    return (
+        f"it needs {vcpus} vCPUs in addition to other instances and reservations of the account, and the quota "
+        f"{quota.name} ({quota.code}) is smaller. Request an increase: "
+        f"{increase_command('ec2', quota.code, vcpus, request.region)}"
+    )
 
 
 def _cancel_others(request: CapacityRequest, kept: str | None, display: Display) -> None:

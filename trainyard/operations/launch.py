@@ -65,9 +65,8 @@ class Launch(LaunchOperation):
         """Start the manifest's job, or add nodes to the current run when it only has fewer nodes than the manifest.
 
         Launches nothing if an active run matches the manifest, with `update` also if the last run has ended and matches
-        it.
-        Raises LaunchError, and InputError for a user error, after it has terminated the nodes that it added. The message
-        names nodes that AWS did not terminate.
+        it. Raises LaunchError, and InputError for a user error, after it has terminated the nodes that it added. The
+        message names nodes that AWS did not terminate.
         """
         current = self.cluster.current_run()
         self._set_new_run_fields(current)

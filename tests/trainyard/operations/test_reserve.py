@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.aws.faults import Capacity, Deny
+from rehearsal.aws.faults import Capacity, Deny, Quota
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests import clusters
@@ -179,9 +179,17 @@ def test_zones_that_refuse_are_displayed_with_the_reason(account: EmulatedAws, o
     assert reserved.startswith("capacity reserved 4 x p4d.24xlarge in us-east-1b ")
 
 
+def test_exceeded_quota_is_named_with_the_command_for_an_increase(account: EmulatedAws, operator: Operator) -> None:
+    account.inject(Quota(code="L-417A185B", vcpus=100))
+    with pytest.raises(
+        CapacityError, match=r"needs 384 vCPUs .*\(L-417A185B\).* --quota-code L-417A185B --desired-value 384"
+    ):
+        operator.reserve()
+
+
 def test_shortage_names_one_attempt(account: EmulatedAws, operator: Operator) -> None:
     account.inject(Capacity(limit=0, instance_type=WORKER_TYPE))
-    with pytest.raises(CapacityError, match="after 1 attempt in 0.0 minutes"):
+    with pytest.raises(CapacityError, match=r"after 1 attempt in 0\.0 minutes"):
         operator.reserve()
 
 
