@@ -64,7 +64,7 @@ def read_inputs(root: Path) -> Inputs:
     validate_account(settings, facts, retained.staging_bucket is not None)
     profile = pulumi.Config("aws").get("profile") or selected_profile()
     credentials = expiring_credentials(os.environ, settings, datetime.now(UTC), profile)
-    for warning in filter(None, (credentials, unsearched_zones(settings, facts))):
+    for warning in filter(None, (credentials, unsearched_zones(stack, settings, facts))):
         pulumi.log.warn(warning)
     _compare_types_with_catalog(settings)
     return Inputs(

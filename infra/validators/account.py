@@ -93,8 +93,8 @@ def held_capacity_in_stack_zones(settings: StackSettings, facts: AccountFacts) -
     value = list(settings.capacity.zones) if settings.capacity.zones else None
     reason = f"head and file system are in {', '.join(zones)}, and {held.id} of trainyard reserve is in {held.zone}"
     fix = (
-        f"Set [{held.zone}] (pulumi up then replaces head and file system of a deployed stack; export the data of the "
-        "file system first), or cancel the reservation: trainyard reserve --stack STACK --cancel"
+        f"Set [{held.zone}] (the update then replaces head and file system of a deployed stack; export the data of the "
+        f"file system first), or cancel the reservation: trainyard reserve -s {pulumi.get_stack()} --cancel"
     )
     yield invalid_setting("capacity.zones", value, reason, fix)
 
@@ -141,7 +141,8 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
         pulumi.log.info(f"{text}. If that is within {limit} of the launch, the launch waits, else it schedules the run")
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
-        reason, fix = f"is {reservation.state} and starts at {format_time(start)}", "Run `pulumi up` again at that time"
+        reason = f"is {reservation.state} and starts at {format_time(start)}"
+        fix = f"Run pulumi up -s {pulumi.get_stack()} again at that time"
     elif reservation.state == "payment-failed":
         reason = describe_failed_payment(reservation.id)
         fix = f"Buy another: trainyard blocks -s {pulumi.get_stack()}, then set its id"
@@ -293,7 +294,7 @@ TIME_DEPENDENT: tuple[AccountValidator, ...] = (reservation_is_active, reservati
 NEW_CLUSTER_ONLY: tuple[AccountValidator, ...] = (reservation_has_available_instances,)
 
 
-def unsearched_zones(settings: StackSettings, facts: AccountFacts) -> str | None:
+def unsearched_zones(stack: str, settings: StackSettings, facts: AccountFacts) -> str | None:
     """Return a warning if a new stack's file system limits the launch to one of several zones, else None."""
     is_decided = facts.head_zone or facts.held or facts.subnet or settings.capacity.zones
     zones = facts.zones_offering(settings)
@@ -301,7 +302,8 @@ def unsearched_zones(settings: StackSettings, facts: AccountFacts) -> str | None
         return None
     return (
         f"the file system is created in {facts.worker_zones(settings)[0]}, so the launch requests capacity there only. "
-        f"trainyard reserve searches {', '.join(zones)}: run it before pulumi up, or set capacity.zones to one zone"
+        f"trainyard reserve -s {stack} searches {', '.join(zones)}: run it before pulumi up -s {stack}, or set "
+        "capacity.zones to one zone"
     )
 
 

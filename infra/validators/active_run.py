@@ -30,7 +30,8 @@ def validate_active_run(manifest: Manifest | None, run: CurrentRun | None, setti
         pulumi.log.warn(f"this update stops {run}; the new run starts from {source}")
     else:
         reason = f"this update stops {run}, because {_reason(run, manifest, settings)}"
-        fix = "Wait for its end, stop it (trainyard stop), or set true: the new run then starts from its checkpoint"
+        stop = f"stop it (trainyard stop -s {pulumi.get_stack()})"
+        fix = f"Wait for its end, {stop}, or set true: the new run then starts from its checkpoint"
         raise InputError([invalid_setting("launch.replace_running", False, reason, fix, "active_run_replaced")])
 
 

@@ -110,14 +110,18 @@ def test_new_stack_with_a_file_system_warns_that_one_zone_is_searched(
     stack: str, capacity: dict[str, Any], facts: dict[str, str], warns: bool
 ) -> None:
     settings = settings_of(stack, **capacity)
-    warning = unsearched_zones(settings, facts_of(settings, **facts))
+    warning = unsearched_zones(stack, settings, facts_of(settings, **facts))
     assert (warning is not None) == warns
     assert warning is None or "trainyard reserve" in warning
 
 
 def test_preview_warns_that_one_zone_is_searched(caplog: pytest.LogCaptureFixture) -> None:
     up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=StaticAccount())
-    assert [each.getMessage() for each in caplog.records if "trainyard reserve searches" in each.getMessage()]
+    assert [
+        each.getMessage()
+        for each in caplog.records
+        if "trainyard reserve -s a100-cluster searches" in each.getMessage()
+    ]
 
 
 def test_zone_of_the_deployed_head_is_kept(changed: Callable[..., Deployment]) -> None:

@@ -218,7 +218,7 @@ ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
     "path instead of a stack name": (
         ["--stack", "stacks/Pulumi.local.yaml"],
         "--stack = 'stacks/Pulumi.local.yaml': this is a stack file, but the option expects a stack name",
-        "Use --stack local",
+        "Use -s local",
     ),
     "stack name with a slash": (
         ["--stack", "team/local"],

@@ -29,4 +29,4 @@ def status(
         with create_display() as display:
             follow_startup(cluster, display, read_run_record(cluster, run))
     result = read_status(cluster, run)
-    print(result.model_dump_json() if as_json else "\n".join(format_status(result)))
+    print(result.model_dump_json() if as_json else "\n".join(format_status(result, stack)))

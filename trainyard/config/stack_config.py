@@ -25,7 +25,7 @@ def find_stack_file(stack: str, stacks: Path) -> Path:
     if "/" not in stack and file.is_file():
         return file
     if match := _STACK_FILE.search(stack):
-        reason, fix = "this is a stack file, but the option expects a stack name", f"Use --stack {match[1]}"
+        reason, fix = "this is a stack file, but the option expects a stack name", f"Use -s {match[1]}"
     elif not _STACK_NAME.fullmatch(stack):
         reason = "not a valid stack name: letters, digits, dots, hyphens and underscores are allowed"
         fix = "Use a valid stack name"

@@ -167,7 +167,7 @@ def list_command(
     """Return the command with the options that select the same offerings again."""
     options = (["--file", shlex.quote(str(file))] if file else []) + (["--extend"] if extend else [])
     options += ["--hours", str(hours)] + (["--after-days", f"{after_days:g}"] if after_days else [])
-    return f"trainyard blocks --stack {stack} {' '.join(options)}"
+    return f"trainyard blocks -s {stack} {' '.join(options)}"
 
 
 def format_offerings(offerings: list[BlockOffering], command: str) -> list[str]:

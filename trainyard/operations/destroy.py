@@ -111,4 +111,4 @@ def format_result(result: DestroyResult) -> list[str]:
         lines.append(f"pulumi destroy failed with exit status {result.pulumi_exit_status}")
     if result.complete:
         return [*lines, f"stack {result.stack} is destroyed"]
-    return [*lines, f"stack {result.stack} is not destroyed: run trainyard destroy --stack {result.stack} again"]
+    return [*lines, f"stack {result.stack} is not destroyed: run trainyard destroy -s {result.stack} again"]

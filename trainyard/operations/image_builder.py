@@ -54,8 +54,10 @@ class LaunchTemplate:
         text = base64.b64decode(self.data["UserData"]).decode()
         changed, count = _WORKER_COMMAND.subn(rf"\1builder\2 --until {until:.0f}", text)
         if count != 1 or "--until" not in text:
+            stack = self.tags.get(tags.STACK, "STACK")
             raise LaunchError(
-                "the workers' launch template was created by an earlier version of Trainyard: run pulumi up, then bake"
+                "the workers' launch template was created by an earlier version of Trainyard: run pulumi up -s "
+                f"{stack}, then trainyard bake -s {stack}"
             )
         return changed
 
@@ -102,7 +104,10 @@ def read_launch_template(cluster: Cluster, group: WorkerGroup) -> LaunchTemplate
     """Return the group's launch template. Raises LaunchError when the Auto Scaling group does not exist."""
     groups = autoscaling.describe_groups(cluster.region, [group.autoscaling_group])
     if not groups:
-        raise LaunchError(f"the Auto Scaling group {group.autoscaling_group} does not exist: run pulumi up, then bake")
+        raise LaunchError(
+            f"the Auto Scaling group {group.autoscaling_group} does not exist: run pulumi up -s {cluster.stack}, then "
+            f"trainyard bake -s {cluster.stack}"
+        )
     template = autoscaling.launch_template_of(groups[0])
     data = ec2.launch_template_data(cluster.region, template["LaunchTemplateId"], template.get("Version", "$Default"))
     return LaunchTemplate(data)

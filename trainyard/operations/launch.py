@@ -92,7 +92,7 @@ class Launch(LaunchOperation):
         if active and not self.options.replace_running and not is_scheduled(current):  # that has done no work
             raise LaunchError(
                 f"run {current.run} is active, and this launch would stop it. Wait for its end, stop it (trainyard "
-                f"stop --stack {self.cluster.stack}), or set trainyard:cluster.launch.replace_running: true"
+                f"stop -s {self.cluster.stack}), or set trainyard:cluster.launch.replace_running: true"
             )
         return self._launch_new_run(current, is_active=active)
 
@@ -207,7 +207,7 @@ class Launch(LaunchOperation):
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
             startup.expect(added := self.add_nodes(counts))
         if not self.options.wait:
-            text = f"the controller starts the job. To follow it: trainyard status --wait --stack {self.cluster.stack}"
+            text = f"the controller starts the job. To follow it: trainyard status --wait -s {self.cluster.stack}"
             self.display.line("run", text)
             return self.result(self.record.run, added, "launched")
         with self.phase("startup"):

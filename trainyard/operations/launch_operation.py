@@ -116,7 +116,7 @@ class LaunchOperation:
         )
         if self.is_adding_nodes:
             return describe_remaining_nodes(cause, self.workers.launched_nodes(), self.manifest)
-        return describe_remaining_reservations(cause, self.reservation_ids())
+        return describe_remaining_reservations(cause, self.reservation_ids(), self.cluster.stack)
 
     def _require_not_ended(self) -> None:
         """Raise LaunchError when the launch was cancelled, or its active run has ended, while it waits for capacity."""

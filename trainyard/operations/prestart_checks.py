@@ -33,7 +33,7 @@ def check_before_start(cluster: Cluster, display: Display) -> None:
     """
     for group in cluster.manifest.groups:
         if group.image is not None:
-            _report_installation(cluster, group, _require_image(cluster.region, group.image), display)
+            _report_installation(cluster, group, _require_image(cluster, group.image), display)
     for block in cluster.manifest.block_reservation_ids:
         if require_usable(cluster.region, cluster.stack, block).state == "payment-pending":
             display.line("capacity", f"{describe_pending_payment(block)}. Then the run fails")
@@ -58,13 +58,14 @@ def require_source_reservation_in_account(region: str, group: WorkerGroup) -> No
         )
 
 
-def _require_image(region: str, image: str) -> dict[str, str]:
+def _require_image(cluster: Cluster, image: str) -> dict[str, str]:
     """Return the tags of an image. Raises LaunchError when instances cannot be launched from it."""
-    description = describe_image(region, image)
+    description = describe_image(cluster.region, image)
     state = "missing" if description is None else str(description["State"])
     if description is None or state != "available":
         raise LaunchError(
-            f"the workers' image {image} is {state}: name another image in the stack's file (image), then run pulumi up"
+            f"the workers' image {image} is {state}: name another image in the stack's file (image), then run pulumi "
+            f"up -s {cluster.stack}"
         )
     return tags_of(description)
 
@@ -88,7 +89,7 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
     display.line(
         "image",
         f"{group.image} is not baked. After the start of the block, nodes install what it does not have: "
-        f"{', '.join(software)}. To bake it: trainyard bake --stack {cluster.stack} --instance-type {BUILDER_TYPE}, "
+        f"{', '.join(software)}. To bake it: trainyard bake -s {cluster.stack} --instance-type {BUILDER_TYPE}, "
         f"then pulumi up -s {cluster.stack}",
     )
 

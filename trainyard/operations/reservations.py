@@ -135,7 +135,7 @@ class GroupReservations:
             raise CapacityError(
                 f"{reservation.id} of trainyard reserve ({reservation.instances} x {reservation.instance_type} in "
                 f"{reservation.zone}) does not fit the deployed stack: run pulumi up -s {stack}, or cancel it: "
-                f"trainyard reserve --stack {stack} --cancel"
+                f"trainyard reserve -s {stack} --cancel"
             )
         self._cancel([reservation.id])
 
@@ -228,7 +228,7 @@ class GroupReservations:
         prices = {group.instance_type: group.node_usd_per_hour for group in self._manifest.groups}
         price = sum(each.instances * prices.get(each.instance_type, 0.0) for each in held)
         described = ", ".join(f"{each.id} ({each.instances} x {each.instance_type} in {each.zone})" for each in held)
-        end = f"trainyard reserve --stack {self._manifest.stack} --cancel"
+        end = f"trainyard reserve -s {self._manifest.stack} --cancel"
         return f"{described} of trainyard reserve costs {price:,.2f} USD per hour until it ends; to end it: {end}. "
 
     def _cancel(self, reservation_ids: Iterable[str]) -> None:
@@ -246,7 +246,7 @@ def require_usable(region: str, stack: str, reservation_id: str, *, is_configure
         if not is_configured:
             raise CapacityError(f"{reason}: launch again: pulumi up -s {stack}")
         raise CapacityError(
-            f"{reason}: set another reservation or Capacity Block (trainyard blocks --stack {stack}) in the file of "
+            f"{reason}: set another reservation or Capacity Block (trainyard blocks -s {stack}) in the file of "
             f"the stack, then run pulumi up -s {stack}"
         )
     return reservation

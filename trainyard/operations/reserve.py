@@ -148,7 +148,7 @@ def _require_same(stack: str, held: CapacityReservation, instances: int, instanc
     if (held.instances, held.instance_type) == (instances, instance_type):
         return
     reason = f"{held.id} holds {held.instances} x {held.instance_type}, the file has {instances} x {instance_type}"
-    fix = f"Cancel it first: trainyard reserve --stack {stack} --cancel"
+    fix = f"Cancel it first: trainyard reserve -s {stack} --cancel"
     raise InputError([Problem("--stack", stack, reason, fix, "other_capacity_held")])
 
 
@@ -179,7 +179,7 @@ def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
     reservation_ids = [each.id for each in held]
     run = _active_run(cluster)
     if run is not None and (used := set(reservation_ids) & set(run.reservations)):
-        reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop --stack {cluster.stack}"
+        reason, fix = f"run {run.run} is active and uses it", f"End the run: trainyard stop -s {cluster.stack}"
         raise InputError([Problem("--cancel", ", ".join(sorted(used)), reason, fix, "reservation_in_use")])
     cancel_reservations(cluster.region, reservation_ids, display)
     delete_held_placement_groups(cluster, display)

@@ -49,7 +49,7 @@ def _add_nodes_to_run(
     if lost := sorted(set(control.nodes) - set(members)):
         raise LaunchError(
             f"run {current.run} has lost {', '.join(lost)} and waits for replacements, so that no nodes can be "
-            f"added; launch again when it runs, or stop it: trainyard stop --stack {launch.cluster.stack}"
+            f"added; launch again when it runs, or stop it: trainyard stop -s {launch.cluster.stack}"
         )
     with launch.phase("workers"):
         launch.display.line("run", f"{current.run} scales out from {current.nodes} to {launch.record.nodes} nodes")

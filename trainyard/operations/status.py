@@ -91,8 +91,8 @@ def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupSta
     )
 
 
-def format_status(status: RunStatus) -> list[str]:
-    """Return a status as lines for people."""
+def format_status(status: RunStatus, stack: str) -> list[str]:
+    """Return a status of the stack as lines for people."""
     record, outcome, control = status.record, status.outcome, status.control
     if control and control.deadline is not None:  # the end of the Capacity Block that the controller read last
         record = record.model_copy(update={"deadline": control.deadline})
@@ -102,7 +102,7 @@ def format_status(status: RunStatus) -> list[str]:
     if outcome:
         lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
     elif is_scheduled(record):
-        lines.append(_format_scheduled_start(record, status.scheduled_start_time))
+        lines.append(_format_scheduled_start(record, status.scheduled_start_time, stack))
         lines.append(f"deadline {format_time(record.deadline)}")
     else:
         limit = "capacity end" if record.limited_by_capacity else "time limit"
@@ -123,13 +123,13 @@ def format_status(status: RunStatus) -> list[str]:
     return lines
 
 
-def _format_scheduled_start(record: RunRecord, scheduled: float | None) -> str:
+def _format_scheduled_start(record: RunRecord, scheduled: float | None, stack: str) -> str:
     assert record.scheduled_start is not None
     start = format_time(record.scheduled_start)
     if scheduled is None:
         return (
             f"scheduled for {start}, but its worker groups have no scheduled action that starts nodes. To create it: "
-            "trainyard launch --stack STACK"
+            f"trainyard launch -s {stack}"
         )
     return f"launched {format_time(record.created)}; AWS starts {quantity(record.nodes, 'node')} at {start}"
 

@@ -54,7 +54,7 @@ def stop_run(cluster: Cluster, display: Display, for_replacement: bool = False) 
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"nodes still exist after {STOP_TIMEOUT_SECONDS // 60} minutes ({nodes.summary}): run trainyard stop "
-                f"--stack {cluster.stack} again, or terminate them in the AWS console"
+                f"-s {cluster.stack} again, or terminate them in the AWS console"
             )
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()

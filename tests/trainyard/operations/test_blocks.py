@@ -71,9 +71,9 @@ def test_purchase_command_has_the_options_of_the_list_and_an_offering() -> None:
     """Other options list other offerings: the offering would be unknown."""
     offerings = list_offerings(REGION, settings_of(), 48, time.time())
     command = list_command("h200-cluster", 48, after_days=2.5)
-    assert command == "trainyard blocks --stack h200-cluster --hours 48 --after-days 2.5"
+    assert command == "trainyard blocks -s h200-cluster --hours 48 --after-days 2.5"
     assert format_offerings(offerings, command)[-1].endswith(f"{command} --buy {offerings[0].offering}")
-    assert list_command("s", 24, extend=True) == "trainyard blocks --stack s --extend --hours 24"
+    assert list_command("s", 24, extend=True) == "trainyard blocks -s s --extend --hours 24"
 
 
 @pytest.mark.parametrize(("hours", "fix"), [(30, "24 or 48"), (12, "24"), (15 * 24, "336 or 504"), (5000, "4368")])

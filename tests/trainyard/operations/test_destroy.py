@@ -169,7 +169,7 @@ def test_failed_pulumi_and_remaining_resources_are_reported(cluster: clusters.Cl
         f"remaining: autoscaling:autoScalingGroup {cluster.group}",
         f"remaining: s3 {cluster.staging.name}",
         "pulumi destroy failed with exit status 255",
-        f"stack {cluster.stack} is not destroyed: run trainyard destroy --stack {cluster.stack} again",
+        f"stack {cluster.stack} is not destroyed: run trainyard destroy -s {cluster.stack} again",
     ]
 
 

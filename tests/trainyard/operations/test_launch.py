@@ -367,7 +367,7 @@ def test_launch_without_wait_returns_when_the_nodes_are_launched(cluster: cluste
     display, options = RecordingDisplay(), LaunchOptions(wait=False)
     result = Launch(Cluster(cluster.stack, REGION), display, options).start()
     assert (result.state, sorted(result.nodes)) == ("launched", sorted(cluster.members()))
-    assert f"trainyard status --wait --stack {cluster.stack}" in display.lines[-1]
+    assert f"trainyard status --wait -s {cluster.stack}" in display.lines[-1]
     again = Launch(Cluster(cluster.stack, REGION), display, options).start(update=True)
     assert (again.run, sorted(again.nodes)) == (result.run, sorted(result.nodes))
 
@@ -455,7 +455,7 @@ def test_expired_credentials_are_one_message_and_the_nodes_remain(
         account.clear_faults()
     message = str(caught.value)
     assert message.startswith("the AWS credentials expired during the launch (ExpiredToken: ")
-    assert all(part in message for part in (*nodes, "the controller", "the lease", f"stop --stack {cluster.stack}"))
+    assert all(part in message for part in (*nodes, "the controller", "the lease", f"stop -s {cluster.stack}"))
     assert "\n" not in message
     assert sorted(cluster.members()) == sorted(nodes)
 

@@ -36,7 +36,7 @@ def test_image_that_is_not_baked_names_all_software(monkeypatch: pytest.MonkeyPa
     assert (
         "nodes install what it does not have: the NVIDIA driver, CUDA, the EFA software, the Python environment" in line
     )
-    assert "trainyard bake --stack s --instance-type c7i.xlarge" in line
+    assert "trainyard bake -s s --instance-type c7i.xlarge" in line
 
 
 def test_image_with_the_software_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

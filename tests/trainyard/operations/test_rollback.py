@@ -129,4 +129,4 @@ def test_lost_connection_names_the_nodes_and_how_to_end_them(
         launch.start()
     message = str(caught.value)
     assert all(name in message for name in launch.workers.launched_nodes())
-    assert f"To terminate them now: trainyard stop --stack {cluster.stack}" in message
+    assert f"To terminate them now: trainyard stop -s {cluster.stack}" in message

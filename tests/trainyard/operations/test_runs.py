@@ -210,7 +210,7 @@ def test_status_contains_deadlines_and_groups(cluster: clusters.Cluster) -> None
     first, spot = status.groups
     assert (first.market, sorted(first.nodes), first.nodes_in_manifest) == ("on-demand", sorted(nodes), 2)
     assert (spot.market, spot.nodes, spot.nodes_in_manifest, spot.capacity_end_time) == ("spot", (), 3, end_time)
-    lines = format_status(status)
+    lines = format_status(status, cluster.stack)
     launch_time, deadline = format_time(new_record.created), format_time(new_record.deadline)
     assert lines[1] == f"launched {launch_time}, 2 minutes ago; capacity end {deadline}"
     assert lines[2].startswith(f"lease until {format_time(status.lease_end_time or 0.0)}")
@@ -224,7 +224,7 @@ def test_status_contains_the_last_health_check_by_node(cluster: clusters.Cluster
     cluster.data.write(RunLayout(record.run).latest_health_check, result.model_dump_json().encode())
     status = read_status(connect(cluster), None)
     assert status.health_check == result
-    assert format_status(status)[-3:] == [
+    assert format_status(status, "local")[-3:] == [
         "health check 1, 21 s: repeat, i-2 hung",
         "  i-1: 8 x NVIDIA A100-SXM4-40GB, driver 580.126.09, CUDA 13.2, NCCL 2.28.3, torch 2.15.0, Libfabric (efa), "
         "4 EFA devices, matmul 245 TFLOP/s, all-reduce within the node 231 GB/s, all-reduce over all nodes 76.4 GB/s",

@@ -127,11 +127,13 @@ def test_status_shows_the_scheduled_start(cluster: clusters.Cluster) -> None:
     launch(cluster)
     status = read_status(Cluster(cluster.stack, REGION), None)
     assert status.scheduled_start_time == start_of(cluster)
-    lines = "\n".join(format_status(status))
+    lines = "\n".join(format_status(status, cluster.stack))
     assert ": scheduled" in lines
     assert "AWS starts 2 nodes at" in lines
     WorkerGroups(cluster.manifest).cancel_scheduled_start()
-    assert "trainyard launch --stack" in "\n".join(format_status(read_status(Cluster(cluster.stack, REGION), None)))
+    assert f"trainyard launch -s {cluster.stack}" in "\n".join(
+        format_status(read_status(Cluster(cluster.stack, REGION), None), cluster.stack)
+    )
 
 
 def test_stop_cancels_the_scheduled_start(cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +193,7 @@ def test_launch_names_a_block_with_a_failed_payment(
 ) -> None:
     account.inject(PaymentFailure())
     account.advance_clock(PAYMENT_SECONDS + 1)
-    text = f"{unpaid} is payment-failed: AWS did not receive .*trainyard blocks --stack {cluster.stack}"
+    text = f"{unpaid} is payment-failed: AWS did not receive .*trainyard blocks -s {cluster.stack}"
     with pytest.raises(CapacityError, match=text):
         launch(cluster)
     assert actions(cluster) == {}
@@ -267,7 +269,7 @@ def test_launch_reports_the_software_installed_in_paid_time(cluster: clusters.Cl
     _, display = launch(cluster)
     (line,) = [line for line in display.lines if "is not baked" in line]
     assert "the Python environment" in line
-    assert f"trainyard bake --stack {cluster.stack}" in line
+    assert f"trainyard bake -s {cluster.stack}" in line
 
 
 def test_missing_image_is_reported_before_the_start(cluster: clusters.Cluster) -> None:

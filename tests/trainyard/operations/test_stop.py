@@ -187,7 +187,7 @@ def test_timeout_names_the_nodes_and_their_states(
     monkeypatch.setattr(stop, "STOP_TIMEOUT_SECONDS", 0)
     start_attempt(cluster, record)
     node, *_ = cluster.launch_instances(1)
-    with pytest.raises(TimeoutError, match=rf"1 draining: {node}\): run trainyard stop --stack {cluster.stack}"):
+    with pytest.raises(TimeoutError, match=rf"1 draining: {node}\): run trainyard stop -s {cluster.stack}"):
         stop_run(cluster)
 
 
