@@ -1,4 +1,4 @@
-"""Models of the faults that can be injected into the emulated account by the control page `faults`."""
+"""Models of the faults that can be injected into the emulated account by the control endpoint `faults`."""
 
 import re
 from typing import Annotated, Literal

@@ -120,56 +120,56 @@ class EmulatedAws:
 
     def instances(self) -> list[InstanceRecord]:
         """Return every instance of the account, terminated ones included."""
-        return [InstanceRecord.model_validate(item) for item in self._page("instances")]
+        return [InstanceRecord.model_validate(item) for item in self._request("instances")]
 
     def capacity_reservations(self) -> list[ReservationRecord]:
         """Return every On-Demand Capacity Reservation of the account, also those that have ended."""
-        return [ReservationRecord.model_validate(item) for item in self._page("reservations")]
+        return [ReservationRecord.model_validate(item) for item in self._request("reservations")]
 
     def capacity_requests(self) -> list[CapacityRequestRecord]:
         """Return the launches and reservations that were requested, granted or not, in order."""
-        return [CapacityRequestRecord.model_validate(item) for item in self._page("capacity-requests")]
+        return [CapacityRequestRecord.model_validate(item) for item in self._request("capacity-requests")]
 
     def report_shutdown(self, instance_id: str) -> None:
         """Report to EC2 that an instance's operating system has shut down."""
-        self._page("shutdown", "POST", {"instance": instance_id})
+        self._request("shutdown", "POST", {"instance": instance_id})
 
     def list_resources(self) -> list[Resource]:
         """Return every resource of the account."""
-        return [Resource.model_validate(item) for item in self._page("resources")]
+        return [Resource.model_validate(item) for item in self._request("resources")]
 
     def now(self) -> float:
         """Return the account's Unix time, seconds."""
-        return float(self._page("clock")["now"])
+        return float(self._request("clock")["now"])
 
     def advance_clock(self, seconds: float) -> float:
         """Move the account's clock forward and run the actions due until then. Returns the account's Unix time."""
-        return float(self._page("clock", "POST", {"advance_seconds": seconds})["now"])
+        return float(self._request("clock", "POST", {"advance_seconds": seconds})["now"])
 
     def seed(self, account_seed: AccountSeed) -> None:
         """Create resources in the account. Raises ValueError with the reason, and then none is created."""
-        self._page("seed", "POST", account_seed.model_dump())
+        self._request("seed", "POST", account_seed.model_dump())
 
     def set_timing(self, timing: Timing) -> None:
         """Set how long transitional states last from now on."""
-        self._page("timing", "POST", timing.model_dump())
+        self._request("timing", "POST", timing.model_dump())
 
     def inject(self, *faults: Fault | dict[str, Any]) -> None:
         """Add faults to the active ones. Raises ValueError with the reason, and then none is added."""
         content = [fault if isinstance(fault, dict) else fault.model_dump() for fault in faults]
-        self._page("faults", "POST", content)
+        self._request("faults", "POST", content)
 
     def faults(self) -> list[Fault]:
         """Return the active faults."""
-        return FAULTS.validate_python(self._page("faults"))
+        return FAULTS.validate_python(self._request("faults"))
 
     def remove_faults(self, faults: Iterable[Fault]) -> None:
         """Remove these faults; others remain active."""
-        self._page("faults", "DELETE", [fault.model_dump() for fault in faults])
+        self._request("faults", "DELETE", [fault.model_dump() for fault in faults])
 
     def clear_faults(self) -> None:
         """Remove all faults."""
-        self._page("faults", "DELETE")
+        self._request("faults", "DELETE")
 
     def billed_instance_seconds(self) -> float:
         """Return the instance-seconds billed so far."""
@@ -191,7 +191,7 @@ class EmulatedAws:
             )
         return ""
 
-    def _page(self, name: str, method: str = "GET", content: Any = None) -> Any:
+    def _request(self, name: str, method: str = "GET", content: Any = None) -> Any:
         body = None if content is None else json.dumps(content).encode()
         request = Request(f"{self.endpoint}/_rehearsal/{name}", body, method=method)  # noqa: S310 - loopback only
         try:

@@ -1,4 +1,4 @@
-"""Models of the resources that exist in an account before a stack is deployed: body of the control page `seed`."""
+"""Models of the resources that exist in an account before a stack is deployed: body of the control endpoint `seed`."""
 
 from typing import Literal
 

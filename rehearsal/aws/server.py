@@ -11,7 +11,7 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from rehearsal.aws import cloudcontrol, control_pages
+from rehearsal.aws import cloudcontrol, control_endpoints
 from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
 from rehearsal.aws.autoscaling import (
     activities,
@@ -86,10 +86,10 @@ class AwsApplication:
         self._locks = {"s3": [self._s3_lock], "tag": [self._lock, self._s3_lock]}
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request: an API call, or a page of the control API below /_rehearsal/."""
+        """Serve one request: an API call, or an endpoint of the control API below /_rehearsal/."""
         path = environ.get("PATH_INFO", "")
         if path.startswith("/_rehearsal/"):
-            return self._serve_control_page(environ, start_response)
+            return self._serve_control_endpoint(environ, start_response)
         call = parse_call(environ, environ["wsgi.input"].getvalue())
         status, headers, body = self._respond(call, environ)
         self._journal.write(call, environ, int(status.split()[0]), body)
@@ -130,25 +130,28 @@ class AwsApplication:
             return _error_response(call, in_json, ApiError("500 Internal Server Error", "InternalFailure", message))
         return response[0], response[1], body
 
-    def _serve_control_page(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        page, method = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
-        pages: dict[tuple[str, str], control_pages.Page] = {
-            **control_pages.PAGES,
+    def _serve_control_endpoint(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        endpoint, method = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
+        endpoints: dict[tuple[str, str], control_endpoints.Endpoint] = {
+            **control_endpoints.ENDPOINTS,
             ("about", "GET"): lambda _: self._about,
         }
         status: str = "200 OK"
         content: Any
         with self._lock, self._s3_lock:
             CLOCK.run_due_actions()
-            if (page, method) in pages:
+            if (endpoint, method) in endpoints:
                 try:
-                    content = pages[page, method](environ["wsgi.input"].getvalue())
+                    content = endpoints[endpoint, method](environ["wsgi.input"].getvalue())
                 except ValueError as error:
                     status, content = "400 Bad Request", {"error": str(error)}
-            elif any(page == name for name, _ in pages):
-                status, content = "405 Method Not Allowed", {"error": f"the page {page} does not support {method}"}
+            elif any(endpoint == name for name, _ in endpoints):
+                status, content = (
+                    "405 Method Not Allowed",
+                    {"error": f"the endpoint {endpoint} does not support {method}"},
+                )
             else:
-                status, content = "404 Not Found", {"error": f"the page {page} does not exist"}
+                status, content = "404 Not Found", {"error": f"the endpoint {endpoint} does not exist"}
         body = json.dumps(content).encode()
         start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]

@@ -27,8 +27,8 @@ CONTROLLER = "trainyard-controller.service"
 class LeasedRehearsal(RehearsalProcess):
     """A rehearsal of an endless job in an account whose clock the tests advance."""
 
-    def page(self, name: str, content: Any = None) -> Any:
-        """Request a control page of the emulated AWS: GET, or POST with content."""
+    def request(self, name: str, content: Any = None) -> Any:
+        """Request a control endpoint of the emulated AWS: GET, or POST with content."""
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self.account['AWS_ENDPOINT_URL']}/_rehearsal/{name}", data=data)
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -36,7 +36,7 @@ class LeasedRehearsal(RehearsalProcess):
 
     def instances(self, head: bool) -> dict[str, str]:
         """Return instance id -> state, of the head or of the workers."""
-        records = [item for item in self.page("instances") if item["tags"].get("trainyard:stack") == self.stack]
+        records = [item for item in self.request("instances") if item["tags"].get("trainyard:stack") == self.stack]
         return {item["id"]: item["state"] for item in records if (item["autoscaling_group"] is None) == head}
 
     def worker_state(self) -> str:
@@ -46,7 +46,7 @@ class LeasedRehearsal(RehearsalProcess):
 
     def advance_clock(self, seconds: float) -> None:
         """Advance the account's clock."""
-        self.page("clock", {"advance_seconds": seconds})
+        self.request("clock", {"advance_seconds": seconds})
 
     def advance_to_lease_end(self) -> None:
         """Advance the clock past the lease, then past the heartbeat timeout of the lifecycle hook if it applies."""

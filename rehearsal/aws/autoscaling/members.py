@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 from moto.autoscaling.models import (
@@ -202,45 +203,44 @@ def terminate_instance(self: Any, instance_id: str, should_decrement: bool) -> T
     return TerminateInstanceActivity(member.instance, initial_capacity)
 
 
+def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
+    """Launch or terminate members, oldest first. Terminating members and those in standby do not count."""
+    self.retry_at = None
+    self.desired_capacity = self.min_size if new_capacity is None else int(new_capacity)
+    counted = [each for each in self.instance_states if not is_terminating(each) and each.lifecycle_state != "Standby"]
+    missing = self.desired_capacity - len(counted)
+    if missing > 0 and not is_suspended(self, "Launch"):
+        self.replace_autoscaling_group_instances(missing, {})
+    elif missing < 0 and not is_suspended(self, "Terminate"):
+        unprotected = [member for member in counted if not member.protected_from_scale_in]
+        for member in sorted(unprotected, key=lambda member: member.instance.launched_at)[:-missing]:
+            terminate_member(member)
+    if self.name in self.autoscaling_backend.autoscaling_groups:
+        self.autoscaling_backend.update_attached_elbs(self.name)
+        self.autoscaling_backend.update_attached_target_groups(self.name)
+
+
+def _launch_missing(self: Any, launcher: Launcher, count_needed: int, propagated_tags: dict[str, str]) -> None:
+    """Launch each member in the subnet with the fewest members. Retry a failed launch later, as AWS does."""
+    for _ in range(count_needed):
+        used_subnets = [member.instance.subnet_id for member in self.instance_states]
+        subnet = min(group_subnet_ids(self), key=used_subnets.count)
+        launched = add_members(launcher, self, 1, subnet)
+        if not launched.instances:
+            error = list(launched.errors.values())[-1]
+            activities.record_failed_launch(self, subnet, error.message)
+            self.retry_at = CLOCK.now() + RETRY_SECONDS
+            return
+
+
 def install(launcher: Launcher) -> None:
     """Replace moto's launches, terminations and capacity changes of groups."""
-
-    def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
-        """Launch or terminate members, oldest first. Terminating members and those in standby do not count."""
-        self.retry_at = None
-        self.desired_capacity = self.min_size if new_capacity is None else int(new_capacity)
-        counted = [
-            each for each in self.instance_states if not is_terminating(each) and each.lifecycle_state != "Standby"
-        ]
-        missing = self.desired_capacity - len(counted)
-        if missing > 0 and not is_suspended(self, "Launch"):
-            self.replace_autoscaling_group_instances(missing, {})
-        elif missing < 0 and not is_suspended(self, "Terminate"):
-            unprotected = [member for member in counted if not member.protected_from_scale_in]
-            for member in sorted(unprotected, key=lambda member: member.instance.launched_at)[:-missing]:
-                terminate_member(member)
-        if self.name in self.autoscaling_backend.autoscaling_groups:
-            self.autoscaling_backend.update_attached_elbs(self.name)
-            self.autoscaling_backend.update_attached_target_groups(self.name)
-
-    def replace_autoscaling_group_instances(self: Any, count_needed: int, propagated_tags: dict[str, str]) -> None:
-        """Launch each member in the subnet with the fewest members. Retry a failed launch later, as AWS does."""
-        for _ in range(count_needed):
-            used_subnets = [member.instance.subnet_id for member in self.instance_states]
-            subnet = min(group_subnet_ids(self), key=used_subnets.count)
-            launched = add_members(launcher, self, 1, subnet)
-            if not launched.instances:
-                error = list(launched.errors.values())[-1]
-                activities.record_failed_launch(self, subnet, error.message)
-                self.retry_at = CLOCK.now() + RETRY_SECONDS
-                return
-
     # moto reports the template's default version for each member, even if it was launched from another version.
     extend(InstanceState, launch_template=property(lambda self: self.template), template=None)
     extend(
         FakeAutoScalingGroup,
         set_desired_capacity,
-        replace_autoscaling_group_instances,
+        replace_autoscaling_group_instances=partialmethod(_launch_missing, launcher),
         retry_at=None,
         capacity_reservation_specification=None,
     )

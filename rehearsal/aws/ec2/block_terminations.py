@@ -10,7 +10,7 @@ from moto.ec2.models import ec2_backends
 
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
-from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.ec2.terminations import terminate_by_ec2
 
 # "Amazon EC2 will terminate any instances that are still running 30 minutes before the end time of the Capacity Block."
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
@@ -40,7 +40,7 @@ def _terminate_instances(reservation: CapacityReservation) -> None:
     minutes = _lead_seconds(reservation) / 60
     for instance in list(reservation.ec2_backend.all_instances()):
         if instance.capacity_reservation_id == reservation.id and instance.state != "terminated":
-            reclaim_instance(instance, f"Server.CapacityBlockEnding: the Capacity Block ends in {minutes:g} minutes")
+            terminate_by_ec2(instance, f"Server.CapacityBlockEnding: the Capacity Block ends in {minutes:g} minutes")
 
 
 def install() -> None:

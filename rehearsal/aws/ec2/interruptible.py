@@ -20,7 +20,7 @@ from moto.events.models import events_backends
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2.reservations import CapacityReservation, reservations
-from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.ec2.terminations import terminate_by_ec2
 from rehearsal.aws.ec2.transitions import ENDED_STATES, after_transition
 from rehearsal.aws.lookup import find_backend
 
@@ -93,7 +93,7 @@ class Allocation:
         """Terminate an instance after its notice; the source has its capacity once it is terminated."""
         self.reclaimed[instance] = None
         if instance.state not in ENDED_STATES:
-            reclaim_instance(instance, "Server.CapacityReservationReclaimed: the owner reclaimed the capacity")
+            terminate_by_ec2(instance, "Server.CapacityReservationReclaimed: the owner reclaimed the capacity")
         after_transition(instance, lambda: self._return_capacity(instance))
 
     def _return_capacity(self, instance: Any) -> None:

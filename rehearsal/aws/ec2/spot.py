@@ -10,7 +10,7 @@ from moto.ec2.responses import EC2Response
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.ec2.reference import load_reference
-from rehearsal.aws.ec2.terminations import reclaim_instance
+from rehearsal.aws.ec2.terminations import terminate_by_ec2
 from rehearsal.aws.moto_extension import ec2_error, extend
 
 NOTICE_SECONDS = 120.0  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -93,7 +93,7 @@ def _send_notice(instance: Any, fault: Any) -> None:
 
 
 def _interrupt(instance: Any) -> None:
-    reclaim_instance(instance, "Server.SpotInstanceTermination: Spot instance termination")
+    terminate_by_ec2(instance, "Server.SpotInstanceTermination: Spot instance termination")
 
 
 def install() -> None:

@@ -9,7 +9,7 @@ from moto.ec2.responses import EC2Response
 from rehearsal.aws.moto_extension import extend
 
 
-def reclaim_instance(instance: Any, reason: str) -> None:
+def terminate_by_ec2(instance: Any, reason: str) -> None:
     """Terminate an instance on behalf of EC2; its Auto Scaling group, if any, replaces it."""
     instance.terminate()
     instance._reason = reason
@@ -25,7 +25,7 @@ def apply_instance_shutdown(instance: Any) -> None:
     if instance.state != "running":
         return
     if instance.instance_initiated_shutdown_behavior == "terminate":
-        reclaim_instance(instance, "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
+        terminate_by_ec2(instance, "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
     else:
         instance.stop()
 

@@ -234,7 +234,7 @@ def test_older_instances_remain_visible(
     assert len(visible_instances(client, name)) == 1
 
 
-def test_control_page_shows_instances_that_are_not_visible_yet(
+def test_control_endpoint_shows_instances_that_are_not_visible_yet(
     aws: EmulatedAws, client: Client, inject: Any, group: Any
 ) -> None:
     name = group()
@@ -305,7 +305,7 @@ def test_unknown_denied_operation_prevents_the_start(tmp_path: Path, monkeypatch
         EmulatedAws.start(tmp_path)
 
 
-# The control page
+# The control API
 
 
 WRONG: dict[str, Any] = {
@@ -356,10 +356,10 @@ def test_removed_fault_is_inactive_and_others_remain(aws: EmulatedAws, client: C
 
 
 def test_page_supports_only_the_methods(aws: EmulatedAws) -> None:
-    for page, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
+    for endpoint, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
         with (
             pytest.raises(HTTPError) as caught,
-            contextlib.closing(urlopen(Request(f"{aws.endpoint}/_rehearsal/{page}", method=method), timeout=10)),
+            contextlib.closing(urlopen(Request(f"{aws.endpoint}/_rehearsal/{endpoint}", method=method), timeout=10)),
         ):
             pass
         assert caught.value.code == status

@@ -1,4 +1,4 @@
-"""The journal names every call as IAM does; the control pages return the actual state."""
+"""The journal names every call as IAM does; the control endpoints return the actual state."""
 
 import contextlib
 import json
@@ -145,7 +145,7 @@ def test_instances_page_returns_the_actual_state(
     )
 
 
-def test_control_pages_are_not_in_the_journal(aws: EmulatedAws) -> None:
+def test_control_endpoints_are_not_in_the_journal(aws: EmulatedAws) -> None:
     assert recorded(aws, aws.instances) == []
     assert recorded(aws, aws.list_resources) == []
 

@@ -1,4 +1,4 @@
-"""The control API of the rehearsal: pages by name and method, with their request and response bodies."""
+"""The control API of the rehearsal: endpoints by name and method, with their request and response bodies."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from rehearsal.aws.seed_models import AccountSeed
 from rehearsal.aws.timing import Timing, set_timing
 from trainyard.base import StrictModel
 
-Page = Callable[[bytes], Any]
+Endpoint = Callable[[bytes], Any]
 
 
 class Advance(StrictModel):
@@ -91,7 +91,7 @@ def _reasons(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, entry['loc'])) or 'body'}: {entry['msg']}" for entry in errors)
 
 
-PAGES: dict[tuple[str, str], Page] = {
+ENDPOINTS: dict[tuple[str, str], Endpoint] = {
     ("instances", "GET"): lambda _: [instance.model_dump() for instance in account_state.instances()],
     ("reservations", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_reservations()],
     ("capacity-requests", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_requests()],
