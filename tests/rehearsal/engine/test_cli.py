@@ -126,6 +126,16 @@ def test_up_again_changes_nothing(stack: Stack) -> None:
     assert stack.up() == {}
 
 
+def test_up_from_a_second_clone_changes_nothing(stack: Stack, tmp_path: Path) -> None:
+    clone, project = tmp_path / "elsewhere" / "clone", stack.workspace.folder / "Pulumi.yaml"
+    shutil.copytree(stack.tree, clone)
+    before = project.read_text()
+    project.write_text(before.replace(str(stack.tree), str(clone)))
+    changes = stack.up()
+    project.write_text(before)
+    assert changes == {}
+
+
 def test_another_region_is_refused_and_changes_nothing(stack: Stack) -> None:
     region = stack.config["aws:region"]
     stack.config["aws:region"] = "us-west-2"
