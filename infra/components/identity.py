@@ -112,7 +112,7 @@ def _sessions() -> Statement:
 
 
 def _list(args: IdentityArgs) -> Statement:
-    # No condition on s3:prefix: with one, S3 answers 403 instead of 404 for a missing key.
+    # No condition on s3:prefix: with one, S3 returns 403 instead of 404 for a missing key.
     return _allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 

@@ -35,7 +35,7 @@ def volumes_are_encrypted(kind: str, inputs: Inputs) -> Iterator[str]:
 
 
 def imdsv2_is_required(kind: str, inputs: Inputs) -> Iterator[str]:
-    """Instances answer IMDSv2 only, with a hop limit of 1."""
+    """Instances support IMDSv2 only, with a hop limit of 1."""
     if kind.endswith((":Instance", ":LaunchTemplate")):
         options = inputs.get("metadataOptions", {})
         if options.get("httpTokens") != "required":
@@ -154,7 +154,7 @@ def _rule(check: Check, description: str) -> PolicyRule:
 
 RULES: tuple[PolicyRule, ...] = (
     _rule(volumes_are_encrypted, "Root volumes are encrypted with a configured KMS key."),
-    _rule(imdsv2_is_required, "Instances answer IMDSv2 only, with a hop limit of 1."),
+    _rule(imdsv2_is_required, "Instances support IMDSv2 only, with a hop limit of 1."),
     _rule(no_inbound_from_cidr, "Ingress rules allow security groups only."),
     _rule(no_public_ip, "Instances have no public IP address."),
     _rule(no_ssh_key_pair, "Instances have no SSH key pair."),

@@ -265,7 +265,7 @@ class LaunchTemplate(Handler):
         """Return the current state, or None when it does not exist."""
         ec2 = call.aws.client("ec2")
         templates = ec2.describe_launch_templates(LaunchTemplateIds=[call.id])["LaunchTemplates"]
-        if not templates:  # moto answers without an error
+        if not templates:  # moto returns no error
             return None
         template = templates[0]
         versions = ec2.describe_launch_template_versions(LaunchTemplateId=call.id, Versions=["$Latest"])

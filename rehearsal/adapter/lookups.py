@@ -1,4 +1,4 @@
-"""Lookups: the provider functions (invokes) that the program calls, answered from the emulated account."""
+"""Lookups: the provider functions (invokes) that the program calls, with results from the emulated account."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -103,7 +103,7 @@ def _budget(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     }
 
 
-# Token of a provider function -> the arguments that it supports, and the function that answers it.
+# Token of a provider function -> the arguments that it supports, and the function that returns its result.
 LOOKUPS: dict[str, tuple[InputKeys, Lookup]] = {
     "aws:index/getPartition:getPartition": (input_keys(), _partition),
     "aws:index/getRegion:getRegion": (input_keys(), _region),

@@ -58,8 +58,8 @@ def up(
     """Run `infra/__main__.py` of the source tree `root`, and create the resources that it registers.
 
     `stack_file`: a Pulumi.<stack>.yaml, or its `config` as a mapping. `account`: where resources are created; by
-    default the emulated AWS in the stack's region. `preview`: create nothing; functions are answered, and outputs are
-    unknown. `on_start`: receives the deployment before the program starts. `outputs`: those of an earlier update.
+    default the emulated AWS in the stack's region. `preview`: create nothing; functions return results, and outputs
+    are unknown. `on_start`: receives the deployment before the program starts. `outputs`: those of an earlier update.
     The program runs in its own thread. After a KeyboardInterrupt this function waits for the operations in progress,
     then raises it; the deployment that `on_start` received has the resources that were created.
     Raises InputError for a user error, and UpError, which has the deployment, for any other error.

@@ -23,7 +23,7 @@ def refresh_inputs(keys: InputKeys, inputs: Mapping[str, Any], current: Mapping[
 
 
 def tag_dict(tags: Iterable[Mapping[str, str]] | None) -> dict[str, str]:
-    """Return the tags of an answer, a list of Key and Value, as the input `tags`; without those that AWS sets."""
+    """Return the tags of a response, a list of Key and Value, as the input `tags`; without those that AWS sets."""
     return {tag["Key"]: tag["Value"] for tag in tags or () if not tag["Key"].startswith(_AWS_TAG_PREFIX)}
 
 

@@ -1,4 +1,4 @@
-"""A static account: creates nothing and answers lookups from constants, so the program runs without an AWS server."""
+"""A static account: creates nothing and returns constants for lookups, so the program runs without an AWS server."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

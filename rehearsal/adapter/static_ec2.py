@@ -75,7 +75,7 @@ def default_network(region: str) -> StaticNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticEc2:
-    """Answers the EC2 lookups of a static account.
+    """Returns the results of the EC2 lookups of a static account.
 
     `reservations`: properties by reservation id. `quotas`: values by quota code; other quotas have a large value.
     `networks`: by VPC id. `key_policy`: the policy of every KMS key.

@@ -91,14 +91,14 @@ class _Setting(Handler):
         self.create(call)
         return {}
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
         raise NotImplementedError
 
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the current setting, or None when it or the bucket does not exist."""
-        answer = getattr(call.aws.client("s3"), self.get_operation)(Bucket=call.id)
-        return ReadResult(inputs={"bucket": call.id, **self.current(answer)})
+        response = getattr(call.aws.client("s3"), self.get_operation)(Bucket=call.id)
+        return ReadResult(inputs={"bucket": call.id, **self.current(response)})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the setting."""
@@ -116,9 +116,9 @@ class Versioning(_Setting):
         """Return the arguments of the put operation, without the bucket."""
         return {"VersioningConfiguration": {"Status": call.inputs["versioningConfiguration"]["status"]}}
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
-        return {"versioningConfiguration": {"status": answer.get("Status", "Disabled")}}
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
+        return {"versioningConfiguration": {"status": response.get("Status", "Disabled")}}
 
     def delete(self, call: HandlerCall) -> None:
         """Suspend versioning."""
@@ -156,10 +156,10 @@ class Encryption(_Setting):
         ]
         return {"ServerSideEncryptionConfiguration": {"Rules": rules}}
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
         special = {api: key for key, api in _DEFAULT_ENCRYPTION_NAMES.items()}
-        return {"rules": to_input_names(answer["ServerSideEncryptionConfiguration"]["Rules"], **special)}
+        return {"rules": to_input_names(response["ServerSideEncryptionConfiguration"]["Rules"], **special)}
 
 
 class PublicAccessBlock(_Setting):
@@ -175,9 +175,9 @@ class PublicAccessBlock(_Setting):
         blocks = {api_name(key): value for key, value in call.inputs.items() if key != "bucket"}
         return {"PublicAccessBlockConfiguration": blocks}
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
-        current: dict[str, Any] = to_input_names(answer["PublicAccessBlockConfiguration"])
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
+        current: dict[str, Any] = to_input_names(response["PublicAccessBlockConfiguration"])
         return current
 
 
@@ -193,9 +193,9 @@ class Policy(_Setting):
         """Return the arguments of the put operation, without the bucket."""
         return {"Policy": call.inputs["policy"]}
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
-        return {"policy": answer["Policy"]}
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
+        return {"policy": response["Policy"]}
 
 
 class Lifecycle(_Setting):
@@ -214,9 +214,9 @@ class Lifecycle(_Setting):
             **minimum_size,
         }
 
-    def current(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the get operation under the inputs' names, without the bucket."""
-        return {"rules": to_input_names(answer["Rules"], ID="id")}
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
+        return {"rules": to_input_names(response["Rules"], ID="id")}
 
 
 class Object(Handler):
@@ -254,13 +254,13 @@ class Object(Handler):
         """Return the object's tags and ETag, or None when it does not exist. As with the provider, not its content."""
         s3, target = call.aws.client("s3"), {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
         try:
-            answer = s3.head_object(**target)
+            response = s3.head_object(**target)
         except ClientError as error:
             if error.response["Error"]["Code"] == "404":  # HEAD has no body with an error code
                 return None
             raise
-        inputs = {"contentType": answer["ContentType"], "tags": tag_dict(s3.get_object_tagging(**target)["TagSet"])}
-        return ReadResult(inputs=inputs, outputs={"etag": answer["ETag"].strip('"')})
+        inputs = {"contentType": response["ContentType"], "tags": tag_dict(s3.get_object_tagging(**target)["TagSet"])}
+        return ReadResult(inputs=inputs, outputs={"etag": response["ETag"].strip('"')})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the object. A missing bucket is no error."""

@@ -56,12 +56,12 @@ class InsufficientCapacityError(EC2ClientError):
 
 @dataclass
 class _ActiveFault:
-    """An active fault. `remaining`: calls still to fail, or instances still to interrupt. `answers`: by operation."""
+    """An active fault. `remaining`: calls still to fail, or instances still to interrupt. `responses`: by operation."""
 
     fault: Fault
     remaining: int = 0
     since: float = field(default_factory=CLOCK.now)
-    answers: Counter[str] = field(default_factory=Counter)
+    responses: Counter[str] = field(default_factory=Counter)
 
 
 class ActiveFaults:
@@ -177,11 +177,11 @@ class ActiveFaults:
         return False
 
     def omitted_member(self, operation: str, members: Sequence[str]) -> str | None:
-        """Return the id that this answer of the operation omits from `members`; None without an omission."""
+        """Return the id that this response of the operation omits from `members`; None without an omission."""
         for active in self._active:
             if isinstance(active.fault, MemberOmission) and members:
-                active.answers[operation] += 1
-                omission, remainder = divmod(active.answers[operation], active.fault.every)
+                active.responses[operation] += 1
+                omission, remainder = divmod(active.responses[operation], active.fault.every)
                 if remainder == 0:
                     return members[omission % len(members)]
         return None

@@ -65,7 +65,7 @@ class ScalingActivity(StrictModel):
 
 
 class EventualConsistency(StrictModel):
-    """Eventual consistency: a new instance is missing from the answers of EC2 and Auto Scaling, then has no address.
+    """Eventual consistency: a new instance is missing from the responses of EC2 and Auto Scaling, then has no address.
 
     EC2 developer guide, "Eventual consistency in the Amazon EC2 API". That DescribeAutoScalingGroups omits an instance
     which LaunchInstances has returned is an assumption.
@@ -130,7 +130,7 @@ class Reclaim(StrictModel):
 
 
 class MemberOmission(StrictModel):
-    """Incomplete answers: every n-th one omits a group member (Auto Scaling) or an instance (EC2), each time another.
+    """Incomplete responses: every n-th one omits a group member (Auto Scaling) or an instance (EC2), each time another.
 
     EC2 documents eventual consistency for new and changed resources (developer guide, "Eventual consistency in the
     Amazon EC2 API"). That a resource of any age is omitted is an assumption: it is the case of a single wrong
@@ -140,7 +140,7 @@ class MemberOmission(StrictModel):
     kind: Literal["member-omission"] = "member-omission"
     every: int = Field(
         ge=2,
-        description="Number of answers of DescribeAutoScalingGroups, and of DescribeInstances, per incomplete one.",
+        description="Number of responses of DescribeAutoScalingGroups, and of DescribeInstances, per incomplete one.",
     )
 
 

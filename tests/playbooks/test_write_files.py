@@ -54,22 +54,22 @@ def test_a_path_that_cannot_be_written_fails_with_its_name(tmp_path: Path) -> No
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `systemctl` on PATH that prints the content of the returned file and records its calls in calls.txt."""
-    answer, program = tmp_path / "answer", tmp_path / "bin/systemctl"
-    answer.write_text("NeedDaemonReload=no\n")
+    response, program = tmp_path / "response", tmp_path / "bin/systemctl"
+    response.write_text("NeedDaemonReload=no\n")
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls.txt\ncat {answer}\n')
+    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls.txt\ncat {response}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return answer
+    return response
 
 
-@pytest.mark.parametrize(("answer", "reloaded"), [("no", False), ("yes", True)])
+@pytest.mark.parametrize(("response", "reloaded"), [("no", False), ("yes", True)])
 def test_systemd_is_reloaded_if_a_unit_was_written_or_is_outdated(
-    tmp_path: Path, systemctl: Path, answer: str, reloaded: bool
+    tmp_path: Path, systemctl: Path, response: str, reloaded: bool
 ) -> None:
     unit = {str(tmp_path / "etc/systemd/system/a.service"): "[Service]\n"}
     assert run(unit, reload_systemd=True)["reloaded"]
-    systemctl.write_text(f"NeedDaemonReload={answer}\n")
+    systemctl.write_text(f"NeedDaemonReload={response}\n")
     result = run(unit, reload_systemd=True)
     assert (result["reloaded"], result["changed"], result["written"]) == (reloaded, reloaded, [])
     calls = (tmp_path / "calls.txt").read_text().splitlines()

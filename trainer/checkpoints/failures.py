@@ -27,7 +27,7 @@ class DamagedCheckpointError(Exception):
 class FailureKind(Enum):
     """Why an operation failed, as far as the next action depends on it."""
 
-    TRANSIENT = "the storage did not answer; a retry may succeed"
+    TRANSIENT = "the storage did not respond; a retry may succeed"
     ARCHIVED = "S3 has moved an object to an archive storage class"
     DAMAGED = "the content that was read is not the content that was written"
     USER_ERROR = "the user must change the input"

@@ -47,7 +47,7 @@ class Extension:
 
 
 class UnknownPurchaseError(RuntimeError):
-    """AWS did not answer a purchase, or with HTTP 5xx: it may have sold it. A repetition could buy it twice."""
+    """AWS did not respond to a purchase, or with HTTP 5xx: it may have sold it. A repetition could buy it twice."""
 
 
 def find_offerings(region: str, instance_type: str, instances: int, hours: int, earliest: float) -> list[Offering]:
@@ -111,7 +111,7 @@ def purchase_extension(region: str, reservation: str, offering: str) -> str:
 
 @contextmanager
 def _single_purchase() -> Iterator[None]:
-    """Raise UnknownPurchaseError where a request that was sent has no answer, or one of HTTP status 5xx."""
+    """Raise UnknownPurchaseError where a request that was sent has no response, or one of HTTP status 5xx."""
     try:
         yield
     except HTTPClientError as error:

@@ -61,7 +61,7 @@ def describe_instances(region: str, instances: Iterable[str]) -> list[dict[str, 
 
 
 def describe_all_instances(region: str, instances: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the descriptions of instances that exist. Repeats the call while an answer omits some of them.
+    """Return the descriptions of instances that exist. Repeats the call while a response omits some of them.
 
     Instances that EC2 does not describe after DESCRIBE_TRIES calls are omitted.
     """

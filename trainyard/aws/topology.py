@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from trainyard.aws.clients import client
 
 _MAX_IDS = 100  # of one call. API reference, DescribeInstanceTopology, InstanceId.N
-_MAX_ATTEMPTS = 3  # nodes that are billed wait for the answer
+_MAX_ATTEMPTS = 3  # nodes that are billed wait for the response
 
 
 def describe_network_nodes(region: str, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

@@ -29,18 +29,18 @@ class WorkerGroups:
         self._group_of: dict[str, WorkerGroup] = {}
         self._region = manifest.region
         self._descriptions: list[dict[str, Any]] = []
-        self._latest_answer: dict[str, list[dict[str, Any]]] = {}
+        self._latest_response: dict[str, list[dict[str, Any]]] = {}
 
     def _describe(self) -> list[dict[str, Any]]:
         """Return the descriptions of the groups by Auto Scaling.
 
-        An answer may omit a member. A member is removed only if two consecutive answers omit it.
+        A response may omit a member. A member is removed only if two consecutive responses omit it.
         """
         groups = autoscaling.describe_groups(self._region, self._groups)
         for group in groups:
             name, present = group["AutoScalingGroupName"], set(_instance_ids([group]))
-            previous = self._latest_answer.get(name, [])
-            self._latest_answer[name] = list(group["Instances"])
+            previous = self._latest_response.get(name, [])
+            self._latest_response[name] = list(group["Instances"])
             group["Instances"] += [instance for instance in previous if instance["InstanceId"] not in present]
             for instance in group["Instances"]:
                 self._group_of[instance["InstanceId"]] = self._groups[group["AutoScalingGroupName"]]
@@ -82,7 +82,7 @@ class WorkerGroups:
         """
         groups = self._describe()
         if any(len(group["Instances"]) < group["DesiredCapacity"] for group in groups):
-            groups = self._describe()  # a member that an answer omits must not be counted as an added member
+            groups = self._describe()  # a member that a response omits must not be counted as an added member
         zone = next((instance["AvailabilityZone"] for group in groups for instance in group["Instances"]), None)
         self._earlier_capacity = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
         self._earlier_members = set(_instance_ids(groups))
@@ -184,7 +184,7 @@ class WorkerGroups:
 
         Covers instances whose launch was interrupted before its response, but no instance with which Auto Scaling
         replaced a node of the run meanwhile. `superseded`: another launch has started a run since; then only instances
-        are terminated whose launch was answered. Returns the nodes that AWS did not terminate.
+        are terminated whose launch had a response. Returns the nodes that AWS did not terminate.
         """
         if self._earlier_members is None:
             return []
@@ -211,7 +211,7 @@ class WorkerGroups:
         states = {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
         active = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
         launched = [name for name in self._launched if self._group_of[name] == of_group]
-        launched = [name for name in launched if name in active or name not in states]  # an answer may omit it
+        launched = [name for name in launched if name in active or name not in states]  # a response may omit it
         if superseded:
             return launched
         unknown = [name for name in active if name not in self._earlier_members and name not in launched]

@@ -14,7 +14,7 @@ from trainyard.models.report import CapacityRequestKind
 
 @dataclass
 class Grant:
-    """The answer to a request."""
+    """The result of a request."""
 
     instances: int = 0
     error_code: str | None = None

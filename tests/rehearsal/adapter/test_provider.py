@@ -240,7 +240,7 @@ def test_import_of_a_missing_resource_returns_no_id(engine: Engine) -> None:
     assert engine.stub.Read(provider_pb2.ReadRequest(urn=urn(BUCKET), id="no-such-bucket")).id == ""
 
 
-def test_function_is_answered_from_the_account(engine: Engine) -> None:
+def test_function_returns_results_of_the_account(engine: Engine) -> None:
     token = "aws:index/getCallerIdentity:getCallerIdentity"
     response = engine.stub.Invoke(provider_pb2.InvokeRequest(tok=token))
     assert property_codec.decode(getattr(response, "return"))["accountId"] == "123456789012"

@@ -158,9 +158,9 @@ def test_resource_list_includes_unknown_resource_types(client: Client, aws: Emul
 
 
 def test_connections_are_kept_alive(aws: EmulatedAws) -> None:
-    with urllib.request.urlopen(f"{aws.endpoint}/_rehearsal/instances", timeout=10) as answer:
-        assert answer.version == 11
-        assert json.load(answer) is not None
+    with urllib.request.urlopen(f"{aws.endpoint}/_rehearsal/instances", timeout=10) as response:
+        assert response.version == 11
+        assert json.load(response) is not None
 
 
 def test_continue_response_is_sent_at_once(aws: EmulatedAws) -> None:

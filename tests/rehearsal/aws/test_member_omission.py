@@ -1,4 +1,4 @@
-"""The fault `member-omission`: some answers of DescribeAutoScalingGroups and DescribeInstances are incomplete."""
+"""The fault `member-omission`: some responses of DescribeAutoScalingGroups and DescribeInstances are incomplete."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from tests.rehearsal.aws.test_faults import ids_of, launch, visible_instances
 
 @pytest.fixture
 def three_nodes(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> Iterator[tuple[str, set[str]]]:
-    """A group with three members, and their ids; every second answer is incomplete."""
+    """A group with three members, and their ids; every second response is incomplete."""
     name = group()
     ids = set(ids_of(launch(client, name, 3)))
     aws.inject(MemberOmission(every=2))
@@ -24,7 +24,7 @@ def three_nodes(client: Client, aws: EmulatedAws, group: Callable[..., str]) -> 
 
 
 @pytest.mark.parametrize("service", ["autoscaling", "ec2"])
-def test_every_second_answer_omits_another_member(
+def test_every_second_response_omits_another_member(
     client: Client, three_nodes: tuple[str, set[str]], service: str
 ) -> None:
     name, ids = three_nodes
@@ -34,9 +34,9 @@ def test_every_second_answer_omits_another_member(
             return set(members(client, name))
         return {instance["InstanceId"] for instance in visible_instances(client, name)}
 
-    answers = [described() for _ in range(6)]
-    assert [len(answer) for answer in answers] == [3, 2, 3, 2, 3, 2]
-    assert {node for answer in answers for node in ids - answer} == ids
+    responses = [described() for _ in range(6)]
+    assert [len(response) for response in responses] == [3, 2, 3, 2, 3, 2]
+    assert {node for response in responses for node in ids - response} == ids
 
 
 def test_omitted_instance_has_an_invalid_id(client: Client, three_nodes: tuple[str, set[str]]) -> None:
@@ -56,14 +56,14 @@ def test_omitted_member_remains_in_its_group(
     assert set(members(client, name)) == ids
 
 
-def test_empty_answers_do_not_count(client: Client, aws: EmulatedAws, three_nodes: tuple[str, set[str]]) -> None:
+def test_empty_responses_do_not_count(client: Client, aws: EmulatedAws, three_nodes: tuple[str, set[str]]) -> None:
     name, ids = three_nodes
     for _ in range(3):
         client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=["none"])
     assert set(members(client, name)) == ids
 
 
-def test_omission_of_each_answer_is_invalid(aws: EmulatedAws) -> None:
-    every_answer: dict[str, Any] = {"kind": "member-omission", "every": 1}
+def test_omission_of_each_response_is_invalid(aws: EmulatedAws) -> None:
+    every_response: dict[str, Any] = {"kind": "member-omission", "every": 1}
     with pytest.raises(ValueError, match="every"):
-        aws.inject(every_answer)
+        aws.inject(every_response)

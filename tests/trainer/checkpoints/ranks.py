@@ -206,7 +206,7 @@ def read_failure(folder: Path, rank: int) -> None:
         nonlocal reads
         reads += 1
         if reads == 4:  # the first read is of this rank's random generator
-            raise ConnectionResetError("no answer")
+            raise ConnectionResetError("no response")
         original_read(*args)
 
     shared_reads._agree = agree  # type: ignore[assignment]
@@ -225,7 +225,7 @@ def copy_failure(folder: Path, rank: int) -> None:
         nonlocal calls
         calls += 1
         if rank == 1 and calls == 3:
-            raise ConnectionResetError("no answer")
+            raise ConnectionResetError("no response")
         original(self, *args)
 
     shared_reads._Rounds._fill = fill  # type: ignore[method-assign, assignment]

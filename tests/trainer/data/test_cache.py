@@ -159,7 +159,7 @@ class Outage:
         def download(storage: S3Storage, key: str, target: Path) -> None:
             if self.remaining:
                 self.remaining -= 1
-                raise OSError("no answer")
+                raise OSError("no response")
             original(storage, key, target)
 
         monkeypatch.setattr(S3Storage, "download", download)
@@ -177,7 +177,7 @@ def test_long_outage_raises_one_error(
     cache: Callable[[float], Cache], shards: list[Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage = Outage(monkeypatch, 4)
-    with pytest.raises(OSError, match=r"0\.bin can't be downloaded after 0 s of retries: no answer"):
+    with pytest.raises(OSError, match=r"0\.bin can't be downloaded after 0 s of retries: no response"):
         cache(4).open(shards[0], release=lambda: None)
     assert outage.remaining == 0
     assert list((tmp_path / "cache").iterdir()) == []
@@ -187,7 +187,7 @@ def test_prefetch_does_not_wait_for_unavailable_storage(
     cache: Callable[[float], Cache], shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage = Outage(monkeypatch, 4)
-    with pytest.raises(OSError, match="no answer"):
+    with pytest.raises(OSError, match="no response"):
         cache(4).ensure_cached(shards[0])
     assert outage.remaining == 3
 

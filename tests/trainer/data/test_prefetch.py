@@ -124,7 +124,7 @@ def test_failed_downloads_are_retried_after_the_short_interval(
 
     def fail(storage: S3Storage, key: str, target: Path) -> None:
         attempts.append(key)
-        raise OSError("no answer")
+        raise OSError("no response")
 
     prefetcher, expected = create_prefetcher(SHARDS), planned(order, SHORT_INTERVAL)
     with monkeypatch.context() as outage:

@@ -177,27 +177,27 @@ def test_unknown_block_names_those_of_the_account(extensible: StackSettings) -> 
 
 
 @pytest.fixture
-def unanswered() -> Iterator[None]:
-    """Purchases are executed, and their answers are lost."""
+def lost_responses() -> Iterator[None]:
+    """Purchases are executed, and their responses are lost."""
     events = client("ec2", REGION, max_attempts=1).meta.events
 
-    def lose_answer(**_: Any) -> None:
+    def lose_response(**_: Any) -> None:
         raise ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com/")
 
     names = ["after-call.ec2.PurchaseCapacityBlock", "after-call.ec2.PurchaseCapacityBlockExtension"]
     for name in names:
-        events.register_first(name, lose_answer)
+        events.register_first(name, lose_response)
     yield
     for name in names:
-        events.unregister(name, lose_answer)
+        events.unregister(name, lose_response)
 
 
 def purchases(account: EmulatedAws) -> int:
     return sum(entry.operation.startswith("Purchase") for entry in account.journal())
 
 
-@pytest.mark.usefixtures("unanswered")
-def test_unanswered_purchase_lists_the_blocks_and_is_not_repeated(account: EmulatedAws) -> None:
+@pytest.mark.usefixtures("lost_responses")
+def test_purchase_without_response_lists_the_blocks_and_is_not_repeated(account: EmulatedAws) -> None:
     offerings, before = list_offerings(REGION, settings_of(), 24, time.time()), purchases(account)
     with pytest.raises(UnknownPurchaseError, match="it is not known whether AWS sold the Capacity Block") as raised:
         buy_offering(REGION, "lost", offerings, offerings[0].offering, lambda question: None)
@@ -218,8 +218,10 @@ def test_purchase_that_fails_with_a_server_error_may_have_been_sold(account: Emu
     assert purchases(account) == before + 1
 
 
-@pytest.mark.usefixtures("unanswered")
-def test_unanswered_extension_lists_the_purchased_extensions(account: EmulatedAws, extensible: StackSettings) -> None:
+@pytest.mark.usefixtures("lost_responses")
+def test_extension_without_response_lists_the_purchased_extensions(
+    account: EmulatedAws, extensible: StackSettings
+) -> None:
     account.advance_clock(5)  # an extension of another test is paid then
     offerings = list_extensions(REGION, extensible, 24)
     with pytest.raises(UnknownPurchaseError, match=f"sold the extension of {EXTENDED}") as raised:

@@ -1,4 +1,4 @@
-"""The search for capacity when a request has no answer: no reservation is left that nobody knows."""
+"""The search for capacity when a request has no response: no unknown reservation remains."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ def time_out(parameters: dict[str, Any]) -> None:
     raise ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com")
 
 
-def test_request_without_an_answer_is_repeated(request_of_two: CapacityRequest, after_creation: AfterCreation) -> None:
+def test_request_without_a_response_is_repeated(request_of_two: CapacityRequest, after_creation: AfterCreation) -> None:
     requests, display = itertools.count(1), RecordingDisplay()
     after_creation(lambda parameters: time_out(parameters) if next(requests) == 1 else None)
     reservation = reserve_capacity(request_of_two, display)
@@ -84,7 +84,7 @@ def test_server_error_is_repeated_in_its_zone(account: EmulatedAws, request_of_t
     assert reserve_capacity(request_of_two, RecordingDisplay()).zone == ZONE_A
 
 
-def test_reservation_that_was_never_answered_is_cancelled(
+def test_reservation_is_cancelled_when_its_creation_had_no_response(
     request_of_two: CapacityRequest, after_creation: AfterCreation
 ) -> None:
     after_creation(lambda parameters: time_out(parameters) if parameters["AvailabilityZone"] == ZONE_A else None)

@@ -160,7 +160,7 @@ def test_existing_reservation_grows_with_the_run(reserved: ReservedCluster) -> N
     assert len(reserved.add_nodes(scaled, 1)) == 1
 
 
-def test_incomplete_answer_does_not_reduce_an_existing_reservation(
+def test_incomplete_response_does_not_reduce_an_existing_reservation(
     account: EmulatedAws, reserved: ReservedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ec2, "DESCRIBE_DELAY_SECONDS", 0.0)

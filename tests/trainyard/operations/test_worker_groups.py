@@ -106,8 +106,8 @@ def test_error_contains_the_reasons_of_scaling_activities(
 ) -> None:
     earlier = {"ActivityId": "1", "StatusCode": "Failed", "StatusMessage": "of another launch"}
     failed = {"ActivityId": "2", "StatusCode": "Failed", "StatusMessage": NO_CAPACITY}
-    answers = iter([[earlier]])
-    monkeypatch.setattr(autoscaling, "describe_activities", lambda *_: next(answers, [failed, earlier]))
+    responses = iter([[earlier]])
+    monkeypatch.setattr(autoscaling, "describe_activities", lambda *_: next(responses, [failed, earlier]))
     limit_capacity(0)
     with pytest.raises(CapacityError, match=rf"0 of 1 requested nodes.*: group block: {NO_CAPACITY}; group "):
         groups.workers.add_nodes({"block": 1}, "run-1", groups.display)
@@ -303,8 +303,8 @@ def test_new_capacity_end_changes_the_deadline(groups: TwoGroups) -> None:
     assert f"run {record.run} has new deadlines: it ends 30 minutes after its launch" in groups.display.lines
 
 
-def test_rollback_keeps_a_member_that_an_answer_omitted(account: EmulatedAws, groups: TwoGroups) -> None:
-    """A member that is missing from an answer before the launch is no added node."""
+def test_rollback_keeps_a_member_that_a_response_omitted(account: EmulatedAws, groups: TwoGroups) -> None:
+    """A member that is missing from a response before the launch is no added node."""
     (older,) = groups.cluster.launch_instances(1)
     account.inject(MemberOmission(every=2))
     workers = groups.workers
@@ -314,7 +314,7 @@ def test_rollback_keeps_a_member_that_an_answer_omitted(account: EmulatedAws, gr
     eventually(lambda: groups.cluster.members() == [older], "only the older node remains")
 
 
-def test_rollback_terminates_a_member_that_an_answer_omits(account: EmulatedAws, groups: TwoGroups) -> None:
+def test_rollback_terminates_a_member_that_a_response_omits(account: EmulatedAws, groups: TwoGroups) -> None:
     workers = groups.workers
     workers.add_nodes({"workers": 1}, "run-omitted", groups.display)
     account.inject(MemberOmission(every=2))
@@ -323,7 +323,7 @@ def test_rollback_terminates_a_member_that_an_answer_omits(account: EmulatedAws,
     eventually(lambda: groups.cluster.members() == [], "no node remains")
 
 
-def test_rollback_terminates_nodes_that_no_answer_contains_yet(account: EmulatedAws, groups: TwoGroups) -> None:
+def test_rollback_terminates_nodes_that_no_response_contains_yet(account: EmulatedAws, groups: TwoGroups) -> None:
     account.inject(EventualConsistency(seconds=600))
     workers = groups.workers
     added = workers.add_nodes({"workers": 2}, "run-new", groups.display)

@@ -50,7 +50,7 @@ def test_all_nodes_are_in_the_first_zone_that_has_them(cluster: clusters.Cluster
     assert f"workers {ZONE_A}: 1 of 2 nodes: InsufficientInstanceCapacity" in display.lines[0]
 
 
-def test_partial_launch_is_terminated_although_no_answer_contains_it_yet(
+def test_partial_launch_is_terminated_although_no_response_contains_it_yet(
     cluster: clusters.Cluster, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its instances are pending, so that Auto Scaling refuses to terminate them at first."""

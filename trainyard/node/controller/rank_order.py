@@ -47,7 +47,7 @@ class RankOrder:
         self._network_nodes: dict[str, tuple[str, ...]] = {}
 
     def order(self, nodes: Sequence[str], previous: Sequence[str]) -> tuple[str, ...]:
-        """Return `nodes` in the order of their ranks. If AWS does not answer, it is that of nodes without topology."""
+        """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology."""
         unknown = [node for node in nodes if node not in self._network_nodes]
         if unknown and len(nodes) > 1:
             try:

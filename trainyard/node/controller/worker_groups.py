@@ -28,7 +28,7 @@ class WorkerGroups:
     def members(self) -> list[str]:
         """Return the instances of all groups, without those that are terminating or detaching.
 
-        AWS's answers are eventually consistent: a member that is missing from two consecutive answers has left.
+        AWS's responses are eventually consistent: a member that is missing from two consecutive responses has left.
         """
         states = {
             instance["InstanceId"]: instance["LifecycleState"]

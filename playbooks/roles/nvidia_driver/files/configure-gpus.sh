@@ -15,7 +15,7 @@ fi
 
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>&1 | tr -d ' '; }
 
-# Lock the clocks if the driver has no application clocks: NVML has removed them, and newer drivers answer with text.
+# Lock the clocks if the driver has no application clocks: NVML has removed them, and newer drivers return text.
 # https://docs.nvidia.com/deploy/nvml-api/Deprecations.html
 # The lock cannot be queried, only the current clocks. A refusal does not fail the node.
 lock_clocks() {

@@ -33,12 +33,12 @@ def stopped(client: Client, network: Network) -> str:
 
 def create_image(client: Client, instance: str) -> str:
     kinds = ("image", "snapshot")
-    answer = client("ec2").create_image(
+    response = client("ec2").create_image(
         InstanceId=instance,
         Name=f"baked-{time.monotonic_ns()}",
         TagSpecifications=[{"ResourceType": kind, "Tags": TAGS} for kind in kinds],
     )
-    return str(answer["ImageId"])
+    return str(response["ImageId"])
 
 
 def described(client: Client, image: str) -> dict[str, Any]:

@@ -204,8 +204,8 @@ def test_nat_gateways_are_filtered_by_tag(client: Client, network_resources: Res
     ec2.create_tags(Resources=[network_resources.nat], Tags=[{"Key": "stack", "Value": "first"}])
 
     def with_tag(value: str) -> list[str]:
-        answer = ec2.describe_nat_gateways(Filters=[{"Name": "tag:stack", "Values": [value]}])
-        return [gateway["NatGatewayId"] for gateway in answer["NatGateways"]]
+        response = ec2.describe_nat_gateways(Filters=[{"Name": "tag:stack", "Values": [value]}])
+        return [gateway["NatGatewayId"] for gateway in response["NatGateways"]]
 
     assert with_tag("first") == [network_resources.nat]
     assert with_tag("second") == []

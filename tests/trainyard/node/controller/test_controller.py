@@ -67,7 +67,7 @@ class Run:
         return self.controller.step()
 
     def step_until_loss(self) -> Outcome | None:
-        """Steps after which a member that has left its group is lost: it is missing from two answers."""
+        """Steps after which a member that has left its group is lost: it is missing from two responses."""
         self.step_with_members()
         return self.step_with_members()
 
@@ -220,11 +220,11 @@ def test_lost_master_is_replaced_in_the_next_attempt(run: Run) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
-def test_member_missing_from_one_answer_is_not_lost(run: Run, account: EmulatedAws, restart: bool) -> None:
+def test_member_missing_from_one_response_is_not_lost(run: Run, account: EmulatedAws, restart: bool) -> None:
     run.step("ready", 0)
     account.inject(MemberOmission(every=2))
     try:
-        run.cluster.members()  # the next answer is incomplete
+        run.cluster.members()  # the next response is incomplete
         if restart:
             run.start_controller()
         for _ in range(4):
@@ -505,7 +505,7 @@ def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
     assert run.cluster.describe_group()["DesiredCapacity"] == 2
 
 
-def test_surplus_node_missing_from_one_answer_remains_surplus(run: Run, account: EmulatedAws) -> None:
+def test_surplus_node_missing_from_one_response_remains_surplus(run: Run, account: EmulatedAws) -> None:
     """Each omission must not start its timeout again."""
     run.step("ready", 0)
     run.step("workers_up", 1)

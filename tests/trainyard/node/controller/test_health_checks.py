@@ -288,7 +288,9 @@ def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
     assert HUNG.text in outcome.reason
 
 
-def test_member_missing_from_one_answer_does_not_cancel_the_health_check(run: CheckedRun, account: EmulatedAws) -> None:
+def test_member_missing_from_one_response_does_not_cancel_the_health_check(
+    run: CheckedRun, account: EmulatedAws
+) -> None:
     run.step("ready", 0)
     account.inject(MemberOmission(every=2))
     try:
