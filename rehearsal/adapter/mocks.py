@@ -172,7 +172,7 @@ class InvokeError(grpc.RpcError):  # type: ignore[misc]
 
 
 class _NoMocks(mocks.Mocks):
-    """Mocks that are never called, because Monitor answers every request itself."""
+    """Mocks that are never called, because Monitor handles every request itself."""
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         raise AssertionError(f"{args.typ} {args.name} bypassed the monitor")
