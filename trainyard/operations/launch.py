@@ -156,7 +156,9 @@ class Launch(LaunchOperation):
             return None
         self.record = self._update_deadlines(current)
         self.display.line("run", f"{current.run} is starting: nothing to launch")
-        if self.options.wait and not is_scheduled(current):
+        if not self.options.wait:
+            return self.result(current.run, self.workers.members(), "launched")
+        if not is_scheduled(current):
             follow_startup(self.cluster, self.display, current)
         return self.result(current.run, self.workers.members())
 

@@ -369,7 +369,7 @@ def test_launch_without_wait_returns_when_the_nodes_are_launched(cluster: cluste
     assert (result.state, sorted(result.nodes)) == ("launched", sorted(cluster.members()))
     assert f"trainyard status --wait -s {cluster.stack}" in display.lines[-1]
     again = Launch(Cluster(cluster.stack, REGION), display, options).start(update=True)
-    assert (again.run, sorted(again.nodes)) == (result.run, sorted(result.nodes))
+    assert (again.run, again.state, sorted(again.nodes)) == (result.run, "launched", sorted(result.nodes))
 
 
 def test_builtin_trainer_needs_a_dataset(account: EmulatedAws) -> None:
