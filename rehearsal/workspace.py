@@ -146,7 +146,7 @@ def _without_space(value: Any) -> str:
     if isinstance(value, dict):
         keys = (str(key) for key, item in value.items() if item is None and ":" in str(key))
         return next(keys, "") or next(filter(None, map(_without_space, value.values())), "")
-    return ""
+    return next(filter(None, map(_without_space, value)), "") if isinstance(value, list) else ""
 
 
 def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:

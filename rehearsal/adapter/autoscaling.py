@@ -38,6 +38,7 @@ class AutoScalingGroup(Handler):
     )
     name_input = "name"
     replace_on_changes = frozenset({"name"})
+    unreported = frozenset({"waitForCapacityTimeout"})
 
     def create(self, call: HandlerCall) -> CreateResult:
         """Create the group without instances, and suspend its scaling processes."""
@@ -175,12 +176,13 @@ class LifecycleHook(Handler):
 
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the current state, or None when it does not exist."""
+        group = self.required_input(call, "autoscalingGroupName")
         hooks = call.aws.client("autoscaling").describe_lifecycle_hooks(
-            AutoScalingGroupName=call.inputs["autoscalingGroupName"], LifecycleHookNames=[call.id]
+            AutoScalingGroupName=group, LifecycleHookNames=[call.id]
         )["LifecycleHooks"]
         if not hooks:
             return None
-        return ReadResult(inputs=to_input_names(hooks[0]) | {"name": call.id})
+        return ReadResult(inputs=to_input_names(hooks[0]) | {"name": call.id, "autoscalingGroupName": group})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the lifecycle hook."""

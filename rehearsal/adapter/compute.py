@@ -74,6 +74,7 @@ class Instance(Handler):
         metadataOptions=_METADATA,
         rootBlockDevice=input_keys("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
     )
+    unreported = frozenset({"associatePublicIpAddress", "userDataReplaceOnChange", "userData", "rootBlockDevice"})
     replace_on_changes = frozenset(
         {"ami", "subnetId", "associatePublicIpAddress", "rootBlockDevice.encrypted", "rootBlockDevice.kmsKeyId"}
     )
@@ -139,7 +140,9 @@ class Instance(Handler):
 
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the current state, or None when it does not exist."""
-        reservation = describe(call, "describe_instances", "Reservations", "instance-id")
+        reservation = None
+        for _ in range(2):  # one response may omit any instance
+            reservation = reservation or describe(call, "describe_instances", "Reservations", "instance-id")
         instance = reservation["Instances"][0] if reservation else None
         if instance is None or instance["State"]["Name"] == "terminated":
             return None
@@ -203,6 +206,7 @@ class LaunchTemplate(Handler):
     )
     name_input = "name"
     replace_on_changes = frozenset({"name"})
+    unreported = frozenset({"updateDefaultVersion"})
     _unversioned = frozenset({"name", "tags", "updateDefaultVersion"})  # inputs that are not part of a version
 
     def create(self, call: HandlerCall) -> CreateResult:

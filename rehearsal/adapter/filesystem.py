@@ -43,6 +43,7 @@ class LustreFileSystem(Handler):
         "tags",
         metadataConfiguration=input_keys("mode", "iops"),
     )
+    unreported = frozenset({"securityGroupIds"})
     replace_on_changes = frozenset(
         {
             *("deploymentType", "storageType", "copyTagsToBackups", "kmsKeyId", "subnetIds", "securityGroupIds"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal.adapter.aws_clients import AwsClients
-from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
+from rehearsal.adapter.errors import AdapterError, UnsupportedInputError, ignore_missing
 from rehearsal.adapter.input_diff import PropertyPath, diff_inputs, is_at_or_below
 
 # Input key -> None for a scalar or a free map (tags), or the keys of the object (or list of objects) that it holds.
@@ -83,12 +83,14 @@ class Handler(ABC):
     github.com/hashicorp/terraform-provider-aws, which pulumi-aws wraps. Its documentation marks
     them with "Forces new resource".
     `name_input`: the input that receives a unique name where the program sets none.
+    `unreported`: inputs that AWS does not report, so that `read` does not return them.
     """
 
     type: str
     keys: InputKeys
     replace_on_changes: frozenset[str] = frozenset()
     name_input: str = ""
+    unreported: frozenset[str] = frozenset()
 
     @abstractmethod
     def create(self, call: HandlerCall) -> CreateResult:
@@ -112,12 +114,20 @@ class Handler(ABC):
         For a refresh, `call.inputs` are those of the last deployment; an import has none.
         """
 
+    def required_input(self, call: HandlerCall, key: str) -> Any:
+        """Return an input that `read` needs. Raises AdapterError for an import, which has none."""
+        if key not in call.inputs:
+            raise AdapterError(f"{call.type} {call.name}: the adapter does not support imports of this type")
+        return call.inputs[key]
+
     def import_resource(self, call: HandlerCall) -> CreateResult:
         """Import the existing resource `call.id` and update the inputs that differ.
 
         Raises AdapterError when the resource does not exist.
         """
-        current = self.read(call)
+        current = None
+        with ignore_missing():
+            current = self.read(call)
         if current is None:
             raise AdapterError(f"{call.type} {call.name}: cannot import {call.id}: it does not exist")
         physical_name = {self.name_input: current.inputs[self.name_input]} if self.name_input else {}

@@ -13,6 +13,7 @@ class Key(Handler):
     """A symmetric KMS key. No change of its inputs replaces it."""
 
     type = "aws:kms/key:Key"
+    unreported = frozenset({"deletionWindowInDays"})
     keys = input_keys("description", "enableKeyRotation", "deletionWindowInDays", "policy", "tags")
 
     def create(self, call: HandlerCall) -> CreateResult:
@@ -27,14 +28,16 @@ class Key(Handler):
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the current state of the key, or None when it does not exist.
 
-        Raises RequestFailedError for a key that is disabled or pending deletion: data encrypted with it cannot be read.
-        In a refresh, a key that is pending deletion counts as deleted. Source: terraform-provider-aws, kms/key.go.
+        Raises RequestFailedError for the import of a key that is disabled or pending deletion: data encrypted with it
+        cannot be read. In a refresh, a key that is pending deletion counts as deleted. Source: terraform-provider-aws,
+        kms/key.go.
         """
         kms = call.aws.client("kms")
         key = kms.describe_key(KeyId=call.id)["KeyMetadata"]
-        if key["KeyState"] == "PendingDeletion" and call.outputs:  # an import has no outputs
+        is_import = not call.outputs
+        if key["KeyState"] == "PendingDeletion" and not is_import:
             return None
-        if key["KeyState"] != "Enabled":
+        if key["KeyState"] != "Enabled" and is_import:
             raise RequestFailedError(
                 f"{key['Arn']} is in state {key['KeyState']}: cancel its deletion or enable it first"
             )

@@ -325,13 +325,14 @@ class Route(Handler):
 
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the current state, or None when it does not exist."""
-        destination, table_id = call.inputs["destinationCidrBlock"], call.inputs["routeTableId"]
+        destination, table_id = (self.required_input(call, key) for key in ("destinationCidrBlock", "routeTableId"))
         table = describe(call, "describe_route_tables", "RouteTables", "route-table-id", table_id)
         routes = table["Routes"] if table else []
         route = next((each for each in routes if each.get("DestinationCidrBlock") == destination), None)
         if route is None:
             return None
-        return ReadResult(inputs=select(route, gatewayId="GatewayId", natGatewayId="NatGatewayId"))
+        targets = select(route, gatewayId="GatewayId", natGatewayId="NatGatewayId")
+        return ReadResult(inputs={"routeTableId": table_id, "destinationCidrBlock": destination, **targets})
 
     def delete(self, call: HandlerCall) -> None:
         """Delete the route."""

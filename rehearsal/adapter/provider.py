@@ -20,7 +20,7 @@ from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
 from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
 from rehearsal.adapter.handler import autoname
 from rehearsal.adapter.input_diff import ChangeKind, diff_inputs, format_path
-from rehearsal.adapter.refresh import refresh_inputs
+from rehearsal.adapter.refresh import refresh_inputs, supported_inputs
 
 VERSION = "7.51.1"  # version of the pulumi-aws plugin that this provider replaces
 DEFAULTS = "__defaults"  # input that lists the names of the inputs that the provider set, as pulumi-aws does
@@ -146,8 +146,11 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             current = self._account.read(resource, self._root)
             if current is None:
                 return provider_pb2.ReadResponse()
-            keys = self._account.handler(resource).keys
-            refreshed = refresh_inputs(keys, resource.inputs, current.inputs) if inputs else current.inputs
+            handler = self._account.handler(resource)
+            if inputs:
+                refreshed = refresh_inputs(handler.keys, resource.inputs, current.inputs, handler.unreported)
+            else:
+                refreshed = supported_inputs(handler.keys, current.inputs)
             return provider_pb2.ReadResponse(
                 id=request.id,
                 properties=property_codec.encode({**outputs, **refreshed, **current.outputs}),

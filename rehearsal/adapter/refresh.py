@@ -1,7 +1,8 @@
 """Refresh: the inputs of a resource, with the values that AWS has now in place of those that differ in meaning."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rehearsal.adapter.handler import HandlerCall, InputKeys
@@ -9,17 +10,28 @@ from rehearsal.adapter.handler import HandlerCall, InputKeys
 _AWS_TAG_PREFIX = "aws:"  # tags that AWS sets itself
 
 
-def refresh_inputs(keys: InputKeys, inputs: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def refresh_inputs(
+    keys: InputKeys, inputs: Mapping[str, Any], current: Mapping[str, Any], unreported: Collection[str] = ()
+) -> dict[str, Any]:
     """Return `inputs` with the values of `current` (input key -> value in AWS) where they differ in meaning.
 
-    `keys`: the inputs that the handler supports. Inputs that `current` does not have are kept: AWS does not report
-    them. Values that the program does not set are ignored, as pulumi-aws does; a tag added by hand is a difference.
+    `keys`: the inputs that the handler supports. `unreported`: those that AWS never reports, which are kept. Other
+    inputs that `current` does not have were removed in AWS. Values that the program does not set are ignored, as
+    pulumi-aws does; a tag added by hand is a difference.
     """
     expected = {"tags": {}, **inputs} if current.get("tags") and keys.get("tags", ...) is None else inputs
-    return {
-        key: _refresh(keys.get(key), value, current[key]) if key in current else value
-        for key, value in expected.items()
-    }
+    refreshed = {}
+    for key, value in expected.items():
+        if key in current:
+            refreshed[key] = _refresh(keys.get(key), value, current[key])
+        elif key in unreported or value in ("", None, [], {}):
+            refreshed[key] = value
+    return refreshed
+
+
+def supported_inputs(keys: InputKeys, current: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `current` that the handler supports as inputs, nested ones too."""
+    return {key: _supported(keys[key], value) for key, value in current.items() if key in keys}
 
 
 def tag_dict(tags: Iterable[Mapping[str, str]] | None) -> dict[str, str]:
@@ -60,31 +72,43 @@ def to_input_names(value: Any, /, **special: str) -> Any:
 def _refresh(keys: InputKeys | None, value: Any, current: Any) -> Any:
     """Return the refreshed value of one input. `keys`: those of an object, or of a list of objects."""
     if keys is None:
-        return value if _means_same(value, current) else current
+        return value if _canonical(value) == _canonical(current) else current
     if isinstance(value, Mapping) and isinstance(current, Mapping):
         return refresh_inputs(keys, value, current)
-    if len(value) == len(current) and all(
-        any(refresh_inputs(keys, item, other) == item for other in current) for item in value
-    ):
+    if isinstance(value, list) and isinstance(current, list) and _same_items(keys, value, current):
         return value
-    return [{key: item[key] for key in item if key in keys} for item in current]
+    return _supported(keys, current)
 
 
-def _means_same(value: Any, current: Any) -> bool:
-    """Return whether AWS treats both values alike: JSON by its content, lists as sets, text as its value."""
-    if isinstance(value, list) and isinstance(current, list):
-        return len(value) == len(current) and all(any(_means_same(item, other) for other in current) for item in value)
-    return bool(_canonical(value) == _canonical(current))
+def _same_items(keys: InputKeys, items: list[Any], current: list[Any]) -> bool:
+    """Return whether the objects are the same in any order."""
+    remaining = list(current)
+    for item in items:
+        match = next((other for other in remaining if refresh_inputs(keys, item, other) == item), None)
+        if match is None:
+            return False
+        remaining.remove(match)
+    return not remaining
+
+
+def _supported(keys: InputKeys | None, value: Any) -> Any:
+    if keys is None:
+        return value
+    if isinstance(value, Mapping):
+        return supported_inputs(keys, value)
+    return [_supported(keys, item) for item in value] if isinstance(value, list) else value
 
 
 def _canonical(value: Any) -> Any:
+    """Return the same for values that AWS treats alike: JSON by its content, lists in any order, text as its value."""
+    if isinstance(value, list):
+        return sorted(map(_canonical, value), key=repr)
     if isinstance(value, str) and value.startswith("{"):
-        return json.loads(value)
+        with suppress(ValueError):
+            return json.loads(value)
     if value in ("true", "false"):  # the provider's three-valued booleans are strings
         return value == "true"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(value)
+    return value

@@ -17,6 +17,7 @@ class Bucket(Handler):
 
     type = "aws:s3/bucket:Bucket"
     keys = input_keys("bucket", "forceDestroy", "tags")
+    unreported = frozenset({"forceDestroy"})
     name_input = "bucket"
     replace_on_changes = frozenset({"bucket"})
 
@@ -203,6 +204,7 @@ class Lifecycle(_Setting):
 
     type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
     keys = input_keys("bucket", "transitionDefaultMinimumObjectSize", rules=RULE_KEYS)
+    unreported = frozenset({"transitionDefaultMinimumObjectSize"})
     put_operation, get_operation = "put_bucket_lifecycle_configuration", "get_bucket_lifecycle_configuration"
     delete_operation = "delete_bucket_lifecycle"
 
@@ -224,6 +226,7 @@ class Object(Handler):
 
     type = "aws:s3/bucketObjectv2:BucketObjectv2"
     keys = input_keys("bucket", "key", "source", "content", "contentType", "tags")
+    unreported = frozenset({"source", "content"})
     replace_on_changes = frozenset({"bucket", "key"})
 
     def create(self, call: HandlerCall) -> CreateResult:
@@ -252,14 +255,16 @@ class Object(Handler):
 
     def read(self, call: HandlerCall) -> ReadResult | None:
         """Return the object's tags and ETag, or None when it does not exist. As with the provider, not its content."""
-        s3, target = call.aws.client("s3"), {"Bucket": call.inputs["bucket"], "Key": call.inputs["key"]}
+        bucket, key = (self.required_input(call, name) for name in ("bucket", "key"))
+        s3, target = call.aws.client("s3"), {"Bucket": bucket, "Key": key}
         try:
             response = s3.head_object(**target)
         except ClientError as error:
             if error.response["Error"]["Code"] == "404":  # HEAD has no body with an error code
                 return None
             raise
-        inputs = {"contentType": response["ContentType"], "tags": tag_dict(s3.get_object_tagging(**target)["TagSet"])}
+        tags = tag_dict(s3.get_object_tagging(**target)["TagSet"])
+        inputs = {"bucket": bucket, "key": key, "contentType": response["ContentType"], "tags": tags}
         return ReadResult(inputs=inputs, outputs={"etag": response["ETag"].strip('"')})
 
     def delete(self, call: HandlerCall) -> None:

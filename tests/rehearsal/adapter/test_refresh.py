@@ -9,9 +9,10 @@ from typing import Any
 import boto3
 import pytest
 
-from rehearsal.adapter.account import EmulatedAccount, ResourceRequest, handlers
+from rehearsal.adapter.account import EmulatedAccount, ResourceRequest, handlers, select_handler
 from rehearsal.adapter.command import Command
 from rehearsal.adapter.deployment import Deployment, Resource
+from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.refresh import refresh_inputs
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
@@ -66,8 +67,24 @@ class Stacks:
     def refresh(self, resource: Resource) -> dict[str, Any] | None:
         """Return the refreshed inputs of a resource; None when it does not exist."""
         current = self.account.read(resource.request, Path())
-        keys = HANDLERS[resource.type].keys
-        return None if current is None else refresh_inputs(keys, resource.inputs, current.inputs)
+        handler = HANDLERS[resource.type]
+        if current is None:
+            return None
+        return refresh_inputs(handler.keys, resource.inputs, current.inputs, handler.unreported)
+
+    def changes(self, resource: Resource) -> set[str]:
+        """Return the inputs that a refresh changes or removes."""
+        refreshed = self.refresh(resource)
+        assert refreshed is not None
+        keys = {*refreshed, *resource.inputs}
+        return {key for key in keys if refreshed.get(key, ...) != resource.inputs.get(key, ...)}
+
+    def revert(self, resource: Resource) -> None:
+        """Update the resource from its refreshed inputs to those of the program, as the next update does."""
+        refreshed = self.refresh(resource)
+        assert refreshed is not None
+        self.update(resource, refreshed, resource.inputs)
+        assert self.refresh(resource) == resource.inputs
 
     def update(self, resource: Resource, old_inputs: Any, inputs: Any) -> None:
         """Update a resource in the account only: the inputs of the deployment stay."""
@@ -103,23 +120,74 @@ def test_tag_added_by_hand_is_shown_and_reverted(stacks: Stacks, kind: str) -> N
     extra: Any = {"key": "owner", "value": "me", "propagateAtLaunch": True}
     changed = [*tags, extra] if isinstance(tags, list) else {**tags, "owner": "me"}
     stacks.update(resource, resource.inputs, {**resource.inputs, "tags": changed})
-    refreshed = stacks.refresh(resource)
-    assert refreshed is not None
-    assert len(refreshed["tags"]) == len(tags) + 1
-    assert {key for key in refreshed if refreshed[key] != resource.inputs.get(key)} == {"tags"}
-    stacks.update(resource, refreshed, resource.inputs)
-    assert stacks.refresh(resource) == resource.inputs
+    assert stacks.changes(resource) == {"tags"}
+    stacks.revert(resource)
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), CHANGES)
 def test_input_changed_by_hand_is_shown_and_reverted(stacks: Stacks, kind: str, key: str, value: Any) -> None:
     resource = stacks.resource(kind, key)
     stacks.update(resource, resource.inputs, {**resource.inputs, key: value})
-    refreshed = stacks.refresh(resource)
+    assert stacks.changes(resource) == {key}
+    stacks.revert(resource)
+
+
+def test_other_target_of_a_route_is_shown_and_reverted(stacks: Stacks) -> None:
+    route = stacks.resource("aws:ec2/route:Route", "natGatewayId")
+    boto3.client("ec2").replace_route(
+        RouteTableId=route.inputs["routeTableId"],
+        DestinationCidrBlock=route.inputs["destinationCidrBlock"],
+        GatewayId=stacks.resource("aws:ec2/internetGateway:InternetGateway").id,
+    )
+    assert "natGatewayId" in stacks.changes(route)
+    stacks.revert(route)
+
+
+@pytest.mark.parametrize("removed", ["placement", "metadataOptions", "userData"])
+def test_version_of_a_launch_template_without_a_setting_is_shown(stacks: Stacks, removed: str) -> None:
+    template = stacks.resource("aws:ec2/launchTemplate:LaunchTemplate", "placement")
+    ec2, name = boto3.client("ec2"), removed[0].upper() + removed[1:]
+    (version,) = ec2.describe_launch_template_versions(LaunchTemplateId=template.id, Versions=["$Latest"])[
+        "LaunchTemplateVersions"
+    ]
+    data = {key: value for key, value in version["LaunchTemplateData"].items() if key != name}
+    ec2.create_launch_template_version(LaunchTemplateId=template.id, LaunchTemplateData=data)
+    assert stacks.changes(template) == {removed}
+    stacks.revert(template)
+
+
+def test_lifecycle_rule_of_another_form_has_only_inputs_that_the_handler_supports(stacks: Stacks) -> None:
+    lifecycle = stacks.resource("aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration", "rules")
+    filters = {"And": {"Prefix": "a", "Tags": [{"Key": "a", "Value": "b"}]}}
+    rule = {"ID": "other", "Status": "Enabled", "Filter": filters, "Expiration": {"Days": 3}}
+    boto3.client("s3").put_bucket_lifecycle_configuration(Bucket=lifecycle.id, LifecycleConfiguration={"Rules": [rule]})
+    refreshed = stacks.refresh(lifecycle)
     assert refreshed is not None
-    assert {name for name in refreshed if refreshed[name] != resource.inputs.get(name)} == {key}
-    stacks.update(resource, refreshed, resource.inputs)
-    assert stacks.refresh(resource) == resource.inputs
+    assert refreshed["rules"] == [{"id": "other", "status": "Enabled", "filter": {}, "expiration": {"days": 3}}]
+    select_handler(HANDLERS, replace(lifecycle.request, inputs=refreshed))
+    stacks.revert(lifecycle)
+
+
+def test_disabled_key_is_no_error_of_a_refresh(account: EmulatedAccount) -> None:
+    key = ManagedResource(account, "aws:kms/key:Key", description="data")
+    boto3.client("kms").disable_key(KeyId=key.id)
+    request = ResourceRequest(
+        urn="u", type="aws:kms/key:Key", name="k", inputs=key.inputs, id=key.id, outputs=key.outputs
+    )
+    current = account.read(request, Path())
+    assert current is not None
+    assert current.inputs["description"] == "data"
+
+
+def test_import_of_a_missing_bucket_names_it(account: EmulatedAccount) -> None:
+    with pytest.raises(AdapterError, match="cannot import no-such-bucket: it does not exist"):
+        ManagedResource(account, BUCKET, import_id="no-such-bucket")
+
+
+def test_import_of_a_type_whose_id_is_not_enough_is_refused(account: EmulatedAccount) -> None:
+    request = ResourceRequest(urn="u", type="aws:ec2/route:Route", name="r", inputs={}, id="r-1")
+    with pytest.raises(AdapterError, match="aws:ec2/route:Route r: the adapter does not support imports"):
+        account.read(request, Path())
 
 
 def test_resource_deleted_by_hand_does_not_exist(aws: EmulatedAws, stacks: Stacks) -> None:
@@ -166,11 +234,17 @@ def test_no_deleted_resource_is_refreshed(aws: EmulatedAws, stacks: Stacks, depl
         ({"disk": {"size": 8}}, {"disk": {"size": 8, "throughput": 125}}),
         ({"disk": {"encrypted": "true"}}, {"disk": {"encrypted": True}}),
         ({"name": "a"}, {"name": "a", "owner": "123"}),
+        ({"name": "{text"}, {"name": "{text"}),
+        ({"name": ""}, {}),
     ],
 )
 def test_values_that_aws_treats_alike_are_no_difference(expected: dict[str, Any], current: dict[str, Any]) -> None:
     keys = {"policy": None, "limit": None, "groups": None, "name": None, "disk": {"size": None, "encrypted": None}}
     assert refresh_inputs(keys, expected, current) == expected
+
+
+def test_repeated_items_of_a_list_are_counted() -> None:
+    assert refresh_inputs({"groups": None}, {"groups": ["a", "a"]}, {"groups": ["a", "b"]}) == {"groups": ["a", "b"]}
 
 
 def test_refreshed_list_of_objects_has_only_supported_inputs() -> None:
