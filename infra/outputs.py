@@ -4,7 +4,6 @@ from typing import Any
 
 import pulumi
 
-from infra.lookups.deployed import DeployedStack
 from infra.scope import Scope
 from trainyard.config.cost import cost_items, max_run_usd, usd_per_hour
 from trainyard.config.prices import prices
@@ -47,6 +46,5 @@ def export(scope: Scope, settings: StackSettings, data_bucket: pulumi.Output[str
     pulumi.export("commands", commands(scope.stack, scope.region))
     pulumi.export("cost", cost(settings))
     pulumi.export("data_bucket", data_bucket)
-    deployed = DeployedStack(account=scope.account, region=scope.region, kms_key=settings.storage.kms_key or "")
-    for name, value in {**deployed.outputs, **outputs}.items():
+    for name, value in {"account": scope.account, "region": scope.region, **outputs}.items():
         pulumi.export(name, value)

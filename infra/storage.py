@@ -32,6 +32,7 @@ def create_storage(inputs: Inputs) -> Storage:
             scope=scope,
             existing=settings.bucket,
             retained=retained.bucket,
+            kms_key=settings.kms_key,
             key_arn=key.arn,
             noncurrent_version_days=settings.noncurrent_version_days,
             archive_after_days=settings.archive_after_days,

@@ -34,11 +34,13 @@ class StackKey(pulumi.ComponentResource):
     the bucket, whose objects are unreadable without it, and the next `up` imports it. The second key is deleted.
     """
 
+    TYPE = "trainyard:infra:StackKey"
+
     arn: pulumi.Output[str]
     service_arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: StackKeyArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("trainyard:infra:StackKey", name, None, opts)
+        super().__init__(self.TYPE, name, None, opts)
         self._name_prefix, self._scope = name, args.scope
         if args.existing is not None:
             self.service_arn = self._key("service-key", "logs and notifications").arn
@@ -47,7 +49,8 @@ class StackKey(pulumi.ComponentResource):
             usage = "data, volumes, logs and notifications"
             key = self._key("stack-key", usage, retain_on_delete=True, import_=args.retained)
             self.arn = self.service_arn = key.arn
-        self.register_outputs({"arn": self.arn})
+        # infra/lookups/deployed.py reads account and region before the next update.
+        self.register_outputs({"arn": self.arn, "account": args.scope.account, "region": args.scope.region})
 
     def _key(self, role: str, usage: str, **options: Any) -> aws.kms.Key:
         return aws.kms.Key(

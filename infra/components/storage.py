@@ -25,13 +25,15 @@ class StagingArgs:
 class DataArgs:
     """Arguments of DataBucket.
 
-    `existing` is the name of a bucket to use unchanged, `retained` the name of a retained bucket to import.
-    `noncurrent_version_days` and `archive_after_days`: see trainyard.config.settings.storage.
+    `existing` is the name of a bucket to use unchanged, `retained` the name of a retained bucket to import. `kms_key`
+    (None: the stack's own key), `noncurrent_version_days` and `archive_after_days`: see
+    trainyard.config.settings.storage.
     """
 
     scope: Scope
     existing: str | None
     retained: str | None
+    kms_key: str | None
     key_arn: pulumi.Input[str]
     noncurrent_version_days: int
     archive_after_days: int | None
@@ -57,7 +59,7 @@ class DataBucket(pulumi.ComponentResource):
         retain = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             f"trainyard-{name}",
-            tags=args.scope.tags(tags.DATA_BUCKET),
+            tags={**args.scope.tags(tags.DATA_BUCKET), tags.KMS_KEY: args.kms_key or tags.STACK_KEY},
             # The engine did not generate the name of an imported bucket: without ignore_changes it would replace the
             # bucket, and it refuses to replace a resource that it has just imported.
             opts=pulumi.ResourceOptions.merge(

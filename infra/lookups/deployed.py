@@ -1,36 +1,34 @@
-"""Look up where the stack was deployed by its last update: the outputs that the engine stores."""
+"""Look up where the stack is deployed: the outputs of its component StackKey, which the engine stores."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pulumi
 
+from infra.components.key import StackKey
 from infra.lookups.errors import lookup_failure
 
-# Function of the engine, which StackReference uses too. A StackReference would add a resource to the stack.
-READ_OUTPUTS = "pulumi:pulumi:readStackOutputs"
+# Function of the engine. The outputs of the stack itself do not exist after a first update that failed in the launch.
+READ_OUTPUTS = "pulumi:pulumi:readStackResourceOutputs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedStack:
-    """Account, region and `storage.kms_key` of the last update; None if no update has succeeded or if unknown."""
+    """Account and region of the deployed stack; None if it is not deployed, or if unknown."""
 
     account: str | None = None
     region: str | None = None
-    kms_key: str | None = None
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        """The values as outputs of the stack. `kms_key` is empty for a stack with its own key."""
-        return {"account": self.account, "region": self.region, "kms_key": self.kms_key}
 
 
 def look_up_deployed() -> DeployedStack:
-    """Look up the outputs of this stack. If they cannot be read, the update is not validated against them: warn."""
+    """Look up the account and region of this stack. If the state cannot be read, they are not validated: warn."""
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
     try:
-        outputs = pulumi.runtime.invoke(READ_OUTPUTS, {"name": name}).value["outputs"]
+        resources = pulumi.runtime.invoke(READ_OUTPUTS, {"stackName": name}).value["outputs"]
     except Exception as error:
-        pulumi.log.warn(f"account, region and key of the deployed stack are not validated: {lookup_failure(error)}")
+        pulumi.log.warn(f"account and region of the deployed stack are not validated: {lookup_failure(error)}")
         return DeployedStack()
-    return DeployedStack(**{name: outputs.get(name) for name in DeployedStack().outputs})
+    outputs: dict[str, Any] = next(
+        (each["outputs"] for each in resources.values() if each["type"] == StackKey.TYPE), {}
+    )
+    return DeployedStack(account=outputs.get("account"), region=outputs.get("region"))

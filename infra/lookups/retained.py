@@ -1,6 +1,6 @@
 """Find the resources that `destroy` retained, by their tags."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pulumi_aws as aws
@@ -10,10 +10,18 @@ from trainyard.aws import tags
 from trainyard.errors import InputError, Problem
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaggedResource:
+    """A resource that the tagging API lists. `id`: its name or id."""
+
+    id: str
+    tags: Mapping[str, str]
+
+
 def find_retained(
     stack: str, resource_type: str, role: str, is_usable: Callable[[str], bool] = lambda name: True
-) -> str | None:
-    """Return the name or id of the stack's resource of a type (tagging API, e.g. s3:bucket) and role, or None.
+) -> TaggedResource | None:
+    """Return the stack's resource of a type (tagging API, e.g. s3:bucket) and role, or None.
 
     `is_usable` filters tagged resources. Raises InputError if several are usable.
     """
@@ -24,8 +32,11 @@ def find_retained(
             {"key": tags.ROLE, "values": [role]},
         ],
     )
-    names = {entry.resource_arn.rpartition(":")[2].rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists}
-    ids = [name for name in sorted(names) if is_usable(name)]
+    tags_by_id = {
+        entry.resource_arn.rpartition(":")[2].rpartition("/")[2]: entry.tags
+        for entry in tagged.resource_tag_mapping_lists
+    }
+    ids = [name for name in sorted(tags_by_id) if is_usable(name)]
     if len(ids) > 1:
         raise InputError(
             [
@@ -38,27 +49,33 @@ def find_retained(
                 )
             ]
         )
-    return ids[0] if ids else None
+    return TaggedResource(id=ids[0], tags=tags_by_id[ids[0]]) if ids else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetainedResources:
     """Resources of an earlier `up`. `key` and `bucket` are ids to import; None if they do not exist.
 
-    `staging_bucket`: the name of the cluster's staging bucket; None if the cluster does not exist.
+    `bucket_key`: the tag KMS_KEY of the bucket. `staging_bucket`: the name of the cluster's staging bucket; None if the
+    cluster does not exist.
     """
 
     key: str | None
     bucket: str | None
+    bucket_key: str | None
     staging_bucket: str | None
 
 
 def look_up_retained(stack: str) -> RetainedResources:
     """Look up the retained resources of a stack. Raises InputError if several resources have its tags."""
+    key = find_retained(stack, "kms:key", tags.STACK_KEY, _is_enabled)
+    bucket = find_retained(stack, "s3:bucket", tags.DATA_BUCKET, _bucket_exists)
+    staging_bucket = find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists)
     return RetainedResources(
-        key=find_retained(stack, "kms:key", tags.STACK_KEY, _is_enabled),
-        bucket=find_retained(stack, "s3:bucket", tags.DATA_BUCKET, _bucket_exists),
-        staging_bucket=find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists),
+        key=key.id if key else None,
+        bucket=bucket.id if bucket else None,
+        bucket_key=bucket.tags.get(tags.KMS_KEY) if bucket else None,
+        staging_bucket=staging_bucket.id if staging_bucket else None,
     )
 
 

@@ -8,6 +8,7 @@ import pulumi
 from infra.lookups.account import AccountFacts
 from infra.lookups.deployed import DeployedStack
 from infra.lookups.retained import RetainedResources
+from trainyard.aws import tags
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
@@ -40,29 +41,29 @@ def validate_deployed(
 ) -> None:
     """Raise InputError if the update would move the stack, or make the data in its bucket unreadable for its nodes."""
     validate_region(facts.region, deployed)  # a region of the AWS profile is known only now
-    if problems := [*_same_account(facts, deployed), *_same_key(settings, deployed, retained)]:
+    if problems := [*_same_account(facts, deployed), *_same_key(settings, retained)]:
         raise InputError(problems)
 
 
 def _same_account(facts: AccountFacts, deployed: DeployedStack) -> Iterator[Problem]:
     if deployed.account not in (None, facts.account):
         stack = pulumi.get_stack()
-        reason = f"the stack {stack} is deployed in account {deployed.account}: {_CONSEQUENCES}"
-        fix = f"Use credentials of that account, or run `trainyard destroy -s {stack}` with them first"
+        reason = (
+            f"the stack {stack} is deployed in account {deployed.account}: this update would look for its resources in "
+            "another account"
+        )
+        fix = f"Use credentials of account {deployed.account}, or run `trainyard destroy -s {stack}` with them first"
         yield Problem("AWS account", facts.account, reason, fix, "account_changed")
 
 
-def _same_key(settings: StackSettings, deployed: DeployedStack, retained: RetainedResources) -> Iterator[Problem]:
-    """A new key would encrypt new objects; the policy of the nodes would not allow the key of the earlier ones."""
-    key = settings.storage.kms_key
-    earlier = deployed.kms_key
-    if earlier is None and retained.key and retained.bucket:  # destroyed: the retained data has the retained key
-        earlier = ""
-    if earlier is None or earlier == (key or ""):
+def _same_key(settings: StackSettings, retained: RetainedResources) -> Iterator[Problem]:
+    """The stack's own data bucket keeps its key: the policy of the nodes would not allow that of earlier objects."""
+    key, earlier = settings.storage.kms_key, retained.bucket_key
+    if settings.storage.bucket or earlier in (None, key or tags.STACK_KEY):
         return
-    reason = (
-        f"the data of the stack is encrypted with {earlier or 'its own key'}, which its nodes could not use any more"
-    )
-    fix = f"Set it to {earlier}" if earlier else "Remove it"
+    is_own = earlier == tags.STACK_KEY
+    owner = "its own key" if is_own else earlier
+    reason = f"the data of the stack is encrypted with {owner}, which its nodes could not use any more"
+    fix = "Remove it" if is_own else f"Set it to {earlier}"
     fix += ". For another key, deploy another stack and copy the data"
     yield invalid_setting("storage.kms_key", key, reason, fix, "key_changed")

@@ -28,7 +28,7 @@ from rehearsal.adapter.threads import joining_threads, wait_for_any
 from trainyard.errors import InputError
 
 PROJECT = "trainyard"
-READ_OUTPUTS = "pulumi:pulumi:readStackOutputs"  # function of the engine itself
+READ_OUTPUTS = "pulumi:pulumi:readStackResourceOutputs"  # function of the engine itself
 _THREADS = 16
 _AUTONAMED = {"aws:s3/bucket:Bucket": "bucket"}  # importable types -> the input that the engine names
 _RUN_LOCK = threading.Lock()  # the SDK has one set of settings per process
@@ -53,13 +53,14 @@ def up(
     account: Account | None = None,
     on_event: OnEvent = lambda event: None,
     on_start: Callable[[Deployment], None] = lambda deployment: None,
-    outputs: Mapping[str, Any] | None = None,
+    earlier_outputs: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Run `infra/__main__.py` of the source tree `root`, and create the resources that it registers.
 
     `stack_file`: a Pulumi.<stack>.yaml, or its `config` as a mapping. `account`: where resources are created; by
-    default the emulated AWS in the stack's region. `preview`: create nothing; functions return results, and outputs
-    are unknown. `on_start`: receives the deployment before the program starts. `outputs`: those of an earlier update.
+    default the emulated AWS in the stack's region. `preview`: create nothing; functions return results, and outputs are
+    unknown. `on_start`: receives the deployment before the program starts. `earlier_outputs`: type of a component ->
+    its outputs after an earlier update.
     The program runs in its own thread. After a KeyboardInterrupt this function waits for the operations in progress,
     then raises it; the deployment that `on_start` received has the resources that were created.
     Raises InputError for a user error, and UpError, which has the deployment, for any other error.
@@ -69,7 +70,7 @@ def up(
     deployment = Deployment(stack=stack_name, root=root, account=account or EmulatedAccount(region), preview=preview)
     on_start(deployment)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    monitor = Monitor(deployment, on_event, outputs or {})
+    monitor = Monitor(deployment, on_event, earlier_outputs or {})
     with _RUN_LOCK, joining_threads(ThreadPoolExecutor(1, thread_name_prefix="program")) as pool:
         try:
             context = contextvars.copy_context()
@@ -215,7 +216,8 @@ class Monitor(mocks.MockMonitor):
         """Return the result of a provider function."""
         self._check_not_stopped(request.tok)
         if request.tok == READ_OUTPUTS:
-            result = {"outputs": self._earlier_outputs}
+            resources = {kind: {"type": kind, "outputs": each} for kind, each in self._earlier_outputs.items()}
+            result = {"outputs": resources}
             return proto.resource_pb2.ResourceInvokeResponse(**{"return": _serialize(result)})
         arguments = _to_plain(rpc.deserialize_properties(request.args))
         try:

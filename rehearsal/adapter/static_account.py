@@ -30,7 +30,8 @@ DEFAULT_KEY_POLICY = {"Statement": [{"Effect": "Allow", "Principal": {"AWS": _SC
 class StaticAccount:
     """An account without a server. It checks types and inputs as the emulated account does.
 
-    `retained_bucket`, `retained_key_id`: the data bucket and the KMS key that an earlier `up` left.
+    `retained_bucket`, `retained_key_id`: the data bucket and the KMS key that an earlier `up` left; `bucket_key`: its
+    setting storage.kms_key, as a tag of the bucket.
     `cluster_exists`: whether the stack's cluster still exists. `head_subnet`: the subnet of its head, in `networks`.
     `held_capacity`: the reservation of `trainyard reserve`, one of `reservations`.
     `reservations`: properties of AWS::EC2::CapacityReservation by id. `quotas`: values by quota code; other quotas have
@@ -47,6 +48,7 @@ class StaticAccount:
         retained_bucket: str | None = None,
         retained_key_id: str | None = None,
         *,
+        bucket_key: str | None = None,
         cluster_exists: bool = False,
         head_subnet: str | None = None,
         held_capacity: str | None = None,
@@ -70,6 +72,7 @@ class StaticAccount:
             else None,
             tags.STACK_KEY: self._key_arn(retained_key_id) if retained_key_id else None,
         }
+        self._bucket_tags = {tags.KMS_KEY: bucket_key} if bucket_key else {}
         self._instance_type_zones = instance_type_zones or {}
         self._budgets_denied, self._objects = budgets_denied, objects or {}
         self._bucket_regions, self._key_states = bucket_regions, key_states
@@ -144,7 +147,12 @@ class StaticAccount:
         filters = arguments["tagFilters"]
         roles = [value for item in filters if item["key"] == tags.ROLE for value in item["values"]]
         arns = [arn for role in roles if (arn := self._arns_by_role.get(role))]
-        return {"resourceTagMappingLists": [{"resourceArn": arn, "tags": {}, "complianceDetails": []} for arn in arns]}
+        return {
+            "resourceTagMappingLists": [
+                {"resourceArn": arn, "tags": self._bucket_tags if ":s3:" in arn else {}, "complianceDetails": []}
+                for arn in arns
+            ]
+        }
 
     def _budget(self) -> dict[str, Any]:
         if self._budgets_denied:

@@ -67,16 +67,17 @@ def shipped(request: pytest.FixtureRequest) -> Deployment:
 
 @pytest.fixture
 def changed() -> Callable[..., Deployment]:
-    """Deploy a stack with changed settings. `account`: arguments of StaticAccount. `outputs`: of an earlier update."""
+    """Deploy a stack with changed settings. `account`: arguments of StaticAccount. `deployed`: earlier place."""
 
     def run(
         stack: str = "local",
         account: dict[str, Any] | None = None,
-        outputs: dict[str, Any] | None = None,
+        deployed: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Deployment:
         config = copy.deepcopy(stack_config(stack))
         config["trainyard:cluster"] |= changes
-        return up(config, stack, ROOT, account=StaticAccount(**(account or {})), outputs=outputs)
+        earlier = {"trainyard:infra:StackKey": deployed} if deployed else None
+        return up(config, stack, ROOT, account=StaticAccount(**(account or {})), earlier_outputs=earlier)
 
     return run

@@ -8,6 +8,7 @@ STACK = "trainyard:stack"
 ROLE = "trainyard:role"
 STACK_KEY = "stack-key"
 DATA_BUCKET = "data-bucket"
+KMS_KEY = "trainyard:kms-key"  # on the data bucket: the setting storage.kms_key, STACK_KEY for the stack's own key
 STAGING_BUCKET = "staging-bucket"
 BUILDER = "builder"
 IMAGE = "image"

@@ -56,8 +56,8 @@ def quota_of(instance_type: InstanceType, market: QuotaMarket) -> Quota | None:
     return matches[0][market]
 
 
-def increase_command(service: str, code: str, amount: int, region: str) -> str:
-    """Return the command that requests an increase of a quota. `service`: service code of Service Quotas."""
+def increase_command(service: str, code: str, amount: int | str, region: str) -> str:
+    """Return the command that requests an increase of a quota to `amount`. `service`: as in Service Quotas."""
     return (
         f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
         f"--desired-value {amount} --region {region}"
@@ -66,7 +66,7 @@ def increase_command(service: str, code: str, amount: int, region: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaRequirement:
-    """Return the amount that a stack needs of one quota. `key` and `value` are the setting with the largest share.
+    """The amount that a stack needs of one quota. `key` and `value` are the setting with the largest share.
 
     `service`: service code of Service Quotas.
     """

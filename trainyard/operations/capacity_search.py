@@ -187,22 +187,22 @@ def _create(
                 return zone_error
             if zone_error.code not in _AMBIGUOUS_CODES:
                 others = f"; no capacity in {_format_zone_errors(zone_errors)}" if zone_errors else ""
-                reason = _quota_problem(request) if zone_error.code in _QUOTA_CODES else str(error)
-                raise CapacityError(f"AWS does not reserve {request.summary} in {zone}: {reason}{others}") from error
+                action = f". {request.summary}: {_quota_problem(request)}" if zone_error.code in _QUOTA_CODES else ""
+                message = f"AWS does not reserve {request.summary} in {zone}: {error}{others}{action}"
+                raise CapacityError(message) from error
     return zone_error
 
 
 def _quota_problem(request: CapacityRequest) -> str:
-    """Return the quota that the request exceeds, and the command that requests an increase."""
+    """Return the quota that the request exceeds, and how to increase it."""
     entry = catalog().get(request.instance_type)
     assert entry is not None, f"{request.instance_type} is not in the catalog"
     quota = quota_of(entry, "on-demand")
     assert quota is not None, f"AWS has no On-Demand quota for {request.instance_type}"
-    vcpus = entry.vcpus * request.instances
     return (
-        f"it needs {vcpus} vCPUs in addition to other instances and reservations of the account, and the quota "
-        f"{quota.name} ({quota.code}) is smaller. Request an increase: "
-        f"{increase_command('ec2', quota.code, vcpus, request.region)}"
+        f"it needs {entry.vcpus * request.instances} vCPUs of the quota {quota.name} ({quota.code}), which other "
+        "instances and reservations of the account use too. Terminate them, or request a larger quota: "
+        f"{increase_command('ec2', quota.code, 'N', request.region)}"
     )
 
 

@@ -162,7 +162,8 @@ def _extend(
 ) -> CapacityReservation:
     """Return the reservation, extended to `end` (Unix time, seconds) after the confirmation if its end is earlier."""
     if held.end is None or end <= held.end:
-        display.line("capacity", f"{held.id} is not extended: {format_time(end)} is before its end")
+        reason = f"{format_time(end)} is before its end" if held.end else "it has no end"
+        display.line("capacity", f"{held.id} is not extended: {reason}")
         return held
     described = f"{held.id} ({held.instances} x {held.instance_type}, {held.instances * node_price:,.2f} USD per hour)"
     confirm(f"Extend {described} from {format_time(held.end)} to {format_time(end)}?")

@@ -98,6 +98,7 @@ class StoppingNodes:
         self._region, self._display, self._has_unsaved_data = cluster.region, display, has_unsaved_data
         self._workers = WorkerGroups(cluster.manifest)
         self._requested: set[str] = set()
+        self._omitted: set[str] = set()  # nodes that the last response of EC2 omitted
         self.states: dict[str, str] = {}
 
     @property
@@ -116,9 +117,14 @@ class StoppingNodes:
         lifecycle_states = self._workers.lifecycle_states()
         names = {*self.states, *(members or ()), *lifecycle_states}
         described = ec2.instance_states(self._region, sorted(names))
+        earlier = self.states
         self.states = {
-            name: _state(lifecycle_states.get(name), described.get(name), self.states.get(name)) for name in names
+            name: _state(
+                lifecycle_states.get(name), described.get(name), earlier.get(name), was_omitted=name in self._omitted
+            )
+            for name in names
         }
+        self._omitted = names - described.keys()
         if self.states:
             self._display.line("nodes", self.summary)
         if members is not None:
@@ -149,19 +155,20 @@ class StoppingNodes:
                 )
 
 
-def _state(lifecycle_state: str | None, ec2_state: str | None, previous: str | None) -> str:
-    """Return the state of a node. `previous`: its state after the last call.
+def _state(lifecycle_state: str | None, ec2_state: str | None, previous: str | None, was_omitted: bool) -> str:
+    """Return the state of a node. `previous`: its state after the last call, whose response omitted it or not.
 
     EC2 does not describe new instances at once, nor terminated ones forever, and a response may omit any instance. Then
-    the state of the group member counts: a node must not lose its checkpoint because it is taken for a pending one.
+    the state of the group member counts: a node must not lose its checkpoint because it is taken for a pending one. A
+    node that is no member is terminated after two such responses.
     """
     is_terminating = (lifecycle_state or "").startswith("Terminating")
-    if ec2_state is None:
-        if lifecycle_state is None:
-            return "terminated"
-        if lifecycle_state.startswith("Pending"):
-            return "pending"
-        if is_terminating:
-            return "shutting-down" if previous == "shutting-down" else "draining"
-        return "running"
-    return "draining" if ec2_state == "running" and is_terminating else ec2_state
+    if ec2_state is not None:
+        return "draining" if ec2_state == "running" and is_terminating else ec2_state
+    if previous in ("shutting-down", "terminated") and not (was_omitted and lifecycle_state is None):
+        return previous
+    if lifecycle_state is None:
+        return "terminated"
+    if lifecycle_state.startswith("Pending"):
+        return "pending"
+    return "draining" if is_terminating else "running"

@@ -184,7 +184,7 @@ def test_import_of_a_missing_bucket_names_it(account: EmulatedAccount) -> None:
         ManagedResource(account, BUCKET, import_id="no-such-bucket")
 
 
-def test_import_of_a_type_whose_id_is_not_enough_is_refused(account: EmulatedAccount) -> None:
+def test_import_of_a_type_that_needs_inputs_is_refused(account: EmulatedAccount) -> None:
     request = ResourceRequest(urn="u", type="aws:ec2/route:Route", name="r", inputs={}, id="r-1")
     with pytest.raises(AdapterError, match="aws:ec2/route:Route r: the adapter does not support imports"):
         account.read(request, Path())

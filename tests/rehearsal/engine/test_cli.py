@@ -115,6 +115,16 @@ def test_another_zone_replaces_head_and_file_system_without_destroy(tmp_path: Pa
         assert shipped.up() == {}
 
 
+def test_another_region_after_a_first_up_that_failed_is_refused(tmp_path: Path) -> None:
+    with create_stack(tmp_path, "local") as failed:
+        (failed.tree / "trainyard/launcher").write_text("#!/bin/sh\nexit 1\n")
+        assert failed.run("up").errors
+        assert failed.exports() == {}
+        failed.config["aws:region"] = "us-west-2"
+        ((_, message),) = failed.run("up").errors
+    assert "the stack local is deployed in us-east-1" in message
+
+
 def test_up_creates_the_stack(stack: Stack) -> None:
     done = stack.up()
     assert sum(count for operation, count in done.items() if operation.startswith("created aws:")) > 30
@@ -131,16 +141,19 @@ def test_up_from_a_second_clone_changes_nothing(stack: Stack, tmp_path: Path) ->
     shutil.copytree(stack.tree, clone)
     before = project.read_text()
     project.write_text(before.replace(str(stack.tree), str(clone)))
-    changes = stack.up()
-    project.write_text(before)
-    assert changes == {}
+    try:
+        assert stack.up() == {}
+    finally:
+        project.write_text(before)
 
 
 def test_another_region_is_refused_and_changes_nothing(stack: Stack) -> None:
     region = stack.config["aws:region"]
     stack.config["aws:region"] = "us-west-2"
-    ((_, message),) = stack.run("up").errors
-    stack.config["aws:region"] = region
+    try:
+        ((_, message),) = stack.run("up").errors
+    finally:
+        stack.config["aws:region"] = region
     assert f"aws:region = 'us-west-2': the stack local is deployed in {region}" in message
     assert not [event for event in stack.events if event.kind in ("created", "updated", "deleted")]
 

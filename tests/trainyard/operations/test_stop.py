@@ -152,7 +152,8 @@ def test_draining_nodes_are_displayed(cluster: clusters.Cluster, record: RunReco
         ("InService", None, "running"),
         ("Terminating:Wait", "running", "draining"),
         ("Terminating:Proceed", "shutting-down", "shutting-down"),
-        (None, "shutting-down", "terminated"),
+        ("Terminating:Proceed", "terminated", "terminated"),
+        (None, "shutting-down", "shutting-down"),
     ],
 )
 def test_node_that_ec2_omits_has_the_state_of_the_group_member(
@@ -170,6 +171,15 @@ def test_node_that_ec2_omits_has_the_state_of_the_group_member(
     monkeypatch.setattr(WorkerGroups, "lifecycle_states", lambda self: described)
     nodes.terminate()
     assert nodes.states == {"i-1": expected}
+
+
+def test_node_that_ec2_omits_twice_and_that_is_no_member_is_terminated(
+    cluster: clusters.Cluster, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = stop.StoppingNodes(Cluster(cluster.stack, REGION), RecordingDisplay(), has_unsaved_data=True)
+    nodes.states = {"i-1": "shutting-down"}
+    monkeypatch.setattr(ec2, "instance_states", lambda region, names: {})
+    assert [nodes.terminate() for _ in range(2)] == [False, True]
 
 
 def test_group_terminates_nodes_if_the_skip_is_refused(
