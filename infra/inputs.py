@@ -26,8 +26,9 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
-from infra.validators.deployed import configured_region, validate_deployed, validate_region
+from infra.validators.deployed import validate_deployed, validate_region
 from trainyard.aws.access_problems import selected_profile
+from trainyard.aws.region import environment_region
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
 from trainyard.config.encrypted_settings import decrypted_settings
@@ -58,7 +59,7 @@ def read_inputs(root: Path) -> Inputs:
     settings = _read_settings(root, stack)
     archives = _pack_archives(root, settings)
     deployed = look_up_deployed()
-    validate_region(configured_region(), deployed)
+    validate_region(pulumi.Config("aws").get("region") or environment_region(), deployed)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
     validate_deployed(settings, facts, deployed, retained)
     validate_account(settings, facts, retained.staging_bucket is not None)

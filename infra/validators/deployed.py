@@ -1,6 +1,5 @@
 """Validate that an update stays in the account and region of the deployed stack, and keeps the key of its data."""
 
-import os
 from collections.abc import Iterator
 
 import pulumi
@@ -14,11 +13,6 @@ from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
 
 _CONSEQUENCES = "this update would replace all resources, end an active run, and leave its data there"
-
-
-def configured_region() -> str | None:
-    """Return the region of the stack config or the environment, without a request to AWS; None without one."""
-    return pulumi.Config("aws").get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 def validate_region(region: str | None, deployed: DeployedStack) -> None:

@@ -89,9 +89,8 @@ class EmulatedAccount:
     def read(self, request: ResourceRequest, root: Path) -> ReadResult | None:
         """Return the current state of the resource `request.id`, or None when it does not exist."""
         handler = self.handler(request)
-        with self._requests_for(request), ignore_missing():
-            return handler.read(self._call(request, root, lambda line: None))
-        return None
+        with self._requests_for(request):
+            return handler.read_existing(self._call(request, root, lambda line: None))
 
     def update(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> dict[str, Any]:
         """Update a resource from `request.old_inputs` to `request.inputs`, and return the changed outputs."""

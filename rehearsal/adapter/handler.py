@@ -114,6 +114,12 @@ class Handler(ABC):
         For a refresh, `call.inputs` are those of the last deployment; an import has none.
         """
 
+    def read_existing(self, call: HandlerCall) -> ReadResult | None:
+        """Return the result of `read`; None also where the API raises an error for a missing resource."""
+        with ignore_missing():
+            return self.read(call)
+        return None
+
     def required_input(self, call: HandlerCall, key: str) -> Any:
         """Return an input that `read` needs. Raises AdapterError for an import, which has none."""
         if key not in call.inputs:
@@ -125,9 +131,7 @@ class Handler(ABC):
 
         Raises AdapterError when the resource does not exist.
         """
-        current = None
-        with ignore_missing():
-            current = self.read(call)
+        current = self.read_existing(call)
         if current is None:
             raise AdapterError(f"{call.type} {call.name}: cannot import {call.id}: it does not exist")
         physical_name = {self.name_input: current.inputs[self.name_input]} if self.name_input else {}

@@ -3,6 +3,11 @@
 import os
 
 
+def environment_region() -> str | None:
+    """Return the AWS region of the environment variables; None without one. AWS_REGION precedes AWS_DEFAULT_REGION."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
 def configured_region() -> str | None:
     """Return the AWS region of the environment or the AWS profile; None where no region is configured.
 
@@ -10,4 +15,4 @@ def configured_region() -> str | None:
     """
     import boto3  # here, because programs that use local folders only do not need it
 
-    return os.environ.get("AWS_REGION") or boto3.Session().region_name
+    return environment_region() or boto3.Session().region_name

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,18 @@ echo '{"run": "r-1"}'
 """
 
 
-@pytest.fixture(scope="session")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    with EmulatedAws.start(tmp_path_factory.mktemp("aws")) as running, pytest.MonkeyPatch.context() as patch:
+@contextmanager
+def start_account(folder: Path) -> Iterator[EmulatedAws]:
+    """Start an emulated AWS, to which the environment directs AWS clients."""
+    with EmulatedAws.start(folder) as running, pytest.MonkeyPatch.context() as patch:
         for key, value in running.environment().items():
             patch.setenv(key, value)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    with start_account(tmp_path_factory.mktemp("aws")) as running:
         yield running
 
 

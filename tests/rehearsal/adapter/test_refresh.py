@@ -16,7 +16,7 @@ from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.refresh import refresh_inputs
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
-from tests.rehearsal.adapter.conftest import Deploy
+from tests.rehearsal.adapter.conftest import Deploy, start_account
 from tests.rehearsal.adapter.managed_resource import ManagedResource
 
 BUCKET, TOPIC = "aws:s3/bucket:Bucket", "aws:sns/topic:Topic"
@@ -95,9 +95,7 @@ class Stacks:
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
     """An account of these tests: other tests expect a single GPU stack in theirs."""
-    with EmulatedAws.start(tmp_path_factory.mktemp("aws")) as running, pytest.MonkeyPatch.context() as patch:
-        for key, value in running.environment().items():
-            patch.setenv(key, value)
+    with start_account(tmp_path_factory.mktemp("aws")) as running:
         yield running
 
 
