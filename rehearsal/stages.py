@@ -96,7 +96,7 @@ class Stages:
         self.context.deployment = deployment
 
     def train(self, hypervisor: Hypervisor) -> None:
-        """Wait until the run has an outcome and its workers are terminated."""
+        """Wait until the run has an outcome and its workers are terminated, unless they are kept."""
         self.context.clock.start("training")
         assert self.context.result.run is not None
         outcome = follow_run(
@@ -110,7 +110,12 @@ class Stages:
         if outcome.state != "succeeded":
             trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
             self.context.add_error(f"the job {outcome.state}: {outcome.reason}{trace}")
-        wait_until("the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS)
+        if outcome.nodes_kept_until is not None:
+            self.context.display.print_line("nodes", "kept for another run (job.keep_nodes_minutes) until destroy")
+        else:
+            wait_until(
+                "the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS
+            )
 
     def running_workers(self) -> list[str]:
         """Return the ids of the worker instances that are running according to EC2."""

@@ -1,5 +1,7 @@
 """The object `manifest.json` in the staging bucket: the configuration of nodes and launch."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
 from trainyard.config.cost import base_usd_per_hour, node_usd_per_hour
 from trainyard.config.settings import StackSettings
+from trainyard.config.settings.capacity import GroupPlan
 from trainyard.config.shared_settings import JobSpec
 from trainyard.models import layout
 from trainyard.models.manifest import Manifest
@@ -104,6 +107,8 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "time_limit_minutes": job.time_limit_minutes,
             "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
             "health_check_timeout_minutes": settings.launch.health_check_timeout_minutes,
+            "keep_after_success_minutes": job.keep_after_success_minutes,
+            "keep_after_failure_minutes": job.keep_after_failure_minutes,
         },
     }
 
@@ -132,10 +137,23 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "gpus": gpu.count if gpu else 0,
         "efa_interfaces": settings.worker_type.efa_interfaces if settings.efa else 0,
         "hardware": _hardware(settings.worker_type),
+        "instance_digest": _instance_digest(settings, plan),
         "market": plan.market,
         "capacity_start_time": args.capacity_start_time if plan.reservation else None,
         "capacity_end_time": args.capacity_end_time if plan.reservation else None,
     }
+
+
+def _instance_digest(settings: StackSettings, plan: GroupPlan) -> str:
+    """Return the SHA-256 of the settings of the launch template that running instances cannot adopt."""
+    content = {
+        "types": [entry.name for entry in settings.types_of(plan)],
+        "market": plan.market,
+        "efa": settings.efa,
+        "image": settings.image,
+        "root_volume": [settings.root_volume_gib, settings.root_volume_throughput],
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _hardware(worker: InstanceType) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from trainyard.config.settings.job import LaunchSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
+from trainyard.models.run import find_node_change
+from trainyard.quantity import quantity
 
 
 def validate_active_run(manifest: Manifest | None, run: CurrentRun | None, settings: LaunchSettings) -> None:
@@ -18,28 +20,53 @@ def validate_active_run(manifest: Manifest | None, run: CurrentRun | None, setti
     """
     if run is None:
         return
+    now = time.time()
     is_same = manifest is not None and _continues(run, manifest, settings)
-    if not run.is_active(time.time()):
-        if is_same and run.outcome is not None and not run.outcome.launch_failed:
+    if not run.is_active(now):
+        if not is_same or run.outcome is None or run.outcome.launch_failed:
+            pulumi.log.info(f"this update starts a run. {_describe_nodes(run, manifest, now)}")
+        else:
             text = f"{run} has {run.outcome.state}: this update does not launch the job again. To launch it again"
             pulumi.log.info(f"{text}: change trainyard:cluster.launch.again")
-    elif is_same or (run.record.scheduled_start is not None and time.time() < run.record.scheduled_start):
+    elif is_same or (run.record.scheduled_start is not None and now < run.record.scheduled_start):
         pulumi.log.info(f"{run} is active: this update does not stop it")
     elif settings.replace_running:
         source = "its newest checkpoint, if it has one" if settings.resume_replaced else "step 0"
-        pulumi.log.warn(f"this update stops {run}; the new run starts from {source}")
+        nodes = _describe_nodes(run, manifest, now)
+        pulumi.log.warn(f"this update stops {run}; the new run starts from {source}. {nodes}")
     else:
         reason = f"this update stops {run}, because {_reason(run, manifest, settings)}"
         stop = f"stop it (trainyard stop -s {pulumi.get_stack()})"
-        fix = f"Wait for its end, {stop}, or set true: the new run then starts from its checkpoint"
+        nodes = _describe_nodes(run, manifest, now)
+        fix = f"Wait for its end, {stop}, or set true: the new run then starts from its checkpoint. {nodes}"
         raise InputError([invalid_setting("launch.replace_running", False, reason, fix, "active_run_replaced")])
+
+
+def _describe_nodes(run: CurrentRun, manifest: Manifest | None, now: float) -> str:
+    """Return what the new run does with the nodes: it uses them, configures them again, or launches instances."""
+    if manifest is None:
+        return "Nodes: new instances, because the update replaces resources that they use"
+    kept = run.is_active(now) or (run.outcome is not None and run.outcome.keeps_nodes(now))
+    change = find_node_change(run.record, manifest)
+    if not kept or run.record.scheduled_start is not None:
+        return f"Nodes: {quantity(manifest.nodes, 'new instance')}"
+    if change == "instances":
+        text = "instance type, image, purchase option or root volume has changed"
+        return f"Nodes: {quantity(manifest.nodes, 'new instance')}, because {text}"
+    playbook = "the node playbook runs on them again" if change == "software" else "only the job changes"
+    difference = manifest.nodes - run.record.nodes
+    more = f", and {quantity(difference, 'new instance')}" if difference > 0 else ""
+    fewer = (
+        f"; {quantity(-difference, 'node')} {'is' if difference == -1 else 'are'} terminated" if difference < 0 else ""
+    )
+    return f"Nodes: those of {run.record.run}, {playbook}{more}{fewer}"
 
 
 def _continues(run: CurrentRun, manifest: Manifest, settings: LaunchSettings) -> bool:
     """Return whether the launch continues the run: with its nodes, or with more."""
     record = run.record
     is_smaller = manifest.nodes < record.nodes
-    return manifest.digest() == record.manifest_digest and not is_smaller and again(settings) == record.again
+    return record.matches(manifest) and not is_smaller and again(settings) == record.again
 
 
 def again(settings: LaunchSettings) -> str:

@@ -1,8 +1,10 @@
 """An update that stops an active run requires `launch.replace_running`; the trigger of the launch follows the run."""
 
+import re
 import time
 from typing import Any
 
+import pulumi
 import pytest
 
 from rehearsal.adapter.deployment import Deployment
@@ -100,3 +102,39 @@ def test_run_that_pulumi_does_not_know_changes_the_trigger(stack: Stack, fields:
     """Its launch failed, or a launch that failed has stopped it: the state of Pulumi names another run."""
     stack.end(**fields)
     assert triggers(stack.up()) == [stack.record.run, ""]
+
+
+SAME, NEW = "Nodes: those of", "Nodes: 2 new instances"
+NODE_CHANGES = {
+    "argument": ({"job": {"environment": {"SEED": "2"}}}, f"{SAME} .*, only the job changes"),
+    "node role": ({"node": {"variables": {"base_nofile": 9}}}, f"{SAME} .*, the node playbook runs on them again"),
+    "root volume": ({"root_volume_gib": 80}, f"{NEW}, because instance type, image, purchase option or root volume"),
+    "more nodes": ({"nodes": 4, "launch": {"again": 2}}, f"{SAME} .*, only the job changes, and 2 new instances"),
+    "fewer nodes": ({"nodes": 1, "launch": {"again": 2}}, f"{SAME} .*, only the job changes; 1 node is terminated"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), NODE_CHANGES.values(), ids=NODE_CHANGES)
+def test_preview_describes_the_use_of_kept_nodes(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda text, *_: logged.append(text))
+    stack.end(nodes_kept_until=time.time() + 600)
+    stack.up(**{"launch": {"again": 2}, **changes})
+    assert any(re.search(message, line) for line in logged), logged
+
+
+def test_preview_without_kept_nodes_launches_instances(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda text, *_: logged.append(text))
+    stack.end()
+    stack.up(job={"environment": {"SEED": "2"}})
+    assert any(NEW in line for line in logged), logged
+
+
+def test_update_continues_a_run_with_the_job_of_trainyard_run(stack: Stack) -> None:
+    record = stack.record
+    changes = {"manifest_digest": "0" * 64, "deployed_digest": record.manifest_digest}
+    stack.objects[CURRENT_RUN] = record.model_copy(update=changes).model_dump_json()
+    assert triggers(stack.up()) == [NO_RUN, ""]

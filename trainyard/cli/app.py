@@ -19,6 +19,7 @@ from trainyard.cli.logs import logs
 from trainyard.cli.rehearse import rehearse
 from trainyard.cli.reserve import reserve
 from trainyard.cli.results import results
+from trainyard.cli.run import run
 from trainyard.cli.selftest import selftest
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
@@ -80,6 +81,7 @@ def root(
 app.command()(reserve)
 app.command()(blocks)
 app.command()(launch)
+app.command()(run)
 app.command()(status)
 app.command()(logs)
 app.command()(results)

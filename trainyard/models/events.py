@@ -65,8 +65,8 @@ class AgentEvent(_Event):
     kind: Literal["agent"] = "agent"
     run: str = Field(description="Run id.")
     attempt: int = Field(ge=0, description="Attempt to which the state belongs; 0 before the first.")
-    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "drained"] = Field(
-        description="State of the agent."
+    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "stopped", "drained"] = Field(
+        description="State of the agent. `stopped`: the run has ended, and no process of its job runs."
     )
     address: str = Field(description="Private address of the node.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")

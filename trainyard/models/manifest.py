@@ -91,6 +91,9 @@ class WorkerGroup(StrictModel):
     gpus: int = Field(ge=0, description="GPUs of each node; 0 for CPU nodes.")
     efa_interfaces: int = Field(ge=0, description="EFA devices of each node; 0 if EFA is not used.")
     hardware: Hardware = Field(default_factory=Hardware, description="Properties of the instance type.")
+    instance_digest: str = Field(
+        "", description="SHA-256 of the settings that only a new instance adopts, such as its type and its image."
+    )
     market: Market = Field(
         "on-demand",
         description="Purchase option of its nodes; a capacity reservation counts as on-demand unless interruptible.",
@@ -176,6 +179,12 @@ class Limits(StrictModel):
     health_check_timeout_minutes: float = Field(
         0.0, ge=0, description="Minutes that a health check of the nodes may take; 0: no health check."
     )
+    keep_after_success_minutes: float = Field(
+        0.0, ge=0, description="Minutes for which the nodes are kept for another run after a run has succeeded."
+    )
+    keep_after_failure_minutes: float = Field(
+        0.0, ge=0, description="Minutes for which the nodes are kept for another run after the job has failed."
+    )
 
 
 # Fields that may change during a run. Nodes that run keep their image.
@@ -194,6 +203,7 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
             "reserve",
             "placement_group_arn",
             "node_usd_per_hour",
+            "instance_digest",
         }
     },
 }
@@ -276,5 +286,22 @@ class Manifest(StrictModel):
 
     def digest(self) -> str:
         """SHA-256 of the manifest without sizes and deadlines: a run with this digest continues with the manifest."""
-        content = self.model_dump(mode="json", exclude=UPDATABLE_FIELDS)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _digest(self.model_dump(mode="json", exclude=UPDATABLE_FIELDS))
+
+    def node_digest(self) -> str:
+        """SHA-256 of what the node playbook reads: another value means that it must run again on the nodes."""
+        groups = {"__all__": {*UPDATABLE_FIELDS["groups"]["__all__"], "processes_per_node"}}
+        excluded = {**UPDATABLE_FIELDS, "groups": groups, "job": True, "head": True}
+        content = self.model_dump(mode="json", exclude=excluded)
+        # The playbook waits until FSx has imported the index of the built-in trainer's dataset.
+        is_imported = self.job.data == "fsx" and self.job.train is not None
+        job = {"container": self.job.container, "imported": self.job.data_uri if is_imported else None}
+        return _digest({**content, "job": job})
+
+    def instance_digest(self) -> str:
+        """SHA-256 of what only new instances adopt: another value means that a new run needs new instances."""
+        return _digest([(group.autoscaling_group, group.instance_digest) for group in self.groups])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

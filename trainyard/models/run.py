@@ -6,9 +6,11 @@ from pydantic import Field
 
 from trainyard.base import StrictModel
 from trainyard.models.events import RankFailure
-from trainyard.models.manifest import Job, Limits
+from trainyard.models.manifest import Job, Limits, Manifest
 
 NO_RUN = "none"
+NodeChange = Literal["none", "software", "instances"]
+"""What a new run changes on existing nodes: nothing, their software by the playbook, or all instances."""
 
 
 class RunRecord(StrictModel):
@@ -23,6 +25,19 @@ class RunRecord(StrictModel):
     manifest_digest: str = Field(
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the manifest that was launched, without sizes and deadlines.",
+    )
+    deployed_digest: str | None = Field(
+        None,
+        description="SHA-256 of the deployed manifest, without sizes and deadlines, if the run has another job: that "
+        "of `trainyard run`.",
+    )
+    node_digest: str = Field("", description="SHA-256 of what the node playbook reads of that manifest.")
+    instance_digest: str = Field("", description="SHA-256 of the settings of that manifest that new instances adopt.")
+    previous_run: str | None = Field(
+        None, description="Run whose nodes this run uses; none: all of its nodes were launched for it."
+    )
+    healthy_nodes: tuple[str, ...] = Field(
+        (), description="Nodes of the previous run that have passed its health check and need not pass it again."
     )
     images: dict[str, str] = Field(
         default_factory=dict,
@@ -51,6 +66,10 @@ class RunRecord(StrictModel):
         """Unix time from which the deadlines count: the scheduled start, or the launch."""
         return self.created if self.scheduled_start is None else self.scheduled_start
 
+    def matches(self, manifest: Manifest) -> bool:
+        """Return whether the run continues with this manifest: its job is that of the run, or that of its launch."""
+        return manifest.digest() in (self.manifest_digest, self.deployed_digest)
+
     def lease_end(self, now: float) -> float:
         """Unix time at which a lease that is created or renewed at `now` ends: at most the deadline of the run.
 
@@ -62,6 +81,13 @@ class RunRecord(StrictModel):
     def limited_by_capacity(self) -> bool:
         """Whether the run's capacity ends before its time limit."""
         return self.deadline < self.start + self.limits.time_limit_minutes * 60
+
+
+def find_node_change(run: RunRecord, manifest: Manifest) -> NodeChange:
+    """Return what a new run of this manifest needs on the nodes of an earlier run."""
+    if run.instance_digest != manifest.instance_digest():
+        return "instances"
+    return "software" if run.node_digest != manifest.node_digest() else "none"
 
 
 def compute_run_deadline(start: float, limits: Limits, capacity_end_time: float | None) -> float:
@@ -148,9 +174,20 @@ class Outcome(StrictModel):
     keeps_reservations: bool = Field(
         False, description="Whether a new run uses the capacity reservations: the controller does not cancel them."
     )
-    launch_failed: bool = Field(
-        False, description="Whether the run failed before the job started: the next `pulumi up` launches again."
+    nodes_kept_until: float | None = Field(
+        None,
+        description="Unix time until which the nodes are kept for another run, which then uses them; none: they are "
+        "terminated at the end of the run.",
     )
+    launch_failed: bool = Field(
+        False,
+        description="Whether the run failed before the job started, or its replacement was not launched: the next "
+        "`pulumi up` launches again.",
+    )
+
+    def keeps_nodes(self, now: float) -> bool:
+        """Return whether the nodes are kept for another run at `now`, Unix time in seconds."""
+        return self.nodes_kept_until is not None and now < self.nodes_kept_until
 
 
 def launch_trigger(run: RunRecord | None, outcome: Outcome | None) -> str:

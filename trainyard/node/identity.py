@@ -16,6 +16,7 @@ BASE = ROOT / "opt/trainyard"
 # The playbook installs the program, and removes the container when the agent's service stops.
 CONTAINER_WRAPPER = "bin/run-in-container"
 CONTAINER_NAME = "trainyard-job"
+_CONFIGURED = BASE / "configured"
 EXIT_NEWER_BUNDLE = 75  # exit code of a service that systemd must restart from a newer bundle (EX_TEMPFAIL)
 
 
@@ -48,6 +49,16 @@ def read_node() -> Node:
 def read_manifest() -> Manifest:
     """The manifest on this node: the bootstrap downloads it, a refresh replaces it."""
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
+
+
+def write_configured(manifest: Manifest) -> None:
+    """Store that the playbook has applied this manifest to the node."""
+    _CONFIGURED.write_text(manifest.node_digest())
+
+
+def is_configured(node_digest: str) -> bool:
+    """Whether the playbook has applied a manifest with this digest (Manifest.node_digest)."""
+    return _CONFIGURED.exists() and _CONFIGURED.read_text() == node_digest
 
 
 def is_outdated(node: Node) -> bool:

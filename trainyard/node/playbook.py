@@ -15,6 +15,7 @@ from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent, TaskEvent
 from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
+from trainyard.node.agent.state import AGENT_STATE, read_state
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import (
     BASE,
@@ -25,6 +26,7 @@ from trainyard.node.identity import (
     find_group,
     read_manifest,
     read_node,
+    write_configured,
 )
 
 REBOOT_REQUEST = ROOT / "run/trainyard/reboot-required"
@@ -47,8 +49,10 @@ def read_reboot_request() -> str:
 
 
 def is_job_active() -> bool:
-    """Whether the job's agent runs: then this playbook applies a changed manifest to a configured node."""
-    return subprocess.run(["systemctl", "is-active", "--quiet", "trainyard-job.service"], check=False).returncode == 0
+    """Whether the agent runs an attempt or a health check, which a reboot would end."""
+    if subprocess.run(["systemctl", "is-active", "--quiet", "trainyard-job.service"], check=False).returncode:
+        return False
+    return any(read_state(file).is_working for file in (BASE / "runs").glob(f"*/{AGENT_STATE}"))
 
 
 def task_event(node: Node, event: dict[str, Any]) -> TaskEvent | None:
@@ -121,6 +125,8 @@ def main() -> int:
         if reboot_reason and int(node.boot) > MAXIMUM_REBOOTS:
             succeeded, failure = False, f"a role requests another reboot at boot {int(node.boot)}: {reboot_reason}"
         deferred = bool(succeeded and reboot_reason and is_job_active())
+        if succeeded and (deferred or not reboot_reason):
+            write_configured(manifest)
         if succeeded and reboot_reason:
             report_status("deferred" if deferred else "rebooting", reboot_reason)
         elif succeeded:

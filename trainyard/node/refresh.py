@@ -16,7 +16,7 @@ from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import split_s3_uri
-from trainyard.models.manifest import UPDATABLE_FIELDS, Manifest
+from trainyard.models.manifest import Manifest
 from trainyard.node import bootstrap
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import BASE, Node, read_manifest, read_node
@@ -24,12 +24,6 @@ from trainyard.node.identity import BASE, Node, read_manifest, read_node
 UNIT = "trainyard-node.service"
 REJECTED = BASE / "rejected"  # the last manifest that was reported as unusable: it is reported once
 LOG = logging.getLogger("refresh")
-
-
-def affects_nodes(before: Manifest, after: Manifest) -> bool:
-    """Whether a changed manifest affects the playbook: sizes, deadlines and jobs belong to the run."""
-    excluded = {**UPDATABLE_FIELDS, "job": True}
-    return before.model_dump(exclude=excluded) != after.model_dump(exclude=excluded)
 
 
 def apply_manifest(text: bytes, node: Node) -> bool:
@@ -40,7 +34,7 @@ def apply_manifest(text: bytes, node: Node) -> bool:
     # A newer manifest may have keys that this code does not know: the code of the new bundle validates it then.
     before, bundle = read_manifest(), bootstrap.bundle_of(text)
     try:
-        changed = affects_nodes(before, Manifest.model_validate_json(text))
+        changed = before.node_digest() != Manifest.model_validate_json(text).node_digest()
     except ValidationError:
         if bundle["sha256"] == before.bundle.sha256:
             raise
@@ -60,14 +54,12 @@ def report_failure(node: Node, manifest: Manifest, reason: str) -> None:
         writer.write_event(PlaybookEvent.model_validate(event))
 
 
-def main() -> int:
-    """Compare the manifest in S3 with the local one and apply a change; the exit code."""
-    node, file = read_node(), BASE / "manifest.json"
-    configure_logging(node=node.instance)
+def refresh(node: Node) -> None:
+    """Compare the manifest in S3 with the local one and apply a change."""
     bucket, key = split_s3_uri(node.manifest_uri)
     text = Bucket(bucket, node.region).read(key)
-    if text == file.read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):
-        return 0
+    if text == (BASE / "manifest.json").read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):
+        return
     manifest = read_manifest()
     try:
         changed = apply_manifest(text, node)
@@ -76,10 +68,17 @@ def main() -> int:
         LOG.error(reason)
         report_failure(node, manifest, reason)
         REJECTED.write_bytes(text)
-        return 0
+        return
     if changed:
         LOG.info("the manifest has changed: the playbook runs again")
         subprocess.run(["systemctl", "restart", "--no-block", UNIT], check=True)
+
+
+def main() -> int:
+    """Refresh the manifest of this node; the exit code."""
+    node = read_node()
+    configure_logging(node=node.instance)
+    refresh(node)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -127,6 +127,12 @@ class Cluster:
                 f"has changed the stack; run pulumi up -s {self.stack} again"
             )
         return Manifest.model_validate_json(content)
+
+    def with_manifest(self, manifest: Manifest) -> Self:
+        """Return the cluster with this manifest instead of the deployed one, for a run with another job."""
+        cluster = replace(self)
+        cluster.__dict__["manifest"] = manifest  # the cached property
+        return cluster
 
     def current_run(self) -> RunRecord | None:
         """Return the run that was launched last; None when the stack is not deployed or had no launch."""

@@ -1,7 +1,8 @@
 """The launch: check the dataset, wait for the head, create a run, start all nodes or none, wait for the job's start.
 
-Before it adds nodes, it creates the lease, a scheduled action of each worker group: AWS terminates the workers even if
-the operator's process and the controller fail. Nodes that the manifest adds to the current run join it: scale_out.py.
+A run uses the nodes of an earlier run that were kept: kept_nodes.py. Before the launch adds nodes, it creates the
+lease, a scheduled action of each worker group: AWS terminates the workers even if the operator's process and the
+controller fail. Nodes that the manifest adds to the current run join it: scale_out.py.
 """
 
 import time
@@ -13,6 +14,7 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord, laun
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.kept_nodes import KeptNodes, KeptNodesOperation
 from trainyard.operations.launch_messages import describe_remaining_cost
 from trainyard.operations.launch_operation import LaunchOperation
 from trainyard.operations.prestart_checks import check_before_start
@@ -44,6 +46,7 @@ class LaunchOptions:
     launches nothing again (launch_trigger, and `again` of the last run). `replace_running`: stop an active run of
     another manifest, otherwise refuse to launch. `resume_replaced`: a run that replaces an active run starts from its
     newest checkpoint. `wait`: return when the job of a new run has started, otherwise when its nodes are launched.
+    `new_run`: start a new run also if the last run matches the manifest. `deployed_digest`: RunRecord.
     """
 
     trigger: str | None = None
@@ -51,6 +54,8 @@ class LaunchOptions:
     replace_running: bool = False
     resume_replaced: bool = True
     wait: bool = True
+    new_run: bool = False
+    deployed_digest: str | None = None
 
 
 class Launch(LaunchOperation):
@@ -60,6 +65,8 @@ class Launch(LaunchOperation):
         super().__init__(cluster, display)
         self.options = options or LaunchOptions()
         self._new_run_fields: dict[str, Any] = {}  # of the record of a new run
+        self._kept_nodes = KeptNodesOperation(cluster, self.manifest, self.workers, display)
+        self._kept: KeptNodes | None = None
 
     def start(self, update: bool = False) -> LaunchResult:
         """Start the manifest's job, or add nodes to the current run when it only has fewer nodes than the manifest.
@@ -74,7 +81,7 @@ class Launch(LaunchOperation):
             require_capacity_time(self.manifest, time.time())
             return self._launch_new_run()
         control, active = self.cluster.control(current.run), self._is_active(current)
-        same_manifest = current.manifest_digest == self.record.manifest_digest
+        same_manifest = current.matches(self.manifest) and not self.options.new_run
         if active and same_manifest and (result := self._update_starting_run(current, control)):
             return result
         if control is not None and control.started and same_manifest:
@@ -92,7 +99,8 @@ class Launch(LaunchOperation):
         if active and not self.options.replace_running and not is_scheduled(current):  # that has done no work
             raise LaunchError(
                 f"run {current.run} is active, and this launch would stop it. Wait for its end, stop it (trainyard "
-                f"stop -s {self.cluster.stack}), or set trainyard:cluster.launch.replace_running: true"
+                f"stop -s {self.cluster.stack}), or use trainyard run --replace-running, or set "
+                "trainyard:cluster.launch.replace_running: true"
             )
         return self._launch_new_run(current, is_active=active)
 
@@ -103,13 +111,18 @@ class Launch(LaunchOperation):
             trigger = launch_trigger(current, self.cluster.outcome(current.run) if current else None)
         if again is None:
             again = current.again if current else ""
-        self._new_run_fields = {"trigger": trigger, "again": again}
+        deployed_digest = self.options.deployed_digest
+        self._new_run_fields = {"trigger": trigger, "again": again, "deployed_digest": deployed_digest}
 
     def _launch_new_run(self, earlier: RunRecord | None = None, *, is_active: bool = False) -> LaunchResult:
         """Start a new run after the `earlier` run, which is stopped if it is active."""
 
         def start() -> LaunchResult:
             self.pending.register()
+            with self.phase("dataset"):
+                ensure_dataset(self.cluster, self.display)
+            with self.phase("head"):
+                wait_for_head(self.cluster, self.display, self.deadline)
             if earlier is not None:
                 self._end_earlier_run(earlier, is_active)
             return self._start_run()
@@ -121,14 +134,22 @@ class Launch(LaunchOperation):
             raise CapacityError(f"{error}. {cost}") from None
 
     def _end_earlier_run(self, run: RunRecord, is_active: bool) -> None:
-        """Stop an active run whose reservations the new run uses, and wait for the termination of its nodes."""
+        """Take the nodes of the earlier run if the new run can use them, otherwise wait for their termination.
+
+        Stops the earlier run if it is active. The new run uses its reservations.
+        """
         if is_active:
-            self.display.line("run", f"stopping {run.run}, because the manifest has changed")
-            stop_run(self.cluster, self.display, for_replacement=True)
+            self.display.line("run", f"stopping {run.run}, because another run replaces it")
+        if not requires_scheduled_start(self.manifest) and self._kept_nodes.can_take(run, is_active=is_active):
+            self._kept = self._kept_nodes.take(run, self.manifest.limits.startup_timeout_minutes)
+        else:
+            if is_active or (outcome := self.cluster.outcome(run.run)) is None or outcome.keeps_nodes(time.time()):
+                stop_run(self.cluster, self.display, for_replacement=True)
+            # Large types shut down for many minutes, which do not count as startup.
+            termination = Deadline(STOP_TIMEOUT_SECONDS / 60, None)
+            termination.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
+        if is_active:
             self._resume_from(run)
-        # Large types shut down for many minutes, which do not count as startup.
-        termination = Deadline(STOP_TIMEOUT_SECONDS / 60, None)
-        termination.wait_until("the termination of the earlier run's nodes", lambda: not self.workers.members())
         self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
         self.record = create_run_record(self.manifest, time.time())
 
@@ -191,42 +212,64 @@ class Launch(LaunchOperation):
         return changed
 
     def _start_run(self) -> LaunchResult:
-        """Start a new run."""
-        with self.phase("dataset"):
-            ensure_dataset(self.cluster, self.display)
-        with self.phase("head"):
-            wait_for_head(self.cluster, self.display, self.deadline)
+        """Start a new run, on kept and new nodes."""
         if requires_scheduled_start(self.manifest):
             return self._schedule()
-        counts = {group.name: group.nodes for group in self.manifest.groups}
+        kept = self._kept.nodes if self._kept else {}
+        counts = {group.name: group.nodes - len(kept.get(group.name, ())) for group in self.manifest.groups}
         with self.phase("capacity"):
-            self.reserve_capacity(counts)
+            self.reserve_capacity(counts, self._kept.names if self._kept else ())
             record = create_run_record(self.manifest, time.time())
-            reservations = {"reservations": self.reservation_ids()}
-            self.record = record.model_copy(update=self._new_run_fields | reservations)
+            self.record = record.model_copy(update=self._new_run_fields | self._node_fields())
         with self.phase("workers"):
             self._create_run()
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
-            startup.expect(added := self.add_nodes(counts))
+            nodes = self._kept.names if self._kept else []
+            if self._kept:
+                self.display.line("nodes", self._kept.describe())
+            if any(counts.values()):
+                nodes = [*nodes, *self.add_nodes(counts)]
+            startup.expect(nodes)
         if not self.options.wait:
             text = f"the controller starts the job. To follow it: trainyard status --wait -s {self.cluster.stack}"
             self.display.line("run", text)
-            return self.result(self.record.run, added, "launched")
+            return self.result(self.record.run, nodes, "launched")
         with self.phase("startup"):
             startup.wait_for_job(self.record.nodes)
         self.report_job_started()
         control = self.cluster.control(self.record.run)
         # Not the nodes that were added: one of them may have been unhealthy and replaced.
-        return self.result(self.record.run, list(control.nodes) if control else added)
+        return self.result(self.record.run, list(control.nodes) if control else nodes)
+
+    def _node_fields(self) -> dict[str, Any]:
+        """Return the fields of the record of a new run that follow from its nodes."""
+        reservations = self.reservation_ids()
+        if self._kept is None or not self._kept.names:
+            return {"reservations": reservations}
+        return {
+            "reservations": tuple(dict.fromkeys([*self._kept.earlier.reservations, *reservations])),
+            "previous_run": self._kept.earlier.run,
+            "healthy_nodes": self._kept.healthy,
+        }
 
     def _record_failure(self, reason: str) -> None:
-        """Write the outcome of a run whose start failed."""
+        """Write the outcome of a run whose start failed. Kept nodes are kept for the time after a failure."""
         if self.record.scheduled_start is not None:
             self.workers.cancel_scheduled_start()
-        layout = RunLayout(self.record.run)
-        if self.cluster.data.find(layout.record) is not None and self.cluster.outcome(self.record.run) is None:
-            reason, now = f"launch: {reason}", time.time()
-            outcome = Outcome(state="failed", reason=reason, attempts=0, ended_at=now, launch_failed=True)
+        minutes = self.manifest.limits.keep_after_failure_minutes
+        layout, now = RunLayout(self.record.run), time.time()
+        if self.cluster.data.find(layout.record) is None:
+            self._kept_nodes.release(minutes)
+        elif self.cluster.outcome(self.record.run) is None:
+            is_kept = self._kept is not None and bool(self._kept.names) and minutes > 0
+            outcome = Outcome(
+                state="failed",
+                reason=f"launch: {reason}",
+                attempts=0,
+                ended_at=now,
+                launch_failed=True,
+                nodes_kept_until=now + minutes * 60 if is_kept else None,
+            )
             self.cluster.data.write(layout.outcome, outcome.model_dump_json().encode())
 
     def _create_run(self) -> None:

@@ -14,6 +14,7 @@ from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import LaunchResult, RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
+from trainyard.operations.kept_nodes import describe_kept_nodes
 from trainyard.operations.launch_messages import (
     TERMINATE_BY_HAND,
     describe_not_terminated,
@@ -60,6 +61,8 @@ class LaunchOperation:
                 return operation()
             except BaseException as error:
                 reason = str(error) or type(error).__name__
+                if kept := self._describe_kept_nodes():
+                    raise LaunchError(f"{reason}\n{kept}") from None
                 with ignore_signals():
                     try:
                         not_terminated = self._undo(undo, reason)
@@ -69,6 +72,17 @@ class LaunchOperation:
                     running = describe_not_terminated(self.workers.usd_per_hour(not_terminated))
                     raise LaunchError(f"{reason}. {running}: {TERMINATE_BY_HAND}") from None
                 raise
+
+    def _describe_kept_nodes(self) -> str | None:
+        """Return the text on the nodes of a run whose job has failed and whose nodes are kept; None otherwise."""
+        try:
+            outcome = self.cluster.outcome((self.active_run or self.record).run)
+            if outcome is None or not outcome.keeps_nodes(time.time()):
+                return None
+            price = sum(self.workers.usd_per_hour(self.workers.members()).values())
+        except (BotoCoreError, ClientError):  # then the rollback reports the failure
+            return None
+        return describe_kept_nodes(outcome, price, self.cluster.stack)
 
     def _undo(self, undo: Callable[[str], None], reason: str) -> list[str]:
         """Undo the operation, also when its record cannot be written; return the nodes that AWS did not terminate."""
@@ -102,7 +116,9 @@ class LaunchOperation:
         """Cancel the launch's reservations, and those of earlier launches unless a run or another launch uses them."""
         self.reservations.rollback()
         run = self.cluster.current_run()
-        continues = run is not None and run.run != self.record.run and self.cluster.outcome(run.run) is None
+        outcome = self.cluster.outcome(run.run) if run is not None else None
+        continues = run is not None and run.run != self.record.run and outcome is None
+        continues = continues or (outcome is not None and outcome.keeps_nodes(time.time()))
         if not continues and not self.pending.is_cancelled:
             self.reservations.cancel_reservations_of_groups()
 

@@ -26,6 +26,8 @@ def create_run_record(manifest: Manifest, now: float, scheduled_start: float | N
         created=now,
         deadline=compute_run_deadline(scheduled_start or now, manifest.limits, manifest.capacity_end_time),
         manifest_digest=manifest.digest(),
+        node_digest=manifest.node_digest(),
+        instance_digest=manifest.instance_digest(),
         images=manifest.images,
         nodes=manifest.nodes,
         processes_per_node=processes.pop(),

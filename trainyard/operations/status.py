@@ -9,9 +9,10 @@ from trainyard.config.shared_settings import Market
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine
-from trainyard.models.run import Control, Outcome, RunRecord
+from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.kept_nodes import describe_kept_nodes
 from trainyard.operations.runs import read_run_record
 from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
@@ -55,6 +56,9 @@ class RunStatus(StrictModel):
     groups: tuple[GroupStatus, ...] = Field(
         description="Worker groups of the cluster, when this is its current run; else empty."
     )
+    nodes_usd_per_hour: float = Field(
+        0.0, ge=0, description="Maximum price of the nodes in these groups, USD per hour, without head and storage."
+    )
 
 
 def read_status(cluster: Cluster, run: str | None) -> RunStatus:
@@ -63,6 +67,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
     metrics, outcome = metric_lines(cluster.data, record.run), cluster.outcome(record.run)
     current = cluster.current_run() if cluster.is_deployed else None
     workers = WorkerGroups(cluster.manifest) if current is not None and current.run == record.run else None
+    prices = workers.usd_per_hour(workers.members()) if workers else {}
     return RunStatus(
         record=record,
         control=cluster.control(record.run),
@@ -73,6 +78,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
         scheduled_start_time=workers.scheduled_start() if workers and outcome is None else None,
         lease_end_time=workers.lease() if workers else None,
         groups=_group_statuses(cluster.manifest, workers) if workers else (),
+        nodes_usd_per_hour=sum(prices.values()),
     )
 
 
@@ -111,6 +117,8 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
     if not outcome and status.lease_end_time is not None:
         lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
     lines += [_format_group(group) for group in status.groups]
+    if outcome and outcome.keeps_nodes(time.time()) and status.nodes_usd_per_hour:
+        lines.append(describe_kept_nodes(outcome, status.nodes_usd_per_hour, stack))
     if control and control.health_check and not outcome:
         nodes = ", ".join(control.health_check.nodes)
         lines.append(f"health check {control.health_check.number} is running on {nodes}")
@@ -121,6 +129,14 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
     if status.metric:
         lines.append(f"step {status.metric.step}, loss {status.metric.loss:.4f}, {status.metric.throughput}")
     return lines
+
+
+def describe_next_commands(result: LaunchResult, stack: str) -> list[str]:
+    """Return the run of a launch and the commands that follow it, as lines for people."""
+    return [
+        f"run {result.run} is {result.state} on {quantity(len(result.nodes), 'node')}",
+        f"to follow it: trainyard status -s {stack}, trainyard logs -s {stack} --follow",
+    ]
 
 
 def _format_scheduled_start(record: RunRecord, scheduled: float | None, stack: str) -> str:

@@ -83,6 +83,10 @@ def _end_run(cluster: Cluster, for_replacement: bool) -> bool:
             keeps_reservations=for_replacement,
         )
         cluster.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
+    elif outcome.nodes_kept_until is not None:
+        changes = {"nodes_kept_until": None, "keeps_reservations": for_replacement}
+        content = outcome.model_copy(update=changes).model_dump_json()
+        cluster.data.write(RunLayout(run.run).outcome, content.encode())
     is_over = outcome.state == "succeeded" or (control is not None and control.waiting_since is not None)
     return attempts > 0 and not (is_over and time.time() > outcome.ended_at + FLUSH_SECONDS)
 

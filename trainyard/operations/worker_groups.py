@@ -67,6 +67,10 @@ class WorkerGroups:
             for instance in group["Instances"]
         }
 
+    def in_service(self) -> list[str]:
+        """Return the instances of the groups that are in service."""
+        return [name for name, state in self.lifecycle_states().items() if state == "InService"]
+
     def add_nodes(
         self,
         counts: Mapping[str, int],

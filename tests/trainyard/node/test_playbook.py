@@ -12,8 +12,9 @@ import pytest
 from tests.manifests import MANIFEST
 from trainyard.models.events import NodeRole
 from trainyard.models.manifest import Gpus, Hardware, Manifest
-from trainyard.node import bootstrap
+from trainyard.node import bootstrap, identity
 from trainyard.node import playbook as playbook_module
+from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER, Node
 
 
@@ -105,7 +106,11 @@ def test_builder_without_a_machine_is_rejected(tmp_path: Path, monkeypatch: pyte
         playbook_module.require_bakeable(create_node("builder", "workers"))
 
 
-def test_reboot_is_deferred_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_working", "status"), [(True, "deferred"), (False, "rebooting")])
+def test_reboot_is_deferred_while_the_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_working: bool, status: str
+) -> None:
+    """The agent of a node that is kept for another run is active too, but no job runs."""
     commands: list[list[str]] = []
 
     def systemctl(command: list[str], **_: Any) -> SimpleNamespace:
@@ -116,6 +121,9 @@ def test_reboot_is_deferred_while_the_job_runs(tmp_path: Path, monkeypatch: pyte
     writer = SimpleNamespace(write_event=lambda event: statuses.append(event.status), flush=lambda: None)
     request = tmp_path / "reboot-required"
     request.write_text("a new driver")
+    AgentStateFile(tmp_path / "runs/run-1/agent.json").update(attempt=1, attempt_reported=not is_working)
+    monkeypatch.setattr(playbook_module, "BASE", tmp_path)
+    monkeypatch.setattr(identity, "_CONFIGURED", tmp_path / "configured")
     monkeypatch.setattr(playbook_module, "REBOOT_REQUEST", request)
     monkeypatch.setattr(playbook_module, "read_node", lambda: create_node("worker", "workers"))
     monkeypatch.setattr(playbook_module, "read_manifest", lambda: MANIFEST)
@@ -123,5 +131,6 @@ def test_reboot_is_deferred_while_the_job_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(playbook_module, "run_playbook", lambda *_: 0)
     monkeypatch.setattr(subprocess, "run", systemctl)
     assert playbook_module.main() == 0
-    assert statuses == ["started", "deferred"]
-    assert ["systemctl", "reboot"] not in commands
+    assert statuses == ["started", status]
+    assert (["systemctl", "reboot"] in commands) is not is_working
+    assert identity.is_configured(MANIFEST.node_digest()) is is_working

@@ -121,13 +121,33 @@ def test_wait_for_capacity_does_not_count_as_startup(run: ReservedRun, monkeypat
     assert launch.deadline.at >= before + 0.5
 
 
-def test_failed_replacement_of_the_run_cancels_its_reservation(run: ReservedRun) -> None:
+def write_manifest(run: ReservedRun, **changes: str) -> None:
+    """Write a manifest with another job, whose group has these changes."""
     manifest = run.cluster.manifest
-    other = manifest.model_copy(update={"job": manifest.job.model_copy(update={"name": "other"})})
+    groups = tuple(group.model_copy(update=changes) for group in manifest.groups)
+    job = manifest.job.model_copy(update={"name": "other"})
+    other = manifest.model_copy(update={"job": job, "groups": groups})
     run.cluster.staging.write(MANIFEST, other.model_dump_json().encode())
+
+
+def test_failure_of_the_head_does_not_stop_the_run_to_replace(run: ReservedRun) -> None:
+    write_manifest(run)
     run.cluster.write_head_failure_events("no disk")
     with pytest.raises(LaunchError, match="no disk"):
         run.create_launch().start(update=True)
+    assert [each.id for each in run.active()] == list(run.record.reservations)
+    assert Cluster(run.cluster.stack, REGION).outcome(run.record.run) is None
+
+
+def test_failed_replacement_of_the_run_cancels_its_reservation(
+    run: ReservedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest(run, instance_digest="other")
+    run.cluster.write_head_ready_events()
+    launch = run.create_launch()
+    monkeypatch.setattr(launch, "reserve_capacity", fail)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start(update=True)
     assert run.active() == []
     outcome = Cluster(run.cluster.stack, REGION).outcome(run.record.run)
     assert outcome is not None
@@ -135,9 +155,8 @@ def test_failed_replacement_of_the_run_cancels_its_reservation(run: ReservedRun)
 
 
 def test_reservation_of_a_run_that_was_not_stopped_is_kept(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = run.cluster.manifest
-    other = manifest.model_copy(update={"job": manifest.job.model_copy(update={"name": "other"})})
-    run.cluster.staging.write(MANIFEST, other.model_dump_json().encode())
+    write_manifest(run, instance_digest="other")
+    run.cluster.write_head_ready_events()
     launch = run.create_launch()
 
     def interrupt(*arguments: object, **options: object) -> None:

@@ -8,6 +8,8 @@ from trainyard.base import StrictModel
 from trainyard.config.field_types import DatasetName, Integer, Number, validation_error
 from trainyard.config.shared_settings import JobSpec
 
+KEEP_AFTER_FAILURE_MINUTES = 15.0  # time to correct a job; the nodes are billed meanwhile
+
 
 class JobSettings(JobSpec):
     """The job: the built-in trainer (`train`), or a custom job (`source` and `command`)."""
@@ -27,6 +29,23 @@ class JobSettings(JobSpec):
         description="Minutes after the launch, or after the scheduled start of a run, at which the workers are "
         "terminated.",
     )
+    keep_nodes_minutes: Number | None = Field(
+        None,
+        ge=0,
+        description="Minutes for which the nodes are kept after the job has ended, and billed, so that the next run "
+        "starts on them. None: 0 after success, 15 after a failure of the job. They are never kept longer than "
+        "time_limit_minutes after the launch.",
+    )
+
+    @property
+    def keep_after_success_minutes(self) -> float:
+        """Minutes for which the nodes are kept after success."""
+        return self.keep_nodes_minutes or 0.0
+
+    @property
+    def keep_after_failure_minutes(self) -> float:
+        """Minutes for which the nodes are kept after a failure of the job."""
+        return KEEP_AFTER_FAILURE_MINUTES if self.keep_nodes_minutes is None else self.keep_nodes_minutes
 
     @field_validator("source")
     @classmethod

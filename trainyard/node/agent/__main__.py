@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 
 from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging, set_run
@@ -12,15 +13,20 @@ from trainyard.node.identity import read_manifest, read_node
 
 
 def main() -> int:
-    """Serve the current run until SIGTERM or SIGINT; the exit code."""
+    """Serve the current run, and the runs that follow on this node, until SIGTERM or SIGINT; the exit code."""
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
-    run = RunRecord.model_validate_json(Bucket(manifest.staging_bucket, node.region).read(CURRENT_RUN))
-    set_run(run.run)
-    agent = Agent(node, manifest, run)
+    run: RunRecord | None = RunRecord.model_validate_json(
+        Bucket(manifest.staging_bucket, node.region).read(CURRENT_RUN)
+    )
+    stop, code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop_requested.set())
-    return agent.serve()
+        signal.signal(number, lambda *_: stop.set())
+    while run is not None and not stop.is_set():
+        set_run(run.run)
+        agent = Agent(node, read_manifest(), run, stop)
+        code, run = agent.serve(), agent.next_run
+    return code
 
 
 if __name__ == "__main__":

@@ -3,41 +3,53 @@
 It reports to the controller that the node is ready, runs the health checks that the controller requests, runs torchrun
 for each attempt, and copies logs and metrics to S3 as they grow. It reports how the workers ended and, if the run has
 an idle limit, whether they compute. All decisions are those of the controller. When the node leaves its group, the
-agent requests a checkpoint and completes the lifecycle action.
+agent requests a checkpoint and completes the lifecycle action. If the nodes are kept after a run, the agent serves the
+next run on them.
 """
 
+import json
 import logging
 import threading
 import time
 
+from pydantic import ValidationError
+
 from trainyard.aws.s3 import Bucket
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, RankFailure
 from trainyard.models.health_check import NodeFault, NodeMeasurements
-from trainyard.models.layout import RunLayout, chunk_prefix
+from trainyard.models.layout import CURRENT_RUN, RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, HealthCheckRequest, RunRecord
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
-from trainyard.node.agent.state import AgentStateFile
-from trainyard.node.identity import BASE, EXIT_NEWER_BUNDLE, Node, find_group, is_outdated
+from trainyard.node.agent.state import open_state_file
+from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, find_group, is_configured, is_outdated
+from trainyard.node.refresh import refresh
 from trainyard.node.streams import ChunkWriter
 
 POLL_SECONDS = 1.0
 HEALTH_CHECK_POLL_SECONDS = 0.2  # all nodes of the health check wait for the slowest
 # The new nodes of the next attempt wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
+# Time between two looks for a changed manifest, while this node waits for the playbook.
+REFRESH_SECONDS = 5.0
 LOG = logging.getLogger("agent")
 
 
 class Agent:
-    """Agent of one run on this node."""
+    """Agent of one run on this node, until `stop` is set.
 
-    def __init__(self, node: Node, manifest: Manifest, run: RunRecord) -> None:
+    `next_run`: the run that follows on this node, if `serve` has returned for it.
+    """
+
+    def __init__(self, node: Node, manifest: Manifest, run: RunRecord, stop: threading.Event | None = None) -> None:
         self.node, self.manifest, self.run = node, manifest, run
-        self.stop_requested = threading.Event()
+        self.stop_requested = stop or threading.Event()
+        self.next_run: RunRecord | None = None
         self._data = Bucket(manifest.data_bucket, node.region)
+        self._staging = Bucket(manifest.staging_bucket, node.region)
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._attempt: AttemptTorchrun | None = None
@@ -46,9 +58,10 @@ class Agent:
         self._drain = Drain(node, self._group)
         self._activity: Activity | None = None
         self._record_read_at = 0.0
-        self._state_file = AgentStateFile(BASE / "runs" / run.run / "agent.json")
-        self._control_read_at = 0.0
+        self._state_file = open_state_file(run)
+        self._control_read_at = self._refreshed_at = 0.0
         self._checkpoint_requests = 0
+        self._is_ready = self._is_stopped = False
 
     def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         """Report a state of this agent to the controller now."""
@@ -65,18 +78,22 @@ class Agent:
         self._events.try_flush()
 
     def serve(self) -> int:
-        """Serve until the node is drained or the service is stopped; the exit code.
+        """Serve until the node is drained, the service is stopped or another run follows; the exit code.
 
         An S3 outage does not end the job. An idle agent also ends if a newer bundle exists, and systemd restarts it.
         """
         self._report_interrupted()
-        self.report_state("ready", 0)
+        self._report_ready()
         while not self.stop_requested.wait(HEALTH_CHECK_POLL_SECONDS if self._health_check else POLL_SECONDS):
             try:
                 if self._drain.cause():
                     self._drain_node()
                     return 0
+                if not self._is_ready:
+                    self._report_ready()
                 self._step()
+                if self.next_run is not None:
+                    break
                 if self._attempt is None and self._health_check is None and is_outdated(self.node):
                     LOG.info("restart: a newer bundle exists")
                     self._events.close()
@@ -86,6 +103,24 @@ class Agent:
         self._stop_processes()
         self._events.close()
         return 0
+
+    def _report_ready(self) -> None:
+        """Report that this node can run the job. A kept node may have to apply a changed manifest first."""
+        if self.run.previous_run is None or is_configured(self.run.node_digest):
+            self._is_ready = True
+            self.report_state("ready", 0)
+        else:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Apply a changed manifest, which runs the playbook. An error is logged, and the next call tries it again."""
+        if time.monotonic() < self._refreshed_at + REFRESH_SECONDS:
+            return
+        self._refreshed_at = time.monotonic()
+        try:
+            refresh(self.node)
+        except Exception as error:
+            LOG.error("the manifest cannot be refreshed: %s: %s", type(error).__name__, error)
 
     def _step(self) -> None:
         """Advance the running health check, then follow the requests of the controller."""
@@ -99,9 +134,9 @@ class Agent:
         content = self._data.find(self._layout.control)
         control = Control() if content is None else Control.model_validate_json(content)
         if control.stop:
-            if control.save_checkpoint:
-                self._save_checkpoint(DRAIN_SECONDS)
-            self._stop_processes()
+            if not self._is_stopped:
+                self._stop_job(control.save_checkpoint)
+            self.next_run = self._find_next_run()
             return
         if self._health_check is not None and control.health_check != self._health_check.request:
             self._stop_health_check()  # the controller has dropped this health check
@@ -111,6 +146,26 @@ class Agent:
             self._start_attempt(control)
         elif (request := control.health_check) is not None and self._is_new(request):
             self._start_health_check(request)
+
+    def _stop_job(self, save_checkpoint: bool) -> None:
+        """Stop the job at the end of the run, after a last checkpoint if `save_checkpoint` is set."""
+        if save_checkpoint:
+            self._save_checkpoint(DRAIN_SECONDS)
+        self._stop_processes()
+        self._state_file.update(attempt_reported=True, health_check_reported=True)
+        self.report_state("stopped", self._state_file.state.attempt)
+        self._is_stopped = True
+
+    def _find_next_run(self) -> RunRecord | None:
+        """Return the run that uses this node after the end of its run, if a launch has created one."""
+        content = self._staging.find(CURRENT_RUN)
+        if content is None or json.loads(content)["run"] == self.run.run:
+            return None
+        try:
+            return RunRecord.model_validate_json(content)
+        except ValidationError:  # a newer version has written it, whose bundle the manifest names
+            self._refresh()
+            return None
 
     def _is_new(self, request: HealthCheckRequest) -> bool:
         return self.node.instance in request.nodes and request.number > self._state_file.state.health_check

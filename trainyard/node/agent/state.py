@@ -6,6 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from trainyard.base import StrictModel
+from trainyard.models.run import RunRecord
+from trainyard.node.identity import BASE
+
+AGENT_STATE = "agent.json"  # below runs/<run>/ on the node's disk
 
 
 class AgentState(StrictModel):
@@ -19,16 +23,35 @@ class AgentState(StrictModel):
         None, description="NCCL's name for the network of the OFI plugin, from the last health check."
     )
 
+    @property
+    def is_working(self) -> bool:
+        """Whether an attempt or a health check runs."""
+        return not (self.attempt_reported and self.health_check_reported)
+
+
+def read_state(file: Path) -> AgentState:
+    """Return the state in a file; the initial state if it does not exist."""
+    return AgentState.model_validate_json(file.read_bytes()) if file.exists() else AgentState()
+
 
 class AgentStateFile:
     """The file with the state, and the state itself."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.state = AgentState.model_validate_json(file.read_bytes()) if file.exists() else AgentState()
+        self.state = read_state(file)
 
     def update(self, **changes: Any) -> None:
         """Change fields of the state and write the file."""
         self.state = AgentState.model_validate(self.state.model_dump() | changes)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text(self.state.model_dump_json())
+
+
+def open_state_file(run: RunRecord) -> AgentStateFile:
+    """Return the state file of a run. The network of the health check is that of the previous run on this node."""
+    runs = BASE / "runs"
+    file = AgentStateFile(runs / run.run / AGENT_STATE)
+    if run.previous_run is not None and file.state.network is None:
+        file.update(network=read_state(runs / run.previous_run / AGENT_STATE).network)
+    return file

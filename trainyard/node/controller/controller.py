@@ -3,7 +3,8 @@
 It decides on the health checks and attempts of a run. It requests a health check before an attempt uses new nodes,
 starts an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It
 ends the run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again.
-While the run lasts, it renews the lease. All its state is in S3, so that it may be killed and restarted at any time.
+Then it terminates the nodes, at once or after the time for which they are kept for another run. Until then it renews
+the lease. All its state is in S3, so that it may be killed and restarted at any time.
 """
 
 import logging
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from trainyard.aws.s3 import Bucket
 from trainyard.log import set_run
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
-from trainyard.models.layout import CURRENT_RUN, RunLayout, complete_checkpoints
+from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, complete_checkpoints
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, FailedAttempt, HealthCheckRequest, Master, Outcome, RunRecord
@@ -70,7 +71,8 @@ class RunController:
         self._has_ended = False
         self._deadline = RunDeadline(node.region)
         content = self.data.find(self.layout.control)
-        self.control = Control() if content is None else Control.model_validate_json(content)
+        new = Control(healthy_nodes=run.healthy_nodes)
+        self.control = new if content is None else Control.model_validate_json(content)
         self.groups = WorkerGroups(manifest.groups, node.region, self._nodes_in_use())
         self._reclaims = ReclaimWatch(manifest.groups, node.region)
 
@@ -212,7 +214,9 @@ class RunController:
         self._failed_at = 0.0
         reason = find_permanent_failure(previous, failed)
         self._update_control(waiting_since=time.time(), failed_attempt=failed)
-        return None if reason is None else self.create_outcome("failed", reason, failed)
+        if reason is None:
+            return None
+        return self.create_outcome("failed", reason, failed, keep_minutes=self.run.limits.keep_after_failure_minutes)
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
         """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `step`."""
@@ -320,7 +324,7 @@ class RunController:
     def _verify_results(self) -> Outcome:
         """Return the outcome of a run whose workers have all completed, from its results in S3."""
         if self.run.job.train is None:
-            return self.create_outcome("succeeded", "all ranks ended with exit code 0")
+            return self._succeed("all ranks ended with exit code 0")
         key = f"{self.layout.results}results.json"
         content = self.data.find(key)
         if content is None:
@@ -331,54 +335,74 @@ class RunController:
             return self._fail_results(f"s3://{self.data.name}/{key} is not valid ({error})")
         if not self._checkpoints():
             return self._fail_results(f"s3://{self.data.name}/{self.layout.checkpoints} has no complete checkpoint")
-        return self.create_outcome("succeeded", f"{results.steps} steps, last loss {results.last_loss:.4f}")
+        return self._succeed(f"{results.steps} steps, last loss {results.last_loss:.4f}")
+
+    def _succeed(self, reason: str) -> Outcome:
+        return self.create_outcome("succeeded", reason, keep_minutes=self.run.limits.keep_after_success_minutes)
 
     def _fail_results(self, reason: str) -> Outcome:
         """Return the outcome of a run whose workers have all completed, without valid results."""
         fix = f"Read the output of the ranks: trainyard logs -s {self._stack}"
-        return self.create_outcome("failed", f"all ranks ended with exit code 0, but {reason}. {fix}")
+        text = f"all ranks ended with exit code 0, but {reason}. {fix}"
+        return self.create_outcome("failed", text, keep_minutes=self.run.limits.keep_after_failure_minutes)
 
-    def create_outcome(self, state: str, reason: str, failed: FailedAttempt | None = None) -> Outcome:
-        """Return the outcome of the run now. `failed`: the attempt whose failure ends the run, if any."""
+    def create_outcome(
+        self, state: str, reason: str, failed: FailedAttempt | None = None, *, keep_minutes: float = 0.0
+    ) -> Outcome:
+        """Return the outcome of the run now. `failed`: the attempt whose failure ends the run, if any.
+
+        `keep_minutes`: for how long the nodes are kept for another run, at most until the deadline of this run.
+        """
+        now = time.time()
+        kept_until = min(now + keep_minutes * 60, self.run.deadline)
         return Outcome.model_validate(
             {
                 "state": state,
                 "reason": reason,
                 "attempts": self.control.attempt,
-                "ended_at": time.time(),
+                "ended_at": now,
                 "failed_node": failed.failed_node if failed else None,
                 "failure": failed.failure if failed else None,
                 "launch_failed": state == "failed" and not self.control.started,
+                "nodes_kept_until": kept_until if kept_until > now else None,
             }
         )
 
-    def end_run(self, outcome: Outcome | None) -> bool:
-        """End the run, and return whether its reservations are cancelled: repeat it until then. Idempotent."""
-        if not self._has_ended:
-            self._stop(outcome)
-            self._has_ended = True
-        return self.reservations.cancel(self.run.reservations)
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Record the end of the run."""
+        self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
+        LOG.info("run %s: %s", outcome.state, outcome.reason)
 
-    def _stop(self, outcome: Outcome | None) -> None:
-        """Write the outcome, unless the run already has one, then stop the agents and the instances."""
-        if outcome is not None:
-            self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
-            LOG.info("run %s: %s", outcome.state, outcome.reason)
-        # A last checkpoint saves the progress since the previous one, unless the job itself is over.
-        job_over = self.control.waiting_since is not None or (outcome is not None and outcome.state == "succeeded")
-        self._update_control(stop=True, save_checkpoint=not job_over)
-        try:
-            if self.run.scheduled_start is not None:
-                self.groups.cancel_scheduled_start()
-        finally:
-            self.groups.scale_to_zero()
+    def keep_nodes(self, outcome: Outcome, now: float) -> None:
+        """Stop the agents' jobs, and renew the lease of the nodes, which wait for another run. Idempotent."""
+        self._stop_agents(outcome)
+        if now - self._renewed_at >= self.run.limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
+            self._renew_lease(now)
+
+    def end_run(self, outcome: Outcome) -> bool:
+        """Terminate the nodes, and return whether the reservations are cancelled: repeat it until then. Idempotent."""
+        if not self._has_ended:
+            self._stop_agents(outcome)
+            try:
+                if self.run.scheduled_start is not None:
+                    self.groups.cancel_scheduled_start()
+            finally:
+                self.groups.scale_to_zero()
+            self._has_ended = True
+        return self.reservations.cancel(() if outcome.keeps_reservations else self.run.reservations)
+
+    def _stop_agents(self, outcome: Outcome) -> None:
+        """Stop the jobs, after a last checkpoint that saves the progress since the previous one."""
+        if not self.control.stop:
+            is_job_over = self.control.waiting_since is not None or outcome.state == "succeeded"
+            self._update_control(stop=True, save_checkpoint=not is_job_over)
 
 
 class Controller:
     """Reads the record of the current run and controls that run; between runs it waits."""
 
     def __init__(self, node: Node, manifest: Manifest) -> None:
-        self._node, self._manifest = node, manifest
+        self._node = node
         self._staging = Bucket(manifest.staging_bucket, node.region)
         self._data = Bucket(manifest.data_bucket, node.region)
         self._current: RunController | None = None
@@ -393,16 +417,21 @@ class Controller:
         if run.run == self._ended_run:
             return
         if self._current is None or self._current.run.run != run.run:
-            self._current = RunController(self._node, self._manifest, run)
+            # An update may have changed the manifest since this process has started.
+            manifest = Manifest.model_validate_json(self._staging.read(MANIFEST))
+            self._current = RunController(self._node, manifest, run)
             set_run(run.run)
             LOG.info("controls a run of %d nodes x %d processes", run.nodes, run.processes_per_node)
         self._current.run = run  # the launch may have added nodes to it, or removed them again
         # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
         content = self._data.find(RunLayout(run.run).outcome)
-        recorded = None if content is None else Outcome.model_validate_json(content)
-        outcome = self._current.step() if recorded is None else None
-        if recorded is not None and recorded.keeps_reservations:
-            self._current.run = run.model_copy(update={"reservations": ()})
+        outcome = None if content is None else Outcome.model_validate_json(content)
+        if outcome is None and (outcome := self._current.step()) is not None:
+            self._current.write_outcome(outcome)
+        if outcome is None:
+            return
+        if outcome.keeps_nodes(now := time.time()):
+            self._current.keep_nodes(outcome, now)
         # Until its reservations are cancelled, which are billed, the run is ended again in the next steps.
-        if (recorded is not None or outcome is not None) and self._current.end_run(outcome):
+        elif self._current.end_run(outcome):
             self._ended_run, self._current = run.run, None

@@ -18,10 +18,12 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.manifest import Archive
 from trainyard.models.run import Control, HealthCheckRequest, Master
 from trainyard.models.streams import Cursor, node_events
+from trainyard.node import identity
 from trainyard.node.agent import activity
 from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent import health_check as health_check_module
+from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
 from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.drain import Drain
@@ -52,8 +54,9 @@ class OnNode:
         self.layout = RunLayout(self.record.run)
         self.node = clusters.worker_identity(REGION, folder / "bundle")
         self.drain_cause: str | None = None
-        for module in (agent_module, attempt_module):
+        for module in (attempt_module, state_module):
             monkeypatch.setattr(module, "BASE", folder)
+        monkeypatch.setattr(identity, "_CONFIGURED", folder / "configured")
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
         monkeypatch.setattr(Drain, "cause", lambda _: self.drain_cause)
         monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])

@@ -193,7 +193,7 @@ def test_end_of_a_scheduled_run_cancels_its_start_and_scales_to_zero(account: Em
     run = scheduled_run(time.time() + HOUR)
     put_scheduled_start(REGION, {run.cluster.group: 2}, account.now() + HOUR)
     run.cluster.launch_instances(1)
-    run.controller.end_run(None)
+    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
     assert read_scheduled_start(REGION, [run.cluster.group]) is None
     assert run.cluster.describe_group()["DesiredCapacity"] == 0
 
@@ -205,7 +205,7 @@ def test_denied_cancellation_scales_to_zero(account: EmulatedAws) -> None:
     account.inject(Deny(operation="autoscaling:DeleteScheduledAction"))
     try:
         with pytest.raises(ClientError):
-            run.controller.end_run(None)
+            run.controller.end_run(run.controller.create_outcome("stopped", "test"))
     finally:
         account.clear_faults()
     assert run.cluster.describe_group()["DesiredCapacity"] == 0

@@ -107,6 +107,12 @@ class Run:
         self.cluster.data.write(f"{self.layout.checkpoints}step-{step:08d}/.metadata", b"x")
 
 
+def end_run(controller: RunController, outcome: Outcome) -> None:
+    """End a run with this outcome, as the controller's loop does."""
+    controller.write_outcome(outcome)
+    controller.end_run(outcome)
+
+
 @pytest.fixture
 def run(account: EmulatedAws) -> Run:
     return Run(create_cluster(REGION))
@@ -287,7 +293,7 @@ def test_reservation_ends_with_the_lease(run: Run) -> None:
 
 def test_reservation_is_cancelled_with_the_run(run: Run) -> None:
     name = reserve(run)
-    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+    end_run(run.controller, run.controller.create_outcome("stopped", "test"))
     assert describe_reservation(name)["State"] == "cancelled"
 
 
@@ -357,7 +363,7 @@ def test_cancellation_is_repeated_until_it_succeeds(
 def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
     cancel_reservation(REGION, reserve(run))
     assert run.controller.step() is None
-    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+    end_run(run.controller, run.controller.create_outcome("stopped", "test"))
     assert run.cluster.members() == []
 
 
@@ -405,7 +411,7 @@ def test_node_that_cannot_be_configured_ends_a_run_that_has_not_started(run: Run
 
 def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
     run.step("ready", 0)
-    run.controller.end_run(run.controller.create_outcome("succeeded", "done"))
+    end_run(run.controller, run.controller.create_outcome("succeeded", "done"))
     control = run.control()
     assert control is not None
     assert control.stop
@@ -539,7 +545,7 @@ def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
     run = Run(create_cluster(REGION))
     run.step("ready", 0)
     run.step("workers_up", 1)
-    run.controller.end_run(run.controller.create_outcome("failed", "the time limit of 60 minutes is over"))
+    end_run(run.controller, run.controller.create_outcome("failed", "the time limit of 60 minutes is over"))
     control = run.control()
     assert control is not None
     assert (control.stop, control.save_checkpoint) == (True, True)
@@ -547,7 +553,7 @@ def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
 
 def test_completed_run_requests_no_checkpoint(run: Run) -> None:
     run.step("ready", 0)
-    run.controller.end_run(run.controller.create_outcome("succeeded", "3 steps"))
+    end_run(run.controller, run.controller.create_outcome("succeeded", "3 steps"))
     control = run.control()
     assert control is not None
     assert (control.stop, control.save_checkpoint) == (True, False)
@@ -609,7 +615,7 @@ def test_run_is_stopped_if_all_nodes_are_idle(run_with_idle_timeout: Run) -> Non
     assert outcome is not None
     assert outcome.state == "stopped"
     assert outcome.reason.startswith("all nodes were idle for 10 minutes: CPU utilization was below 5 %")
-    run_with_idle_timeout.controller.end_run(outcome)
+    end_run(run_with_idle_timeout.controller, outcome)
     control = run_with_idle_timeout.control()
     assert control is not None
     assert (control.stop, control.save_checkpoint) == (True, True)

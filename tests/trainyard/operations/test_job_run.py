@@ -1,0 +1,105 @@
+"""`trainyard run`: the job of the stack file with changes, and what needs `pulumi up`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.packaging.archive import Entry, pack
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.manifests import MANIFEST
+from tests.trainyard.config.stacks import changed
+from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError
+from trainyard.models.layout import job_source_key
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.job_run import JobOptions, change_job, create_manifest, read_settings, upload_source
+
+CUSTOM = {"name": "line", "dataset": "d", "source": "examples/custom-job", "command": ["train.py", "--epochs", "3"]}
+TRAINER = {"name": "line", "dataset": "d", "train": {"steps": 5}}
+
+
+def job_file(folder: Path, content: Any) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return file
+
+
+def settings(**job: Any) -> StackSettings:
+    return StackSettings.model_validate(changed({f"job.{key}": value for key, value in job.items()}))
+
+
+def test_arguments_replace_those_of_the_script() -> None:
+    job = change_job(CUSTOM, JobOptions(arguments=("--epochs", "9")))
+    assert job["command"] == ["train.py", "--epochs", "9"]
+
+
+def test_arguments_of_the_trainer_change_its_settings() -> None:
+    job = change_job(TRAINER, JobOptions(arguments=("steps=9", "optimizer.learning_rate=0.1")))
+    assert job["train"] == {"steps": 9, "optimizer": {"learning_rate": 0.1}}
+
+
+@pytest.mark.parametrize("argument", ["steps", "=5", "steps.deep=1"])
+def test_invalid_argument_of_the_trainer_is_refused(argument: str) -> None:
+    with pytest.raises(InputError, match="are KEY=VALUE, with a key of"):
+        change_job(TRAINER, JobOptions(arguments=(argument,)))
+
+
+def test_file_replaces_keys_of_the_job(tmp_path: Path) -> None:
+    job = change_job(CUSTOM, JobOptions(file=job_file(tmp_path, {"name": "other"})))
+    assert job == {**CUSTOM, "name": "other"}
+
+
+def test_file_of_the_other_kind_replaces_the_job(tmp_path: Path) -> None:
+    job = change_job(TRAINER, JobOptions(file=job_file(tmp_path, {"source": "s", "command": ["a.py"]})))
+    assert "train" not in job
+
+
+@pytest.mark.parametrize("content", ["[1]", "a: [", ""])
+def test_unusable_file_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match="--file"):
+        change_job(CUSTOM, JobOptions(file=job_file(tmp_path, content)))
+
+
+def test_settings_are_those_of_the_stack_file_with_the_changes() -> None:
+    read = read_settings("custom-job", JobOptions(arguments=("--epochs", "9")))
+    assert read.job.command == ("train.py", "--epochs", "9")
+
+
+def test_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="comand"):
+        read_settings("custom-job", JobOptions(file=job_file(tmp_path, {"comand": ["a.py"]})))
+
+
+def test_manifest_has_the_job_and_its_limits() -> None:
+    archive = pack({"train.py": Entry(b"")})
+    job = settings(train=None, source="examples/custom-job", command=["train.py"], time_limit_minutes=90)
+    manifest = create_manifest(MANIFEST, job, archive)
+    assert manifest.job.source is not None
+    assert manifest.job.source.uri.endswith(job_source_key(archive.sha256))
+    assert manifest.limits.time_limit_minutes == 90
+    assert manifest.limits.keep_after_failure_minutes == 15
+    assert {group.processes_per_node for group in manifest.groups} == {2}
+    assert manifest.node_digest() == MANIFEST.node_digest()
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [({"secrets": {"TOKEN": "/team/token"}}, "job.secrets.TOKEN"), ({"container": "image:1"}, "job.container")],
+)
+def test_job_that_needs_an_update_is_refused(job: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError, match=rf"{key} = .*Apply it first: pulumi up -s"):
+        create_manifest(MANIFEST, settings(**job), None)
+
+
+def test_source_is_uploaded_once(account: EmulatedAws) -> None:
+    created = clusters.create_cluster(REGION)
+    cluster, archive = Cluster(created.stack, REGION), pack({"train.py": Entry(b"pass")})
+    upload_source(cluster, archive)
+    calls = len(account.journal())
+    upload_source(cluster, archive)
+    assert created.staging.read(job_source_key(archive.sha256)) == archive.data
+    assert "PutObject" not in {entry.operation for entry in account.journal()[calls:]}

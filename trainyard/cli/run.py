@@ -1,0 +1,65 @@
+"""`trainyard run`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.launch import waits_for_start
+from trainyard.cli.options import JsonOption, StackOption
+from trainyard.operations import job_run as operation
+from trainyard.operations.archive import tag_old_objects
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import LaunchOptions
+from trainyard.operations.progress import create_display
+from trainyard.operations.status import describe_next_commands
+
+
+def run(
+    stack: StackOption,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- ARGUMENTS]",
+            help="Arguments of the script instead of those in job.command; KEY=VALUE settings of the built-in trainer.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="YAML file with keys of `job`, which replace those of the stack file."),
+    ] = None,
+    stack_file: Annotated[
+        Path | None, typer.Option("--stack-file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
+    ] = None,
+    replace_running: Annotated[
+        bool, typer.Option("--replace-running", help="Stop an active run; the new run uses its nodes.")
+    ] = False,
+    resume_replaced: Annotated[
+        bool,
+        typer.Option(help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set."),
+    ] = True,
+    wait: Annotated[
+        bool | None,
+        typer.Option(help="Wait until the job has started. Default: only if the environment variable CI is not set."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start the job of the stack file, as it is now, on the nodes of the deployed stack.
+
+    It starts on nodes that an earlier run has left (job.keep_nodes_minutes), and launches the others, all or none. The
+    Pulumi engine is not used: changes of the stack file outside `job` need pulumi up.
+    """
+    options = operation.JobOptions(file=file, arguments=tuple(arguments or ()), stack_file=stack_file)
+    with create_display() as display:
+        cluster = Cluster.from_environment(stack)
+        launch_options = LaunchOptions(
+            replace_running=replace_running,
+            resume_replaced=resume_replaced,
+            wait=waits_for_start(wait, os.environ),
+            new_run=True,
+            deployed_digest=cluster.manifest.digest(),
+        )
+        result = operation.run_job(cluster, options, launch_options, display)
+        tag_old_objects(cluster, display)
+        print(result.model_dump_json() if as_json else "\n".join(describe_next_commands(result, stack)))

@@ -1,0 +1,164 @@
+"""`trainyard run`: start a job on a deployed stack, on its nodes if they are kept, without the Pulumi engine."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.packaging.archive import Packed
+from infra.packaging.source import pack_source
+from trainyard.config import CONFIG_KEY
+from trainyard.config.loader import load_settings
+from trainyard.config.settings import StackSettings
+from trainyard.config.shared_settings import JobSpec
+from trainyard.config.stack_config import find_stack_file, read_config
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError, Problem
+from trainyard.models.layout import dataset_prefix, job_source_key
+from trainyard.models.manifest import Job, Manifest
+from trainyard.models.run import LaunchResult
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch, LaunchOptions
+from trainyard.operations.progress import Display
+from trainyard.operations.stack_file import PROJECT_ROOT
+
+# The keys of the two kinds of jobs: a file with keys of one kind replaces a job of the other kind.
+_TRAINER_KEYS, _CUSTOM_KEYS = frozenset(["train"]), frozenset(["source", "command", "container"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Changes of the stack file's job for one run.
+
+    `file`: a YAML file with keys of `job`, which replace those of the stack file. `arguments`: those of the script, or
+    KEY=VALUE settings of the built-in trainer. `stack_file`: None for that of the stack.
+    """
+
+    file: Path | None = None
+    arguments: Sequence[str] = ()
+    stack_file: Path | None = None
+
+
+def run_job(cluster: Cluster, options: JobOptions, launch_options: LaunchOptions, display: Display) -> LaunchResult:
+    """Start a new run of the job on the deployed cluster. Raises InputError, and LaunchError as Launch does."""
+    settings = read_settings(cluster.stack, options)
+    archive = pack_source(PROJECT_ROOT, settings.job.source) if settings.job.source is not None else None
+    deployed = cluster.manifest
+    manifest = create_manifest(deployed, settings, archive)
+    if settings.nodes != deployed.nodes:
+        text = f"the stack file has {settings.nodes} nodes, the deployed stack {deployed.nodes}: pulumi up changes that"
+        display.line("nodes", text)
+    if archive is not None:
+        upload_source(cluster, archive)
+    return Launch(cluster.with_manifest(manifest), display, launch_options).start()
+
+
+def read_settings(stack: str, options: JobOptions) -> StackSettings:
+    """Return the settings of the stack file with the changes of the job. Raises InputError."""
+    path = options.stack_file or find_stack_file(stack, PROJECT_ROOT / "stacks")
+    config = read_config(path, path.name)
+    raw = copy.deepcopy(config.get(CONFIG_KEY))
+    if isinstance(raw, dict) and isinstance(raw.get("job"), dict):
+        raw["job"] = change_job(raw["job"], options)
+    return load_settings(raw, PROJECT_ROOT, str(options.file or path.name))
+
+
+def change_job(job: dict[str, Any], options: JobOptions) -> dict[str, Any]:
+    """Return the job with the keys of the file and the arguments. Raises InputError."""
+    changes = _read_job_file(options.file) if options.file is not None else {}
+    replaced = (_CUSTOM_KEYS if changes.keys() & _TRAINER_KEYS else frozenset()) | (
+        _TRAINER_KEYS if changes.keys() & _CUSTOM_KEYS else frozenset()
+    )
+    changed = {key: value for key, value in job.items() if key not in replaced} | changes
+    if not options.arguments:
+        return changed
+    if "train" in changed:
+        return {**changed, "train": _change_trainer(changed["train"], options.arguments)}
+    return {**changed, "command": [*(changed.get("command") or [])[:1], *options.arguments]}
+
+
+def _read_job_file(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        fix = "Name a YAML file with keys of `job` of the stack file"
+        raise InputError([Problem("--file", str(file), str(error), fix, "job_file_unreadable")]) from None
+    if not isinstance(content, dict):
+        fix = "Write keys of `job` of the stack file at its top level, such as command"
+        raise InputError([Problem("--file", str(file), "it is no mapping", fix, "job_file_no_mapping")])
+    return content
+
+
+def _change_trainer(train: Any, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of the built-in trainer with KEY=VALUE changes. Raises InputError."""
+    changed: dict[str, Any] = copy.deepcopy(train) if isinstance(train, dict) else {}
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
+        *sections, name = key.split(".")
+        target: Any = changed
+        for section in sections:
+            target = target.setdefault(section, {}) if isinstance(target, dict) else None
+        if not separator or not name or not isinstance(target, dict):
+            reason = "the arguments of the built-in trainer are KEY=VALUE, with a key of job.train"
+            fix = "Write, for example, -- steps=100 optimizer.learning_rate=0.001"
+            raise InputError([Problem("ARGUMENTS", argument, reason, fix, "invalid_argument")])
+        target[name] = yaml.safe_load(value)
+    return changed
+
+
+def create_manifest(deployed: Manifest, settings: StackSettings, archive: Packed | None) -> Manifest:
+    """Return the deployed manifest with the job of these settings.
+
+    Raises InputError for a job that needs other software or permissions than the deployed stack has.
+    """
+    spec, source = settings.job, None
+    if archive is not None:
+        source = {"uri": f"s3://{deployed.staging_bucket}/{job_source_key(archive.sha256)}", "sha256": archive.sha256}
+    job = Job.model_validate(
+        {
+            **spec.model_dump(mode="json", include=set(JobSpec.model_fields)),
+            "source": source,
+            "data_uri": f"s3://{deployed.data_bucket}/{dataset_prefix(spec.dataset)}",
+        }
+    )
+    limits = deployed.limits.model_copy(
+        update={
+            "time_limit_minutes": spec.time_limit_minutes,
+            "keep_after_success_minutes": spec.keep_after_success_minutes,
+            "keep_after_failure_minutes": spec.keep_after_failure_minutes,
+        }
+    )
+    processes = {"processes_per_node": settings.processes_per_node}
+    groups = tuple(group.model_copy(update=processes) for group in deployed.groups)
+    manifest = deployed.model_copy(update={"job": job, "limits": limits, "groups": groups})
+    _require_deployed(deployed, manifest)
+    return manifest
+
+
+def _require_deployed(deployed: Manifest, manifest: Manifest) -> None:
+    """Raise InputError for parts of the job that only `pulumi up` makes available to the nodes."""
+    problems = []
+    fix = f"Apply it first: pulumi up -s {deployed.stack}"
+    if manifest.job.container != deployed.job.container:
+        reason = f"the nodes have the image of the deployed stack, {deployed.job.container}"
+        problems.append(invalid_setting("job.container", manifest.job.container, reason, fix, "not_deployed"))
+    elif manifest.node_digest() != deployed.node_digest():
+        reason = "the nodes mount the data of the deployed stack"
+        problems.append(invalid_setting("job.data", manifest.job.data_uri, reason, fix, "not_deployed"))
+    for variable, name in manifest.job.secrets.items():
+        if name not in deployed.job.secrets.values():
+            reason = "the nodes have no permission to read this parameter"
+            problems.append(invalid_setting(f"job.secrets.{variable}", name, reason, fix, "not_deployed"))
+    if problems:
+        raise InputError(problems)
+
+
+def upload_source(cluster: Cluster, archive: Packed) -> None:
+    """Upload the archive of the job's source to the staging bucket, unless it exists."""
+    key = job_source_key(archive.sha256)
+    assert cluster.staging is not None
+    if cluster.staging.find(key) is None:
+        cluster.staging.write(key, archive.data)
