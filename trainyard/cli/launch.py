@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import ManifestOption, StackOption
+from trainyard.cli.options import ManifestOption, ResumeReplacedOption, StackOption, WaitOption
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.launch import Launch, LaunchOptions
@@ -27,14 +27,8 @@ def launch(
     replace_running: Annotated[
         bool, typer.Option("--replace-running", help="Stop an active run whose job, software or network differs.")
     ] = False,
-    resume_replaced: Annotated[
-        bool,
-        typer.Option(help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set."),
-    ] = True,
-    wait: Annotated[
-        bool | None,
-        typer.Option(help="Wait until the job has started. Default: only if the environment variable CI is not set."),
-    ] = None,
+    resume_replaced: ResumeReplacedOption = True,
+    wait: WaitOption = None,
     trigger: Annotated[
         str | None, typer.Option("--trigger", help="Trigger of the Pulumi resource, for the run's record.")
     ] = None,

@@ -10,3 +10,17 @@ ManifestOption = Annotated[
     str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest. Default: found by the stack's tags.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+ResumeReplacedOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume-replaced/--no-resume-replaced",
+        help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set.",
+    ),
+]
+WaitOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Wait until the job has started. Default: only if the environment variable CI is not set.",
+    ),
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trainyard.cli.launch import waits_for_start
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import JsonOption, ResumeReplacedOption, StackOption, WaitOption
 from trainyard.operations import job_run as operation
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
@@ -35,14 +35,8 @@ def run(
     replace_running: Annotated[
         bool, typer.Option("--replace-running", help="Stop an active run; the new run uses its nodes.")
     ] = False,
-    resume_replaced: Annotated[
-        bool,
-        typer.Option(help="Start from the newest checkpoint of the run that is replaced, unless job.resume is set."),
-    ] = True,
-    wait: Annotated[
-        bool | None,
-        typer.Option(help="Wait until the job has started. Default: only if the environment variable CI is not set."),
-    ] = None,
+    resume_replaced: ResumeReplacedOption = True,
+    wait: WaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start the job of the stack file, as it is now, on the nodes of the deployed stack.

@@ -20,6 +20,7 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.run_record import create_run_record
+from trainyard.operations.status import format_status, read_status
 from trainyard.operations.stop import stop_run
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
@@ -304,3 +305,10 @@ def test_stop_terminates_kept_nodes(earlier: EarlierRun) -> None:
     assert outcome is not None
     assert not outcome.keeps_nodes(time.time())
     assert outcome.state == "succeeded"
+
+
+def test_status_shows_until_when_nodes_are_kept_and_their_price(earlier: EarlierRun) -> None:
+    earlier.change_manifest(node_usd_per_hour=10.0)
+    earlier.end()
+    lines = format_status(read_status(Cluster(earlier.cluster.stack, REGION), None), earlier.cluster.stack)
+    assert any("the nodes are kept until" in line and "cost 20.00 USD per hour" in line for line in lines), lines
