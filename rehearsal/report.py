@@ -1,13 +1,15 @@
 """Writes the report: report.json for programs, a table on the terminal for people."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from trainyard.models.report import Billed, CapacityAttempt, Report
+from trainyard.models.saved import SavedItem
+from trainyard.operations.saved import describe_size
 from trainyard.quantity import quantity
 
 
@@ -45,9 +47,9 @@ def print_report(report: Report, console: Console) -> None:
         share = report.last_loss / report.first_loss
         loss = f"{report.first_loss:.4f} -> {report.last_loss:.4f} ({share:.2f} of the first), {report.steps} steps"
         facts.add_row("loss", loss)
-        facts.add_row("checkpoints", "\n".join(report.checkpoints) or "none")
     facts.add_row("S3 objects", ", ".join(f"{kind}: {count}" for kind, count in report.objects.items()) or "none")
-    facts.add_row("results", report.results_uri or "none")
+    facts.add_row("checkpoints", describe_saved(report.checkpoints))
+    facts.add_row("results", describe_saved(report.results))
     console.print(facts)
     differences = len(report.substitutions) + len(report.not_rehearsed)
     text = f"{differences} differences from AWS: see `substitutions` and `not_rehearsed` in report.json"
@@ -56,6 +58,13 @@ def print_report(report: Report, console: Console) -> None:
         console.print("error", style="red", end=" ")
         console.print(error, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
+
+
+def describe_saved(items: Sequence[SavedItem]) -> str:
+    """Return the S3 prefix of checkpoints or results, and one line per item."""
+    if not items:
+        return "none"
+    return "\n".join([items[0].parent_uri, *(f"  {item.name}, {describe_size(item)}" for item in items)])
 
 
 def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:

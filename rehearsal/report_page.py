@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rehearsal.charts import loss_chart, nodes_chart, phases_chart
 from rehearsal.timeline import Timeline
 from trainyard.models.report import Report
+from trainyard.operations.saved import describe_size
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -39,6 +40,7 @@ def render_page(report: Report, timeline: Timeline) -> str:
         loss=loss_chart(timeline.metrics or ()),
         resources=sorted(timeline.resources, key=lambda resource: -resource.seconds),
         python_name=python_name,
+        describe_size=describe_size,
     )
 
 

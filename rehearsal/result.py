@@ -14,6 +14,7 @@ from trainyard.models.report import (
     Report,
     Substitution,
 )
+from trainyard.models.saved import SavedItem
 
 
 @dataclass
@@ -33,7 +34,9 @@ class RehearsalResult:
     unused_reservations: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
     losses: Losses | None = None
-    checkpoints: tuple[str, ...] = ()
+    checkpoints: tuple[SavedItem, ...] = ()
+    checkpoints_loaded: bool = False
+    results: tuple[SavedItem, ...] = ()
     results_uri: str | None = None
     objects: dict[str, int] = field(default_factory=dict)
     substitutions: list[Substitution] = field(default_factory=list)
@@ -73,6 +76,8 @@ class RehearsalResult:
             last_loss=losses.last if losses else None,
             steps=losses.steps if losses else None,
             checkpoints=self.checkpoints,
+            checkpoints_loaded=self.checkpoints_loaded,
+            results=self.results,
             results_uri=self.results_uri,
             objects=self.objects,
             substitutions=tuple(self.substitutions),

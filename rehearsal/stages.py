@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Any
 
 import yaml
 
@@ -22,6 +21,7 @@ from trainyard.config.cost import max_run_usd, usd_per_hour
 from trainyard.config.stack_config import find_stack_file
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
+from trainyard.operations.runs import DownloadedResults
 from trainyard.quantity import quantity
 
 OUTCOME_TIMEOUT_SECONDS = 1800.0
@@ -137,13 +137,15 @@ class Stages:
         result, data = self.context.result, self.data_bucket()
         assert result.run is not None
         downloaded = self.download_results(result.run)
-        result.results_uri = downloaded["results_uri"]
-        result.checkpoints = tuple(downloaded["checkpoints"])
+        result.results_uri = downloaded.results_uri
+        result.checkpoints, result.results = downloaded.checkpoints, downloaded.results
         prefix = RunLayout(result.run).prefix
         result.objects = dict(Counter(key.removeprefix(prefix).split("/")[0] for key in data.keys(prefix)))
         if self.context.settings.job.train is not None and not result.errors:
             result.losses = audit.read_losses(data, result.run)
-            failures = audit.check_checkpoints(result.checkpoints, {"AWS_REGION": self.context.aws.region})
+            uris = [item.uri for item in result.checkpoints]
+            failures = audit.check_checkpoints(uris, {"AWS_REGION": self.context.aws.region})
+            result.checkpoints_loaded = True
             count = len(result.checkpoints)
             self.context.display.print_line(
                 "results", f"{count - len(failures)} of {count} checkpoints load in a new process"
@@ -151,12 +153,13 @@ class Stages:
             for problem in [*audit.check_results(data, result.run, result.losses), *failures]:
                 self.context.add_error(problem)
 
-    def download_results(self, run: str) -> dict[str, Any]:
-        """Run `trainyard results` and `trainyard logs`. Returns the JSON output of `trainyard results`."""
+    def download_results(self, run: str) -> DownloadedResults:
+        """Run `trainyard results` and `trainyard logs`. Returns the result of `trainyard results`."""
         folder, logs = self.context.options.folder / "results", self.context.options.folder / "logs.txt"
-        downloaded: dict[str, Any] = json.loads(self.run_cli("results", "--run", run, "--to", str(folder), "--json"))
+        output = self.run_cli("results", "--run", run, "--to", str(folder), "--json")
+        downloaded = DownloadedResults.model_validate_json(output)
         logs.write_text(self.run_cli("logs", "--run", run, "--source", "."))
-        count = quantity(len(downloaded["files"]), "file")
+        count = quantity(len(downloaded.files), "file")
         self.context.display.print_line("results", f"{count} in {folder}, output of the ranks in {logs}")
         return downloaded
 

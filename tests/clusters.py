@@ -309,6 +309,19 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
     return cluster
 
 
+def add_archive_rule(bucket: str, days: int) -> None:
+    """Add the lifecycle rule that moves tagged objects to Deep Archive `days` after they were written."""
+    rule = {
+        "ID": "archive-old",
+        "Status": "Enabled",
+        "Filter": {"Tag": {"Key": tags.ARCHIVE, "Value": tags.OLD}},
+        "Transitions": [{"Days": days, "StorageClass": "DEEP_ARCHIVE"}],
+    }
+    client("s3", MANIFEST.region).put_bucket_lifecycle_configuration(
+        Bucket=bucket, LifecycleConfiguration={"Rules": [rule]}
+    )
+
+
 def capacity_limit(account: EmulatedAws, additional: int) -> Capacity:
     """Return a capacity fault that allows this number of additional workers; only running instances count."""
     running = [instance for instance in account.instances() if instance.state in {"pending", "running"}]

@@ -51,7 +51,7 @@ def test_missing_results_are_reported(local: CompletedRehearsal, data: Bucket) -
 
 
 def test_damaged_checkpoint_is_reported(local: CompletedRehearsal, data: Bucket, shared: dict[str, str]) -> None:
-    uri = local.report["checkpoints"][-1]
+    uri = local.report["checkpoints"][-1]["uri"]
     prefix = uri.split("/", 3)[3]
     key = next(key for key in data.keys(prefix) if key.endswith(".distcp"))
     content = data.read(key)

@@ -22,6 +22,7 @@ from tests.metrics import metric
 from tests.rehearsal.aws.instances import example_record
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Report, Substitution
+from trainyard.models.saved import SavedItem
 
 NARROW, WIDE = 400, 1400
 BROWSER_SECONDS = 120
@@ -66,13 +67,23 @@ def create_report(**changes: Any) -> Report:
         "first_loss": 5.5,
         "last_loss": 2.5,
         "steps": 60,
-        "checkpoints": ("s3://trainyard-data-0000/runs/20260101-000000-line-0000/checkpoints/step-00000060/",),
+        "checkpoints": (saved("checkpoints/step-00000060/"),),
+        "checkpoints_loaded": True,
+        "results": (saved("results/line.json"),),
         "results_uri": "s3://trainyard-data-0000/runs/20260101-000000-line-0000/results/",
         "objects": {"metrics": 30},
         "substitutions": (Substitution(original="EC2 instances", replacement="folders", reason="no virtual machine"),),
         "not_rehearsed": (NotRehearsed(subject="the kernel", reason="no virtual machine"),),
     }
     return Report.model_validate({**fields, **changes})
+
+
+def saved(key: str) -> SavedItem:
+    """Return a checkpoint or a result of the run."""
+    uri = f"s3://trainyard-data-0000/runs/20260101-000000-line-0000/{key}"
+    return SavedItem(
+        name=uri.rstrip("/").rpartition("/")[2], uri=uri, size_bytes=1500, files=3, modified=1.0, archived=False
+    )
 
 
 def playbook_event(time: float, status: str, instance: str = "i-w", boot: str = "0001") -> PlaybookEvent:
@@ -223,7 +234,8 @@ def test_page_has_all_values_of_the_report() -> None:
     report, timeline = create_report(images=("ami-0000", "snap-0000")), create_timeline()
     html = render_page(report, timeline)
     names = [
-        *report.checkpoints,
+        *(item.uri for item in (*report.checkpoints, *report.results)),
+        "1.5 kB in 3 files",
         *report.images,
         str(report.results_uri),
         str(report.run),
@@ -232,6 +244,12 @@ def test_page_has_all_values_of_the_report() -> None:
     ]
     assert [name for name in names if name not in html] == []
     assert python_name(timeline.resources[0].type) in html
+
+
+def test_checkpoints_of_a_custom_job_are_not_described_as_loaded() -> None:
+    html = render_page(create_report(checkpoints_loaded=False), create_timeline())
+    assert "<caption>Checkpoints</caption>" in html
+    assert "each loaded once" in render_page(create_report(), create_timeline())
 
 
 @pytest.mark.parametrize(

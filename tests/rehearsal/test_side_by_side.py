@@ -142,7 +142,14 @@ def test_custom_job_has_its_own_results(clone: Clone, pair: dict[str, CompletedR
     assert result["world_size"] == 2
     assert result["weight"] == pytest.approx(3.0, abs=0.01)
     assert pair["custom-job"].report["last_loss"] is None
-    assert pair["custom-job"].report["objects"]["checkpoints"] > 0
+
+
+def test_report_lists_checkpoints_and_results_of_a_custom_job(pair: dict[str, CompletedRehearsal]) -> None:
+    report = pair["custom-job"].report
+    names = [item["name"] for item in report["checkpoints"]]
+    assert names == ["epoch-0001.pt", "epoch-0002.pt", "epoch-0003.pt"]
+    assert [item["name"] for item in report["results"]] == ["line.json"]
+    assert not report["checkpoints_loaded"]
 
 
 def test_reports_belong_to_the_unprivileged_user(clone: Clone, pair: dict[str, CompletedRehearsal]) -> None:

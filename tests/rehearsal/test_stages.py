@@ -14,7 +14,17 @@ from tests.rehearsal.conftest import ROOT, CompletedRehearsal, Rehearse, run_reh
 KEYS = {
     *("ok", "errors", "stack", "backend", "engine", "run", "nodes", "processes_per_node", "resources_created"),
     *("resources_deleted", "retained", "images", "leaked", "phases", "first_loss", "last_loss", "steps", "checkpoints"),
-    *("results_uri", "objects", "substitutions", "not_rehearsed", "billed", "unused_reservations", "faults"),
+    *(
+        "checkpoints_loaded",
+        "results",
+        "results_uri",
+        "objects",
+        "substitutions",
+        "not_rehearsed",
+        "billed",
+        "unused_reservations",
+        "faults",
+    ),
     "capacity_attempts",
 }
 
@@ -98,6 +108,8 @@ def test_phases_add_up_to_the_total_time(local: CompletedRehearsal) -> None:
 
 def test_checkpoints_and_results_are_downloaded(local: CompletedRehearsal, tree: Path) -> None:
     assert len(local.report["checkpoints"]) == 3
+    assert local.report["checkpoints_loaded"]
+    assert {"results.json", "tensorboard"} <= {item["name"] for item in local.report["results"]}
     results = json.loads((tree / "build/rehearsal/local/results/results.json").read_text())
     assert results["last_loss"] == local.report["last_loss"]
     assert list((tree / "build/rehearsal/local/results").glob("tensorboard/*tfevents*"))

@@ -1,23 +1,35 @@
 """Amazon S3: objects of a bucket, and buckets by their tags."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
 
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
+# Storage classes whose objects GetObject refuses (InvalidObjectState) until they are restored. Source:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
+_ARCHIVE_CLASSES = frozenset(["GLACIER", "DEEP_ARCHIVE"])
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object in a listing. `modified`: time of the last write, Unix time in seconds."""
+    """An object in a listing. `modified`: time of the last write, Unix time in seconds; `size`: bytes."""
 
     key: str
     storage_class: str
     modified: float
+    size: int
+
+    @property
+    def archived(self) -> bool:
+        """Whether the object is in an archive class, from which it is read only after a restore."""
+        return self.storage_class in _ARCHIVE_CLASSES
 
 
 def find_buckets(region: str, tags: Mapping[str, str]) -> list[str]:
@@ -65,11 +77,32 @@ class Bucket:
         """Yield the objects below a prefix, in the order of their keys."""
         for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
             for item in page.get("Contents", []):
-                yield StoredObject(item["Key"], item.get("StorageClass", "STANDARD"), item["LastModified"].timestamp())
+                storage_class, modified = item.get("StorageClass", "STANDARD"), item["LastModified"].timestamp()
+                yield StoredObject(item["Key"], storage_class, modified, item["Size"])
 
     def restore_status(self, key: str) -> str:
         """Return the x-amz-restore header of an archived object; empty when no restore was requested."""
         return str(self._s3.head_object(Bucket=self.name, Key=key).get("Restore", ""))
+
+    def days_until_archived(self, tag: str, value: str) -> int | None:
+        """Return the age, days, at which a lifecycle rule moves objects with this tag to Deep Archive; None: no rule.
+
+        None also where the caller may not read the bucket's lifecycle rules.
+        """
+        try:
+            rules = self._s3.get_bucket_lifecycle_configuration(Bucket=self.name)["Rules"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] in {"NoSuchLifecycleConfiguration", "AccessDenied"}:
+                return None
+            raise
+        days = [
+            transition["Days"]
+            for rule in rules
+            if rule["Status"] == "Enabled" and {"Key": tag, "Value": value} in _filter_tags(rule.get("Filter", {}))
+            for transition in rule.get("Transitions", [])
+            if transition["StorageClass"] == "DEEP_ARCHIVE" and "Days" in transition
+        ]
+        return min(days, default=None)
 
     def add_tag(self, key: str, name: str, value: str) -> bool:
         """Add a tag to an object and keep its other tags; return False when it already has this tag."""
@@ -101,7 +134,24 @@ class Bucket:
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
         self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type)
 
-    def download(self, key: str, file: Path) -> None:
-        """Download an object to a file and create the file's folder."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._s3.download_file(self.name, key, str(file))
+    def download_all(self, files: Mapping[StoredObject, Path], on_bytes: Callable[[int], None]) -> None:
+        """Download objects to files in parallel, and create the files' folders.
+
+        A file appears when it is complete, with the object's time of the last write. `on_bytes` is called by threads
+        with the number of bytes that arrived.
+        """
+        config = TransferConfig(preferred_transfer_client="classic")  # an interrupt cancels its transfers
+        with create_transfer_manager(self._s3, config) as manager:
+            transfers = []
+            for stored, file in files.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                subscribers = [ProgressCallbackInvoker(on_bytes)]
+                transfers.append(manager.download(self.name, stored.key, str(file), subscribers=subscribers))
+            for (stored, file), transfer in zip(files.items(), transfers, strict=True):
+                transfer.result()
+                os.utime(file, (stored.modified, stored.modified))
+
+
+def _filter_tags(rule_filter: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the tags that the filter of a lifecycle rule requires."""
+    return [rule_filter["Tag"]] if "Tag" in rule_filter else list(rule_filter.get("And", {}).get("Tags", []))

@@ -7,7 +7,9 @@ import typer
 
 from trainyard.cli.options import JsonOption, RunOption, StackOption
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.progress import create_display
 from trainyard.operations.runs import download_results
+from trainyard.operations.saved import format_saved
 from trainyard.quantity import quantity
 
 
@@ -15,13 +17,21 @@ def results(
     stack: StackOption,
     run: RunOption = None,
     to: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|newest", help="Also download this checkpoint, into `checkpoints` of the folder."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Download a run's results and list its complete checkpoints."""
-    downloaded = download_results(Cluster.from_environment(stack), run, to)
+    """Download a run's results, and list its checkpoints and results with size, number of files and age.
+
+    A repeated download continues one that was interrupted.
+    """
+    with create_display() as display:
+        downloaded = download_results(Cluster.from_environment(stack), run, to, display, checkpoint)
     if as_json:
         print(downloaded.model_dump_json())
         return
     print(f"downloaded {quantity(len(downloaded.files), 'file')} of {downloaded.run} to {downloaded.folder}")
-    for uri in downloaded.checkpoints:
-        print(uri)
+    for line in format_saved(downloaded):
+        print(line)

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainyard.base import StrictModel
+from trainyard.models.saved import SavedItem
 
 EngineName = Literal["mocks", "pulumi", "pulumi-aws"]
 BackendName = Literal["process", "nspawn"]
@@ -92,9 +93,13 @@ class Report(StrictModel):
     first_loss: float | None = Field(description="Loss in the first metric line of the run.")
     last_loss: float | None = Field(description="Loss in the last metric line of the run.")
     steps: int | None = Field(description="Step number of the last metric line.")
-    checkpoints: tuple[str, ...] = Field(
-        description="URIs of the complete checkpoints, each loaded once in a new process."
+    checkpoints: tuple[SavedItem, ...] = Field(
+        description="Checkpoints, the newest last; those of the built-in trainer only if they are complete."
     )
+    checkpoints_loaded: bool = Field(
+        description="Whether each checkpoint was loaded once in a new process; not those of a custom job."
+    )
+    results: tuple[SavedItem, ...] = Field(description="Results, in the order of their names.")
     results_uri: str | None = Field(description="S3 URI of the results of the run.")
     objects: dict[str, int] = Field(description="Number of S3 objects of the run, by kind.")
     substitutions: tuple[Substitution, ...] = Field(

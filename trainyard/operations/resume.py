@@ -3,12 +3,7 @@
 from trainyard.aws.s3 import Bucket, StoredObject
 from trainyard.models.layout import RunLayout, complete_checkpoints
 from trainyard.operations.errors import LaunchError
-
-# Storage classes whose objects GetObject refuses (InvalidObjectState) until they are restored. Source:
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
-_ARCHIVE_CLASSES = frozenset(["GLACIER", "DEEP_ARCHIVE"])
-_RESTORED = 'ongoing-request="false"'
-_RESTORE_DAYS = 7  # lifetime of a restored copy: a weekend, and the launch
+from trainyard.operations.restore import archived_problem
 
 
 def require_readable_checkpoint(data: Bucket, run: str) -> None:
@@ -21,12 +16,10 @@ def require_readable_checkpoint(data: Bucket, run: str) -> None:
             "job.resume"
         )
     newest = _newest_checkpoint(objects, prefix)
-    # The lifecycle rule archives large objects only, so any object may be archived; some are restored before others.
-    for stored in objects:
-        if stored.key.startswith(newest) and stored.storage_class in _ARCHIVE_CLASSES:
-            restore = data.restore_status(stored.key)
-            if _RESTORED not in restore:
-                raise LaunchError(_archived_message(data.name, run, newest, stored, restore_requested=bool(restore)))
+    members = (stored for stored in objects if stored.key.startswith(newest))
+    if problem := archived_problem(data, members, newest, next_command="launch"):
+        reason, fix = problem
+        raise LaunchError(f"job.resume = {run!r}: its newest checkpoint s3://{data.name}/{newest} {reason}. {fix}")
 
 
 def _newest_checkpoint(objects: list[StoredObject], prefix: str) -> str:
@@ -36,19 +29,3 @@ def _newest_checkpoint(objects: list[StoredObject], prefix: str) -> str:
     newest_name = max(objects, key=lambda stored: stored.modified).key.removeprefix(prefix)
     folder, slash, _ = newest_name.partition("/")
     return f"{prefix}{folder}{slash}"
-
-
-def _archived_message(bucket: str, run: str, newest: str, stored: StoredObject, *, restore_requested: bool) -> str:
-    checkpoint = f"job.resume = {run!r}: its newest checkpoint s3://{bucket}/{newest} is in {stored.storage_class}"
-    if restore_requested:
-        return (
-            f"{checkpoint} and its restore is in progress; launch again when `aws s3api head-object --bucket {bucket} "
-            f"--key {stored.key}` returns {_RESTORED}"
-        )
-    return (
-        f"{checkpoint}, so that jobs cannot read it. Restore it, which takes 12 hours (Tier=Standard) or 48 hours "
-        f"(Tier=Bulk), and launch again within the {_RESTORE_DAYS} days that the restored copy exists: aws s3api "
-        f"list-objects-v2 --bucket {bucket} --prefix {newest} --query 'Contents[].[Key]' --output text | xargs -I KEY "
-        f"aws s3api restore-object --bucket {bucket} --key KEY --restore-request "
-        f"'Days={_RESTORE_DAYS},GlacierJobParameters={{Tier=Standard}}'"
-    )

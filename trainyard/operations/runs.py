@@ -7,26 +7,30 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainyard.base import StrictModel
-from trainyard.errors import InputError, Problem
+from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.models import layout
-from trainyard.models.layout import RunLayout
+from trainyard.models.layout import RunLayout, split_s3_uri
 from trainyard.models.run import RunRecord
+from trainyard.models.saved import SavedFiles, SavedItem
 from trainyard.models.streams import Cursor, metric_lines
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.download import download
+from trainyard.operations.progress import Display
+from trainyard.operations.saved import list_saved
 
 POLL_SECONDS = 1.0
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+NEWEST = "newest"
 
 
-class DownloadedResults(StrictModel):
+class DownloadedResults(SavedFiles):
     """`trainyard results --json`."""
 
     run: str = Field(description="Run id.")
     results_uri: str = Field(description="S3 URI of the results.")
     folder: str = Field(description="Local folder of the downloaded files.")
     files: tuple[str, ...] = Field(description="Downloaded files, relative to the folder.")
-    checkpoints: tuple[str, ...] = Field(description="S3 URIs of the complete checkpoints, oldest first.")
 
 
 def read_run_record(cluster: Cluster, run: str | None) -> RunRecord:
@@ -75,26 +79,50 @@ def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
     return tuple(f"s3://{cluster.data.name}/{prefix}{name}/" for name in names)
 
 
-def download_results(cluster: Cluster, run: str | None, folder: Path) -> DownloadedResults:
-    """Download a run's results into `folder`, and its metrics, when it has any, as metrics.jsonl."""
+def download_results(
+    cluster: Cluster, run: str | None, folder: Path, display: Display, checkpoint: str | None = None
+) -> DownloadedResults:
+    """Download a run's results into `folder`, and its metrics, when it has any, as metrics.jsonl.
+
+    `checkpoint`: name of a checkpoint, or NEWEST, to download into `checkpoints` of the folder. Raises InputError when
+    the run, the checkpoint or the folder is unusable, or when S3 has archived an object.
+    """
     if folder.exists() and not folder.is_dir():
         reason, fix = "it exists and is not a folder", "Name a folder"
         raise InputError([Problem("--to", str(folder), reason, fix, "not_a_folder")])
     record = read_run_record(cluster, run)
+    saved = list_saved(cluster, record, cluster.outcome(record.run))
     prefix = RunLayout(record.run).results
-    files = []
-    for key in cluster.data.keys(prefix):
-        name = key.removeprefix(prefix)
-        cluster.data.download(key, folder / name)
-        files.append(name)
+    selected = None if checkpoint is None else _select_checkpoint(saved, record.run, checkpoint)
+    files = list(download(cluster.data, cluster.data.objects(prefix), prefix, folder, display))
     if metrics := metric_lines(cluster.data, record.run):
         folder.mkdir(parents=True, exist_ok=True)  # an active run has metrics and no results
         (folder / METRICS).write_text("".join(f"{line.model_dump_json()}\n" for line in metrics))
         files.append(METRICS)
+    if selected is not None:
+        files += _download_checkpoint(cluster, selected, folder, display)
     return DownloadedResults(
+        **dict(saved),
         run=record.run,
         results_uri=f"s3://{cluster.data.name}/{prefix}",
         folder=str(folder),
         files=tuple(files),
-        checkpoints=complete_checkpoints(cluster, record.run),
     )
+
+
+def _select_checkpoint(saved: SavedFiles, run: str, name: str) -> SavedItem:
+    names = [item.name for item in saved.checkpoints]
+    for item in reversed(saved.checkpoints):
+        if name in (item.name, NEWEST):
+            return item
+    reason = f"run {run} has no such checkpoint" if names else f"run {run} has no checkpoint"
+    newest = ", ".join(reversed(names[-10:]))
+    fix = f"{did_you_mean(name, names)}The newest are {newest}" if names else "Omit --checkpoint, or use --run"
+    raise InputError([Problem("--checkpoint", name, reason, fix, "unknown_checkpoint")])
+
+
+def _download_checkpoint(cluster: Cluster, item: SavedItem, folder: Path, display: Display) -> list[str]:
+    key, prefix = split_s3_uri(item.uri)[1], split_s3_uri(item.parent_uri)[1]
+    objects = [stored for stored in cluster.data.objects(key) if key.endswith("/") or stored.key == key]
+    names = download(cluster.data, objects, prefix, folder / CHECKPOINTS, display)
+    return [f"{CHECKPOINTS}/{name}" for name in names]

@@ -1,4 +1,4 @@
-"""The status of a run: its progress or outcome, deadlines, nodes and last health check."""
+"""The status of a run: its progress or outcome, deadlines, nodes, last health check, checkpoints and results."""
 
 import time
 
@@ -10,14 +10,18 @@ from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
+from trainyard.models.saved import SavedFiles
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.kept_nodes import describe_kept_nodes
 from trainyard.operations.runs import read_run_record
+from trainyard.operations.saved import format_saved, list_saved
 from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
 from trainyard.quantity import quantity
 from trainyard.times import format_time
+
+MAX_LISTED_ITEMS = 5  # of the checkpoints, and of the results; `trainyard results` lists all
 
 
 class GroupStatus(StrictModel):
@@ -43,6 +47,7 @@ class RunStatus(StrictModel):
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
     health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")
     metric: MetricLine | None = Field(description="The last metric line.")
+    saved: SavedFiles = Field(description="Checkpoints and results in the data bucket.")
     elapsed_seconds: float = Field(
         ge=0, description="Seconds from the launch, or the scheduled start, to the run's end, or until now."
     )
@@ -74,6 +79,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
         outcome=outcome,
         health_check=cluster.health_check_result(record.run),
         metric=metrics[-1] if metrics else None,
+        saved=list_saved(cluster, record, outcome),
         elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.start, 0.0),
         scheduled_start_time=workers.scheduled_start() if workers and outcome is None else None,
         lease_end_time=workers.lease() if workers else None,
@@ -128,7 +134,7 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         lines += format_health_check(status.health_check)
     if status.metric:
         lines.append(f"step {status.metric.step}, loss {status.metric.loss:.4f}, {status.metric.throughput}")
-    return lines
+    return lines + format_saved(status.saved, MAX_LISTED_ITEMS)
 
 
 def describe_next_commands(result: LaunchResult, stack: str) -> list[str]:

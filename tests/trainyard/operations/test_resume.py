@@ -49,7 +49,7 @@ def test_restored_checkpoint_is_accepted(bucket: Bucket, archived: str) -> None:
 
 def test_restore_in_progress_is_reported(bucket: Bucket, archived: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "restore_status", lambda _: 'ongoing-request="true"')
-    with pytest.raises(LaunchError, match=r"is in DEEP_ARCHIVE and its restore is in progress; launch again when"):
+    with pytest.raises(LaunchError, match=r"is in DEEP_ARCHIVE and its restore is in progress. Launch again when"):
         require_readable_checkpoint(bucket, "old")
 
 

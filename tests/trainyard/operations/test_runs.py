@@ -16,6 +16,7 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import HEALTHY_MEASUREMENTS, MANIFEST
 from tests.metrics import metric
+from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.lease import put_lease
 from trainyard.errors import InputError
 from trainyard.models.health_check import HealthCheckResult, NodeFault, NodeResult
@@ -51,6 +52,12 @@ def connect(cluster: clusters.Cluster) -> Cluster:
     return Cluster(cluster.stack, REGION)
 
 
+def download_results(
+    cluster: clusters.Cluster, run: str | None, folder: Path, checkpoint: str | None = None
+) -> runs.DownloadedResults:
+    return runs.download_results(connect(cluster), run, folder, RecordingDisplay(), checkpoint)
+
+
 @pytest.fixture
 def record(cluster: clusters.Cluster) -> RunRecord:
     """Write a run with logs, results, a complete checkpoint and an incomplete one."""
@@ -70,7 +77,7 @@ def record(cluster: clusters.Cluster) -> RunRecord:
 def test_results_are_downloaded_with_their_folders(
     cluster: clusters.Cluster, record: RunRecord, tmp_path: Path
 ) -> None:
-    downloaded = runs.download_results(connect(cluster), None, tmp_path)
+    downloaded = download_results(cluster, None, tmp_path)
     assert sorted(downloaded.files) == ["results.json", "tensorboard/events"]
     assert (tmp_path / "tensorboard/events").read_bytes() == b"x"
 
@@ -85,14 +92,15 @@ def write_metrics(cluster: clusters.Cluster, run: str, losses: Iterable[tuple[in
 
 def test_downloaded_metrics_have_a_line_per_step(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
     write_metrics(cluster, record.run, ((1, 3.0), (2, 2.0)))  # the later attempt repeats the step
-    assert "metrics.jsonl" in runs.download_results(connect(cluster), None, tmp_path).files
+    assert "metrics.jsonl" in download_results(cluster, None, tmp_path).files
     (kept,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(kept)["loss"] == 2.0
 
 
 def test_only_complete_checkpoints_are_listed(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
     prefix = f"s3://{cluster.data.name}/{RunLayout(record.run).checkpoints}"
-    assert runs.download_results(connect(cluster), record.run, tmp_path).checkpoints == (f"{prefix}step-00000020/",)
+    (checkpoint,) = download_results(cluster, record.run, tmp_path).checkpoints
+    assert checkpoint.uri == f"{prefix}step-00000020/"
 
 
 def test_logs_are_followed_until_the_run_ends(
@@ -185,14 +193,14 @@ def test_source_that_is_not_a_regular_expression_is_refused(cluster: clusters.Cl
 def test_results_folder_that_is_a_file_is_refused(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"--to = .*it exists and is not a folder"):
-        runs.download_results(connect(cluster), None, tmp_path / "file")
+        download_results(cluster, None, tmp_path / "file")
 
 
 def test_metrics_of_an_active_run_are_downloaded(cluster: clusters.Cluster, tmp_path: Path) -> None:
     new_record = cluster.create_run_record()
     cluster.data.write(RunLayout(new_record.run).record, new_record.model_dump_json().encode())
     write_metrics(cluster, new_record.run, ((1, 3.0),))
-    assert runs.download_results(connect(cluster), new_record.run, tmp_path / "new").files == ("metrics.jsonl",)
+    assert download_results(cluster, new_record.run, tmp_path / "new").files == ("metrics.jsonl",)
     assert (tmp_path / "new/metrics.jsonl").exists()
 
 
@@ -224,7 +232,9 @@ def test_status_contains_the_last_health_check_by_node(cluster: clusters.Cluster
     cluster.data.write(RunLayout(record.run).latest_health_check, result.model_dump_json().encode())
     status = read_status(connect(cluster), None)
     assert status.health_check == result
-    assert format_status(status, "local")[-3:] == [
+    lines = format_status(status, "local")
+    first = lines.index("health check 1, 21 s: repeat, i-2 hung")
+    assert lines[first : first + 3] == [
         "health check 1, 21 s: repeat, i-2 hung",
         "  i-1: 8 x NVIDIA A100-SXM4-40GB, driver 580.126.09, CUDA 13.2, NCCL 2.28.3, torch 2.15.0, Libfabric (efa), "
         "4 EFA devices, matmul 245 TFLOP/s, all-reduce within the node 231 GB/s, all-reduce over all nodes 76.4 GB/s",
