@@ -318,7 +318,9 @@ def add_archive_rule(bucket: str, days: int) -> None:
         "Transitions": [{"Days": days, "StorageClass": "DEEP_ARCHIVE"}],
     }
     client("s3", MANIFEST.region).put_bucket_lifecycle_configuration(
-        Bucket=bucket, LifecycleConfiguration={"Rules": [rule]}
+        Bucket=bucket,
+        LifecycleConfiguration={"Rules": [rule]},
+        TransitionDefaultMinimumObjectSize="varies_by_storage_class",
     )
 
 

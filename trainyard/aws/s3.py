@@ -104,8 +104,8 @@ class Bucket:
         ]
         return min(days, default=None)
 
-    def add_tag(self, key: str, name: str, value: str) -> bool:
-        """Add a tag to an object and keep its other tags; return False when it already has this tag."""
+    def set_tag(self, key: str, name: str, value: str) -> bool:
+        """Set a tag of an object and keep its other tags; return False when it already has this tag."""
         tags = self._s3.get_object_tagging(Bucket=self.name, Key=key)["TagSet"]
         new = {"Key": name, "Value": value}
         if new in tags:

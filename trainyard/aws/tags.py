@@ -25,6 +25,7 @@ SOURCE = "trainyard:source"
 # On old checkpoints and results. The data bucket's lifecycle rule moves objects with this tag to Deep Archive.
 ARCHIVE = "trainyard:archive"
 OLD = "old"
+KEPT = "kept"  # was OLD, until a job resumed from the run
 
 
 def held_capacity_tags(stack: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
 `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
-An object `archived/<prefix>` in it means that all objects under `<prefix>` have the tag by which S3 archives them.
+Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them.
 Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), `pending-launch` (the id of the launch
 that has not created its run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
@@ -18,7 +18,7 @@ CURRENT_RUN = "run.json"
 PENDING_LAUNCH = "pending-launch"
 HEAD_EVENTS = "head/events/"
 BAKE_EVENTS = "bake/events/"
-ARCHIVED = "archived/"
+ARCHIVED = "archived.json"
 COMMIT_MARK = ".metadata"
 
 
@@ -35,11 +35,6 @@ def bundle_key(sha256: str) -> str:
 def job_source_key(sha256: str) -> str:
     """Key of the archive of the user's sources in the staging bucket."""
     return f"job/{sha256}.tar"
-
-
-def archived_key(prefix: str) -> str:
-    """Key of the object that marks all objects under `prefix` as tagged for the archive."""
-    return ARCHIVED + prefix.rstrip("/")
 
 
 def chunk_prefix(stream: str, instance: str, boot: str, source: str) -> str:

@@ -12,6 +12,7 @@ from trainyard.config.catalog import Catalog
 from trainyard.config.prices import Prices
 from trainyard.config.settings import StackSettings
 from trainyard.config.training import TrainerConfig
+from trainyard.models.archive_state import ArchiveState
 from trainyard.models.dataset import DATASET
 from trainyard.models.events import NODE_EVENT
 from trainyard.models.health_check import HealthCheckResult
@@ -34,6 +35,7 @@ _MODELS: dict[str, type[StrictModel]] = {
     "outcome": Outcome,
     "launch": LaunchResult,
     "health_check": HealthCheckResult,
+    "archived": ArchiveState,
 }
 _UNIONS: dict[str, TypeAdapter[Any]] = {"dataset": DATASET, "event": NODE_EVENT}  # unions of models
 

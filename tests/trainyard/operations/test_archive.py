@@ -1,5 +1,7 @@
 """Tagging old checkpoints and results for Deep Archive."""
 
+import time
+
 import pytest
 
 from rehearsal.aws.faults import Deny
@@ -8,21 +10,24 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.clients import client
-from trainyard.models.layout import CURRENT_RUN, RunLayout
+from trainyard.models.layout import ARCHIVED, RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations import archive
 from trainyard.operations.cluster import Cluster
 
+DAYS = 90
+
 
 class Runs:
-    """A stack and the runs in its data bucket."""
+    """A stack and the runs in its data bucket, whose lifecycle rule moves tagged objects after DAYS."""
 
     def __init__(self, cluster: clusters.Cluster) -> None:
         self.cluster = cluster
         self.display = RecordingDisplay()
+        clusters.add_archive_rule(cluster.data.name, DAYS)
 
-    def write(self, run: str, *steps: int, ended: bool = True, results: bool = True) -> None:
-        """Write a run with checkpoints of these steps, each of two objects."""
+    def write(self, run: str, *steps: int, days_ago: float | None = DAYS + 1, results: bool = True) -> None:
+        """Write a run with checkpoints of these steps, each of two objects. `days_ago`: its end; None: it is active."""
         layout, data = RunLayout(run), self.cluster.data
         record = self.cluster.create_run_record().model_copy(update={"run": run})
         data.write(layout.record, record.model_dump_json().encode())
@@ -31,9 +36,18 @@ class Runs:
                 data.write(f"{layout.checkpoints}step-{step:08d}/{name}", b"x")
         if results:
             data.write(f"{layout.results}results.json", b"{}")
-        if ended:
-            outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=1.0)
-            data.write(layout.outcome, outcome.model_dump_json().encode())
+        if days_ago is not None:
+            self.end(run, days_ago)
+
+    def end(self, run: str, days_ago: float) -> None:
+        outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=time.time() - days_ago * 86400)
+        self.cluster.data.write(RunLayout(run).outcome, outcome.model_dump_json().encode())
+
+    def resume(self, run: str | None) -> None:
+        """Set job.resume of the stack's manifest."""
+        job = self.cluster.manifest.job.model_copy(update={"resume": run})
+        self.cluster.manifest = self.cluster.manifest.model_copy(update={"job": job})
+        self.cluster.set_groups(self.cluster.manifest.groups)
 
     def tag_old_objects(self) -> None:
         archive.tag_old_objects(Cluster(self.cluster.stack, REGION), self.display)
@@ -61,65 +75,95 @@ def step(run: str, number: int) -> str:
     return f"{run}/checkpoints/step-{number:08d}"
 
 
-def test_older_runs_and_older_checkpoints_of_the_newest_run_are_tagged(runs: Runs) -> None:
-    runs.write("a", 10, 20)
-    runs.write("b", 10)
-    runs.write("c", 10, 20, 30)
+def test_newest_checkpoint_and_results_of_each_run_are_kept(runs: Runs) -> None:
+    for run in ("a", "b", "c"):
+        runs.write(run, 10, 20, days_ago=DAYS - 1)
     runs.tag_old_objects()
-    assert runs.tagged_folders() == {
-        step("a", 10),
-        step("a", 20),
-        "a/results",
-        step("b", 10),
-        "b/results",
-        step("c", 10),
-        step("c", 20),
-    }
-    assert runs.display.lines == ["archive old objects tagged for Deep Archive: 12"]
+    assert runs.tagged_folders() == {step("a", 10), step("b", 10), step("c", 10)}
 
 
-def test_active_run_is_not_tagged(runs: Runs) -> None:
-    runs.write("a", 10, 20, ended=False)
-    runs.write("b", 10, 20, ended=False)
+def test_earlier_run_is_tagged_when_the_days_have_passed(runs: Runs) -> None:
+    runs.write("a", 10, 20, days_ago=DAYS + 1)
+    runs.write("b", 10, days_ago=DAYS - 1)
     runs.tag_old_objects()
-    assert runs.tagged_folders() == set()
+    assert runs.tagged_folders() == {step("a", 10), step("a", 20), "a/results"}
 
 
-def test_newest_checkpoint_is_not_tagged_when_the_newest_run_has_none(runs: Runs) -> None:
-    runs.write("a", 10, 20)
-    runs.write("b", results=False)
+def test_newest_checkpoint_and_results_of_the_bucket_are_kept_forever(runs: Runs) -> None:
+    runs.write("a", 10, 20, days_ago=10 * DAYS)
     runs.tag_old_objects()
     assert runs.tagged_folders() == {step("a", 10)}
 
 
+def test_active_run_is_not_tagged(runs: Runs) -> None:
+    runs.write("a", 10, 20, days_ago=None)
+    runs.write("b", 10, 20, days_ago=None)
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == set()
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_run_without_checkpoint_archives_nothing_of_another_run(runs: Runs, is_active: bool) -> None:
+    runs.write("a", 20)
+    runs.write("b", results=False, days_ago=None if is_active else 0)
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == set()
+
+
 def test_incomplete_checkpoint_is_not_the_newest(runs: Runs) -> None:
     runs.write("a", 10)
-    runs.write("b")
+    runs.write("b", days_ago=1)
     runs.cluster.data.write(f"{RunLayout('b').checkpoints}step-00000010/__0_0.distcp", b"x")
     runs.tag_old_objects()
     assert runs.tagged_folders() == {"a/results"}
 
 
-def test_run_named_by_the_manifests_resume_is_not_tagged(account: EmulatedAws) -> None:
-    runs = Runs(clusters.create_cluster(REGION, resume="a"))
-    runs.write("a", 10, 20)
-    runs.write("b", 10)
-    runs.write("c", 10, ended=False)
+def test_run_named_by_the_manifests_resume_is_not_tagged(runs: Runs) -> None:
+    runs.resume("a")
+    for run in ("a", "b", "c"):
+        runs.write(run, 10)
     runs.tag_old_objects()
     assert runs.tagged_folders() == {step("b", 10), "b/results"}
 
 
-def test_run_that_the_current_run_resumes_from_is_not_tagged(runs: Runs) -> None:
-    job = runs.cluster.manifest.job.model_copy(update={"resume": "a"})
-    record = runs.cluster.create_run_record().model_copy(update={"job": job})
-    runs.cluster.staging.write(CURRENT_RUN, record.model_dump_json().encode())
+def test_run_that_an_active_run_resumes_from_is_not_tagged(runs: Runs) -> None:
     runs.write("a", 10)
     runs.write("b", 10)
+    runs.resume("a")
+    runs.write("c", days_ago=None)
+    runs.resume(None)
     runs.tag_old_objects()
     assert runs.tagged_folders() == set()
 
 
-def test_checkpoints_of_a_users_job_need_no_commit_mark(account: EmulatedAws) -> None:
+def test_tags_of_a_run_are_removed_when_it_is_resumed(runs: Runs) -> None:
+    runs.write("a", 10, 20)
+    runs.write("b", 10)
+    runs.tag_old_objects()
+    runs.resume("a")
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == set()
+    assert runs.display.lines[1:] == ["archive a is not moved to Deep Archive, because job.resume names it"]
+
+
+def test_resumed_run_is_tagged_again_later(runs: Runs) -> None:
+    runs.write("a", 10)
+    runs.write("b", 10)
+    for resume in (None, "a", None):
+        runs.resume(resume)
+        runs.tag_old_objects()
+    assert runs.tagged_folders() == {step("a", 10), "a/results"}
+
+
+def test_no_checkpoint_of_a_custom_job_is_older(account: EmulatedAws) -> None:
+    """A custom job may save one checkpoint as several folders."""
+    runs = Runs(clusters.create_cluster(REGION, train=None, command=("train.py",)))
+    runs.write("a", 10, 20, days_ago=DAYS - 1)
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == set()
+
+
+def test_checkpoints_of_a_custom_job_need_no_commit_mark(account: EmulatedAws) -> None:
     runs = Runs(clusters.create_cluster(REGION, train=None, command=("train.py",)))
     for run in ("a", "b"):
         runs.write(run)
@@ -139,17 +183,59 @@ def test_other_tags_are_kept(runs: Runs) -> None:
     assert runs.tags(key) == {"owner": "me", "trainyard:archive": "old"}
 
 
-def test_second_pass_does_not_read_tagged_objects(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_objects_time_and_prevention(runs: Runs, account: EmulatedAws) -> None:
+    runs.write("a", 10, 20, days_ago=DAYS + 1)
+    runs.write("b", 10, 20, 30, days_ago=1)
+    runs.tag_old_objects()
+    (line,) = runs.display.lines
+    due = time.strftime("%Y-%m-%d", time.gmtime(time.time() + (DAYS + 1) * 86400))
+    assert line.startswith(
+        "archive tagged for S3 Glacier Deep Archive: 2 older checkpoints of b; checkpoints and results of a (9 objects)"
+    )
+    assert f"90 days after its last write (storage.archive_after_days), the first of these on {due}." in line
+    assert "a larger storage.archive_after_days" in line
+    assert "job.resume" in line
+
+
+def test_message_without_tagged_objects_is_omitted(runs: Runs) -> None:
+    runs.write("a", 10, days_ago=1)
+    runs.tag_old_objects()
+    assert runs.display.lines == []
+
+
+def test_bucket_without_archive_rule_is_not_tagged(account: EmulatedAws) -> None:
+    runs = Runs(clusters.create_cluster(REGION))
+    client("s3", REGION).delete_bucket_lifecycle(Bucket=runs.cluster.data.name)
     runs.write("a", 10, 20)
-    runs.write("b", 10, 20)
     runs.tag_old_objects()
+    assert runs.tagged_folders() == set()
 
-    def fail(*_: object) -> bool:
-        raise AssertionError("an object was read")
 
-    monkeypatch.setattr("trainyard.aws.s3.Bucket.add_tag", fail)
+def test_later_pass_reads_no_ended_run(runs: Runs, account: EmulatedAws) -> None:
+    for run in ("a", "b", "c"):
+        runs.write(run, 10, 20, days_ago=DAYS - 1)
     runs.tag_old_objects()
-    assert len(runs.display.lines) == 1
+    before = len(account.journal())
+    runs.tag_old_objects()
+    operations = [call.operation for call in account.journal()[before:]]
+    assert operations[-3:] == ["GetBucketLifecycleConfiguration", "GetObject", "ListObjectsV2"]
+    assert operations.count("ListObjectsV2") == 1
+
+
+def test_run_that_has_just_ended_is_read_again(runs: Runs) -> None:
+    """A node that drains saves a checkpoint after the end of the run."""
+    runs.write("a", 10, days_ago=0)
+    runs.tag_old_objects()
+    runs.write("a", 20, days_ago=0)
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == {step("a", 10)}
+
+
+def test_unreadable_state_is_created_again(runs: Runs) -> None:
+    runs.cluster.data.write(ARCHIVED, b'{"of": "another version"}')
+    runs.write("a", 10, 20)
+    runs.tag_old_objects()
+    assert runs.tagged_folders() == {step("a", 10)}
 
 
 def test_next_pass_continues_after_the_time_limit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +244,8 @@ def test_next_pass_continues_after_the_time_limit(runs: Runs, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(archive, "TIMEOUT_SECONDS", -1.0)
         runs.tag_old_objects()
-    assert runs.display.lines == ["archive old objects tagged for Deep Archive: 0; the next launch continues"]
+    (line,) = runs.display.lines
+    assert line.endswith("The next launch continues")
     runs.tag_old_objects()
     assert runs.tagged_folders() == {step("a", 10), "a/results"}
 

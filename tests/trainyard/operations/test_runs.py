@@ -253,12 +253,12 @@ def test_status_of_an_earlier_run_has_no_groups(cluster: clusters.Cluster, recor
 
 
 def test_stop_tags_old_objects(cluster: clusters.Cluster, record: RunRecord) -> None:
-    prefix = RunLayout(record.run).checkpoints
-    cluster.data.write(f"{prefix}step-00000030/.metadata", b"x")
+    clusters.add_archive_rule(cluster.data.name, days=90)
+    cluster.data.write(f"{RunLayout(record.run).checkpoints}step-00000030/.metadata", b"x")
     completed = run_command("stop", "--stack", cluster.stack, "--json")
     assert completed.returncode == 0, completed.stderr
     assert json.loads(completed.stdout) == {"terminated": []}
-    assert "old objects tagged for Deep Archive: 1" in completed.stderr
+    assert f"tagged for S3 Glacier Deep Archive: 1 older checkpoint of {record.run} (1 object)" in completed.stderr
 
 
 def test_stop_of_a_stack_that_is_not_deployed_needs_its_manifest_uri(account: EmulatedAws) -> None:

@@ -36,8 +36,9 @@ class StorageSettings(StrictModel):
     archive_after_days: Integer | None = Field(
         90,
         ge=1,
-        description="Days after which old checkpoints and results, never the newest, move to S3 Glacier Deep Archive; "
-        "none: never.",
+        description="Days after the end of a run for which its newest checkpoint and its results are readable; then "
+        "they move to S3 Glacier Deep Archive, except those of the newest run. Older checkpoints of the built-in "
+        "trainer move that many days after they were written. none: never.",
     )
 
 
