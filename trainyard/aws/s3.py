@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,24 @@ class Bucket:
             transfers = []
             for stored, file in files.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
-                subscribers = [ProgressCallbackInvoker(on_bytes)]
+                subscribers = [_Download(file, stored.modified, on_bytes)]
                 transfers.append(manager.download(self.name, stored.key, str(file), subscribers=subscribers))
-            for (stored, file), transfer in zip(files.items(), transfers, strict=True):
+            for transfer in transfers:
                 transfer.result()
-                os.utime(file, (stored.modified, stored.modified))
+
+
+class _Download(ProgressCallbackInvoker):  # type: ignore[misc]
+    """Sets the time of a file when its download has succeeded."""
+
+    def __init__(self, file: Path, modified: float, on_bytes: Callable[[int], None]) -> None:
+        super().__init__(on_bytes)
+        self._file, self._modified = file, modified
+
+    def on_done(self, future: Any, **_: Any) -> None:
+        """Called when the transfer has ended, also if it failed or was cancelled."""
+        with suppress(Exception):  # the main thread raises it
+            future.result()
+            os.utime(self._file, (self._modified, self._modified))
 
 
 def _filter_tags(rule_filter: dict[str, Any]) -> list[dict[str, str]]:
