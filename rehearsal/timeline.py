@@ -140,8 +140,8 @@ def _spans(events: list[NodeEvent], start: float, end: float) -> list[Span]:
                 state = _PLAYBOOK_STATES[event.status]
             case ServiceEvent():
                 state = base_state = "serving"
-            case AgentEvent(state="drained"):
-                continue  # the node ends here: keep its last working state
+            case AgentEvent(state="drained" | "stopped"):
+                continue  # keep the last working state
             case AgentEvent():
                 suffix = f", attempt {event.attempt}" if event.state == "workers_up" and event.attempt > 1 else ""
                 state = base_state = _AGENT_STATES.get(event.state, event.state.replace("_", " ")) + suffix
