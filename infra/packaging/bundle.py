@@ -13,7 +13,7 @@ FILES = ("constraints.txt",)
 OPERATOR_ONLY = frozenset(
     f"trainyard/{name}"
     for name in (
-        *("__main__.py", "launcher", "cli", "operations"),
+        *("__main__.py", "launcher", "cli", "operations", "job_source"),
         *(f"config/{name}" for name in ("settings", "validators", "catalog.py", "catalog.json", "prices.py")),
         *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py")),
         *(
