@@ -85,4 +85,15 @@ class JobSpec(StrictModel):
         description="Environment variable -> name of the SSM parameter with its value, encrypted with the AWS managed "
         "key of SSM.",
     )
+    resolve_requirements: Literal["launch", "nodes"] = Field(
+        "launch",
+        description="Where the requirements.txt of a custom job is resolved. launch: by the launch, before a node is "
+        "launched. nodes: by each node before the job starts, for a package index that only nodes reach.",
+    )
+    dry_run: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Script in the source folder and its arguments, run as one process by the launch, before a node is "
+        "launched, where the launch's machine has torch; none: the imports of the script are tried.",
+    )
     resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")

@@ -263,6 +263,14 @@ EXAMPLES: dict[str, list[Example]] = {
         Example({"job.builtin_corpus": True, "job.train": {"model": {"kind": "images"}}}, "job.builtin_corpus"),
         Example({"job.builtin_corpus": True, "job.train": {"model": MASKED}}, "job.builtin_corpus"),
     ],
+    "dry_run_is_possible": [
+        Example({"job.dry_run": ["train.py"]}, "job.dry_run", ("built-in trainer",)),
+        Example(
+            {**custom_job("mine", ["train.py"]), "job.dry_run": ["train.py"], "job.container": CONTAINER},
+            "job.dry_run",
+            ("container",),
+        ),
+    ],
     "variables_defined_once": [
         Example({"job.secrets": {"TOKEN": "/token"}, "job.environment": {"TOKEN": "x"}}, "job.secrets.TOKEN"),
     ],

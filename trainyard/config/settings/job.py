@@ -21,7 +21,7 @@ class JobSettings(JobSpec):
     source: str | None = Field(
         None,
         description="Folder of the custom job, relative to Pulumi.yaml. Its .trainyardignore excludes files; its "
-        "requirements.txt is installed in addition to the nodes' Python environment.",
+        "requirements.txt is installed in addition to the nodes' Python environment (see jobs.md).",
     )
     time_limit_minutes: Number = Field(
         1440.0,
