@@ -135,6 +135,15 @@ class Bucket:
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
         self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type)
 
+    def upload(self, key: str, file: Path) -> None:
+        """Create or replace an object from a file of any size."""
+        self._s3.upload_file(str(file), self.name, key)
+
+    def download(self, key: str, file: Path) -> None:
+        """Download an object to a file and create the file's folder."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._s3.download_file(self.name, key, str(file))
+
     def download_all(self, files: Mapping[StoredObject, Path], on_bytes: Callable[[int], None]) -> None:
         """Download objects to files in parallel, and create the files' folders.
 

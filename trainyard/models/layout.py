@@ -3,8 +3,8 @@
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
 `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them.
-Staging bucket: `bundle/`, `job/`, `manifest.json`, `run.json` (the current run), `pending-launch` (the id of the launch
-that has not created its run), and events of the head and builders.
+Staging bucket: `bundle/`, `job/` (sources, locked requirements, their wheels), `manifest.json`, `run.json` (the current
+run), `pending-launch` (the id of the launch that has not created its run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
@@ -19,6 +19,7 @@ PENDING_LAUNCH = "pending-launch"
 HEAD_EVENTS = "head/events/"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived.json"
+WHEELS = "job/wheels/"
 COMMIT_MARK = ".metadata"
 
 
@@ -35,6 +36,21 @@ def bundle_key(sha256: str) -> str:
 def job_source_key(sha256: str) -> str:
     """Key of the archive of the user's sources in the staging bucket."""
     return f"job/{sha256}.tar"
+
+
+def wheel_key(sha256: str, file: str) -> str:
+    """Key of a wheel of a job's requirements in the staging bucket."""
+    return f"{WHEELS}{sha256}/{file}"
+
+
+def requirements_lock_key(identity: str) -> str:
+    """Key of the lock of requirements in the staging bucket. `identity`: SHA-256 of what it depends on."""
+    return f"job/requirements/{identity}.json"
+
+
+def source_check_key(identity: str) -> str:
+    """Key of the result of the check of a job's source in the staging bucket. `identity`: as of a lock."""
+    return f"job/checks/{identity}.json"
 
 
 def chunk_prefix(stream: str, instance: str, boot: str, source: str) -> str:
@@ -107,6 +123,11 @@ class RunLayout:
     def checkpoints(self) -> str:
         """Prefix of the checkpoints."""
         return f"{self.prefix}checkpoints/"
+
+    @property
+    def requirements(self) -> str:
+        """Key of the lock of the job's requirements."""
+        return f"{self.prefix}requirements.lock"
 
     @property
     def results(self) -> str:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from trainyard.base import StrictModel
 from trainyard.models.events import RankFailure
-from trainyard.models.manifest import Job, Limits, Manifest
+from trainyard.models.manifest import Archive, Job, Limits, Manifest
 
 NO_RUN = "none"
 NodeChange = Literal["none", "software", "instances"]
@@ -47,6 +47,11 @@ class RunRecord(StrictModel):
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
     limits: Limits = Field(description="Deadlines of the run.")
+    requirements: Archive | None = Field(
+        None,
+        description="Lock of the requirements of a custom job (RequirementsLock), whose wheels nodes install; none: "
+        "the job has none, or nodes resolve them.",
+    )
     reservations: tuple[str, ...] = Field(
         (), description="Capacity reservations that the controller extends with the lease and cancels with the run."
     )

@@ -1,4 +1,4 @@
-"""The launch: check the dataset, wait for the head, create a run, start all nodes or none, wait for the job's start.
+"""The launch: check source and dataset, wait for the head, create a run, start all nodes or none, wait for the job.
 
 A run uses the nodes of an earlier run that were kept: kept_nodes.py. Before the launch adds nodes, it creates the
 lease, a scheduled action of each worker group: AWS terminates the workers even if the operator's process and the
@@ -14,6 +14,7 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord, laun
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.job_source import prepare_source, store_lock
 from trainyard.operations.kept_nodes import KeptNodes, KeptNodesOperation
 from trainyard.operations.launch_messages import describe_remaining_cost
 from trainyard.operations.launch_operation import LaunchOperation
@@ -116,6 +117,10 @@ class Launch(LaunchOperation):
 
     def _launch_new_run(self, earlier: RunRecord | None = None, *, is_active: bool = False) -> LaunchResult:
         """Start a new run after the `earlier` run, which is stopped if it is active."""
+        if self.manifest.job.source is not None:
+            with self.phase("source"):
+                self._new_run_fields["requirements"] = prepare_source(self.cluster, self.display)
+            self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
 
         def start() -> LaunchResult:
             self.pending.register()
@@ -130,6 +135,8 @@ class Launch(LaunchOperation):
         try:
             return self.with_rollback(start, self._record_failure)
         except CapacityError as error:
+            if self._kept is not None and self._kept.names:
+                raise
             cost = describe_remaining_cost(self.manifest, self.reservations.describe_held())
             raise CapacityError(f"{error}. {cost}") from None
 
@@ -193,6 +200,7 @@ class Launch(LaunchOperation):
             if current is None:
                 self.record = self.record.model_copy(update=self._new_run_fields)
             schedule(self.workers, self.record, self.write_record, self.display)
+            store_lock(self.cluster, self.record)
         self.report_capacity_limit(self.record)
         return self.result(self.record.run, [])
 
@@ -275,6 +283,7 @@ class Launch(LaunchOperation):
     def _create_run(self) -> None:
         """Write the run's record and put the lease on the worker groups."""
         self.write_record(self.record)
+        store_lock(self.cluster, self.record)
         # After the record: trainyard stop cancels a pending launch before it reads the record.
         self.pending.require_not_cancelled()
         self.workers.put_lease(self.record.lease_end(time.time()))

@@ -61,7 +61,7 @@ class LaunchOperation:
                 return operation()
             except BaseException as error:
                 reason = str(error) or type(error).__name__
-                if kept := self._describe_kept_nodes():
+                if kept := self._describe_kept_nodes((self.active_run or self.record).run):
                     raise LaunchError(f"{reason}\n{kept}") from None
                 with ignore_signals():
                     try:
@@ -73,10 +73,10 @@ class LaunchOperation:
                     raise LaunchError(f"{reason}. {running}: {TERMINATE_BY_HAND}") from None
                 raise
 
-    def _describe_kept_nodes(self) -> str | None:
-        """Return the text on the nodes of a run whose job has failed and whose nodes are kept; None otherwise."""
+    def _describe_kept_nodes(self, run: str) -> str | None:
+        """Return the text on the nodes of a run that has ended and whose nodes are kept; None otherwise."""
         try:
-            outcome = self.cluster.outcome((self.active_run or self.record).run)
+            outcome = self.cluster.outcome(run)
             if outcome is None or not outcome.keeps_nodes(time.time()):
                 return None
             price = sum(self.workers.usd_per_hour(self.workers.members()).values())
@@ -99,6 +99,8 @@ class LaunchOperation:
             if describe_expiration(failure) is not None:
                 raise failure
             self.display.line("run", f"its record could not be written: {failure}")
+        elif (current := self.cluster.current_run()) is not None and (kept := self._describe_kept_nodes(current.run)):
+            self.display.line("nodes", kept)
         return not_terminated
 
     def _is_superseded(self) -> bool:

@@ -115,8 +115,9 @@ class AttemptTorchrun(Torchrun):
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.
         if run.job.source is not None and run.job.container is None and requirements.exists():
-            index = manifest.node.package_index or ""
-            command = [sys.executable, source_environment.__file__, str(requirements), index, *command]
+            lock = run.requirements.uri if run.requirements else ""
+            options = [str(requirements), lock, manifest.node.package_index or ""]
+            command = [sys.executable, source_environment.__file__, *options, *command]
         variables = job_variables(
             manifest=manifest,
             group=group,

@@ -1,23 +1,31 @@
-"""Install the requirements of a custom job, then run it: `source.py REQUIREMENTS INDEX PYTHON ARGUMENT...`.
+"""Install the requirements of a custom job, then run it: `source.py REQUIREMENTS LOCK INDEX PYTHON ARGUMENT...`.
 
 It replaces itself by `PYTHON ARGUMENT...` if the environment of PYTHON satisfies REQUIREMENTS. Otherwise it creates an
 environment for these requirements and uses its Python. Packages of PYTHON's environment that satisfy them are linked
-and not copied, because torch takes gigabytes; uv installs the others from the stack's index. It runs in a process
-separate from the agent, so that the agent is not blocked.
+and not copied, because torch takes gigabytes. The others are the wheels of LOCK, the URI of a RequirementsLock, which
+the launch has resolved. Without a lock, or with one for another Python, uv resolves them with the stack's index. It
+runs in a process separate from the agent, so that the agent is not blocked.
 """
 
 import hashlib
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(BUNDLE))  # this file runs as a script, in the folder of the user's sources
 
-from trainyard.node.bootstrap import BASE, BootstrapError  # noqa: E402
+from trainyard.models.layout import split_s3_uri, wheel_key  # noqa: E402
+from trainyard.models.requirements import RequirementsLock  # noqa: E402
+from trainyard.node.bootstrap import BASE, BootstrapError, retry, s3_get  # noqa: E402
 from trainyard.node.environments.node import index_options, run_command  # noqa: E402
+from trainyard.node.environments.wheelhouse import download  # noqa: E402
 
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
@@ -33,13 +41,54 @@ def satisfies(python: Path, requirements: Path) -> bool:
     return result.returncode == 0 and "Would make no changes" in result.stderr
 
 
-def create_environment(python: Path, requirements: Path, index: str | None) -> Path:
-    """Python of an environment that extends that of `python` by the requirements. It is created once, atomically.
+def read_lock(uri: str, python: Path) -> RequirementsLock | None:
+    """The lock of the job's requirements; None if it is not for the Python of this node."""
+    lock = RequirementsLock.model_validate_json(retry(uri, partial(s3_get, uri, _region())))
+    command = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if (version, platform.machine()) == (lock.python, lock.machine):
+        return lock
+    sys.stdout.write(f"the requirements are locked for Python {lock.python}, and this node has {version}: resolving\n")
+    return None
 
-    Raises BootstrapError with the last lines of uv's output.
+
+def install_lock(python: Path, lock: RequirementsLock, uri: str) -> Path:
+    """Python of an environment that extends that of `python` by the wheels of the lock with this URI.
+
+    Raises BootstrapError if a wheel cannot be downloaded or differs from the lock.
+    """
+    if not lock.wheels:
+        return python
+    wheels, bucket = [], split_s3_uri(uri)[0]
+    for wheel in lock.wheels:
+        file = BASE / "job/wheels" / wheel.sha256 / wheel.file
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            source = f"s3://{bucket}/{wheel_key(wheel.sha256, wheel.file)}"
+            retry(source, partial(download, source, _region(), file))
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != wheel.sha256:
+            file.unlink()
+            raise BootstrapError(f"{wheel.file} has SHA-256 {digest}, but the lock has {wheel.sha256}")
+        wheels.append(str(file))
+    return create_environment(python, lock.model_dump_json(), ["--no-index", "--no-deps", *wheels])
+
+
+def install_requirements(python: Path, requirements: Path, index: str | None) -> Path:
+    """Python of an environment that extends that of `python` by the requirements, resolved on this node."""
+    if satisfies(python, requirements):
+        return python
+    return create_environment(python, requirements.read_text(), [*index_options(index), "-r", str(requirements)])
+
+
+def create_environment(python: Path, content: str, options: Sequence[str]) -> Path:
+    """Python of an environment that extends that of `python` by the packages of uv's `options`.
+
+    It is created once for this `content`, atomically. Raises BootstrapError with the last lines of uv's output.
     """
     packages = _packages(python)
-    identity = hashlib.sha256(f"{packages.resolve()}\n{requirements.read_text()}".encode()).hexdigest()[:16]
+    identity = hashlib.sha256(f"{packages.resolve()}\n{content}".encode()).hexdigest()[:16]
     folder = BASE / "job" / f"environment-{identity}"
     if not folder.exists():
         work = folder.with_name(f"{folder.name}.{os.getpid()}")
@@ -48,12 +97,17 @@ def create_environment(python: Path, requirements: Path, index: str | None) -> P
             created = work / "bin/python"
             shutil.copytree(packages, _packages(created), symlinks=True, copy_function=_link, dirs_exist_ok=True)
             # uv replaces a package as new files, so it does not write to the linked files of another environment.
-            options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
-            run_command([*UV, "pip", "install", "--python", str(created), *options, "-r", str(requirements)])
+            install = ["--link-mode", "copy", "--compile-bytecode", *options]
+            run_command([*UV, "pip", "install", "--python", str(created), *install])
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return folder / "bin/python"
+
+
+def _region() -> str:
+    region: str = json.loads((BASE / "node.json").read_text())["region"]
+    return region
 
 
 def _packages(python: Path) -> Path:
@@ -76,11 +130,15 @@ def find_error(output: str) -> str:
 
 def main() -> int:
     """Replace this process by the job's command; EXIT_FAILED if its environment cannot be created."""
-    requirements, python, index, arguments = Path(sys.argv[1]), Path(sys.argv[3]), sys.argv[2], sys.argv[4:]
+    requirements, uri, index = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    python, arguments = Path(sys.argv[4]), sys.argv[5:]
     try:
-        if not satisfies(python, requirements):
-            python = create_environment(python, requirements, index)
-    except (BootstrapError, OSError, subprocess.CalledProcessError) as error:
+        lock = read_lock(uri, python) if uri else None
+        if lock is not None:
+            python = install_lock(python, lock, uri)
+        else:
+            python = install_requirements(python, requirements, index)
+    except (BootstrapError, OSError, ValueError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"{_ERROR_PREFIX}: {error}\n")
         return EXIT_FAILED
     return os.execv(python, [str(python), *arguments])  # noqa: S606 (it does not return)

@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.aws.process import EmulatedAws
+from tests.conftest import REGION
+from tests.trainyard.node.test_bootstrap import CREDENTIALS
 from tests.wheels import Wheel
-from trainyard.node.environments.source import EXIT_FAILED, find_error, satisfies
+from trainyard.aws.s3 import Bucket
+from trainyard.job_source.wheels import describe_wheel
+from trainyard.models.layout import wheel_key
+from trainyard.models.requirements import RequirementsLock
+from trainyard.node import bootstrap
+from trainyard.node.bootstrap import BootstrapError
+from trainyard.node.environments import source as source_program
+from trainyard.node.environments.source import EXIT_FAILED, find_error, install_lock, read_lock, satisfies
 
 ROOT = Path(__file__).parents[4]
 NODE_PACKAGE = Wheel(name="node_package", version="2.0", text="LOCATION = 'the node'\n")
@@ -37,6 +47,7 @@ class Node:
             sys.executable,
             str(ROOT / "trainyard/node/environments/source.py"),
             str(self.requirements),
+            "",
             str(self.index),
         ]
         return subprocess.run(
@@ -103,3 +114,54 @@ def test_missing_package_is_reported_without_remaining_files(node: Node) -> None
     assert error.startswith("requirements.txt of the job: ")
     assert "missing" in error
     assert node.created_environments() == []
+
+
+class Locked:
+    """A lock of the package `required` in a bucket, for the Python of the tests."""
+
+    def __init__(self, node: Node, bucket: Bucket) -> None:
+        file = node.index / "required-1.0-py3-none-any.whl"
+        wheel = describe_wheel(file)
+        self.bucket, self.key = bucket, wheel_key(wheel.sha256, wheel.file)
+        bucket.upload(self.key, file)
+        version = "{}.{}".format(*sys.version_info[:2])
+        self.lock = RequirementsLock(python=version, wheels=(wheel,))
+        self.uri = self.write(self.lock)
+
+    def write(self, lock: RequirementsLock) -> str:
+        self.bucket.write("lock.json", lock.model_dump_json().encode())
+        return f"s3://{self.bucket.name}/lock.json"
+
+
+@pytest.fixture
+def locked(node: Node, bucket: Bucket, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Locked:
+    monkeypatch.setattr(source_program, "BASE", node.folder / "opt/trainyard")
+    monkeypatch.setattr(source_program, "_region", lambda: REGION)
+    monkeypatch.setattr(bootstrap, "credentials", lambda: CREDENTIALS)
+    return Locked(node, bucket)
+
+
+def test_locked_wheels_are_installed_without_an_index(node: Node, locked: Locked) -> None:
+    shutil.rmtree(node.index)
+    lock = read_lock(locked.uri, node.python)
+    assert lock == locked.lock
+    python = install_lock(node.python, lock, locked.uri)
+    code = "import node_package, required; print(node_package.LOCATION)"
+    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "the node\n"
+
+
+def test_lock_without_wheels_uses_the_environment_of_the_node(node: Node, locked: Locked) -> None:
+    lock = locked.lock.model_copy(update={"wheels": ()})
+    assert install_lock(node.python, lock, locked.uri) == node.python
+
+
+def test_lock_for_another_python_is_not_used(node: Node, locked: Locked) -> None:
+    uri = locked.write(locked.lock.model_copy(update={"python": "3.9"}))
+    assert read_lock(uri, node.python) is None
+
+
+def test_wheel_that_differs_from_the_lock_is_refused(node: Node, locked: Locked) -> None:
+    locked.bucket.write(locked.key, b"other")
+    with pytest.raises(BootstrapError, match="but the lock has"):
+        install_lock(node.python, locked.lock, locked.uri)
+    assert node.created_environments() == [node.folder / "opt/trainyard/job/wheels"]
