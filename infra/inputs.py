@@ -27,6 +27,7 @@ from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
 from infra.validators.deployed import validate_deployed, validate_region
+from infra.validators.source import validate_source
 from trainyard.aws.access_problems import selected_profile
 from trainyard.aws.region import environment_region
 from trainyard.config import CONFIG_KEY
@@ -95,6 +96,8 @@ def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:
     archives: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
     if settings.job.source:
         archives["job"] = pack_source(root, settings.job.source)
+        if warning := validate_source(settings, archives["job"]):
+            pulumi.log.warn(warning)
     return archives
 
 

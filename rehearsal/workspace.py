@@ -15,6 +15,7 @@ import psutil
 import yaml
 
 from infra.packaging.source import pack_source
+from infra.validators.source import validate_source
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.display import Display
@@ -103,7 +104,8 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     settings = load_settings(substituted, options.root, source)
     check_faults(options.faults, settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:
-        pack_source(options.root, settings.job.source)  # the Pulumi program packs it again; this finds errors earlier
+        # The Pulumi program does this again; this finds errors earlier.
+        validate_source(settings, pack_source(options.root, settings.job.source))
     return {**config, CONFIG_KEY: substituted}, settings, changes
 
 
