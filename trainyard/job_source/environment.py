@@ -95,7 +95,10 @@ def find_environment(venv: str | None, python: str | None) -> NodeEnvironment | 
     interpreter = Path(venv) / "bin/python"
     if not interpreter.exists():
         return None
-    output = subprocess.run([interpreter, "-c", _DESCRIBE], capture_output=True, text=True, check=True, timeout=60)
+    try:
+        output = subprocess.run([interpreter, "-c", _DESCRIBE], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):  # not the nodes' environment, such as one of another system
+        return None
     version, modules = json.loads(output.stdout)
     return NodeEnvironment(version, frozenset(modules), interpreter)
 

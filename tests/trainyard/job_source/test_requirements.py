@@ -188,8 +188,11 @@ def test_environment_of_an_existing_interpreter_is_its_own(
     assert resolve(source("required\n"), environment, index) == ["required==1.0"]
 
 
-def test_environment_that_only_nodes_have_is_not_known() -> None:
+def test_environment_that_only_nodes_have_is_not_known(tmp_path: Path) -> None:
     assert find_environment("/nonexistent/venv", "3.12") is None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text("of another system")
+    assert find_environment(str(tmp_path), "3.12") is None
 
 
 @pytest.mark.parametrize(
