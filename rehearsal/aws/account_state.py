@@ -199,7 +199,7 @@ def _record(region: str, instance: Any) -> InstanceRecord:
         image=instance.image_id,
         image_source=_image_source(instance),
         user_data=str(instance.user_data or ""),
-        role_name=_role_name(instance),
+        role_name=role_name(instance),
         tags={tag["key"]: tag["value"] for tag in instance.get_tags()},
         launch_time=instance.launched_at,
         terminated_time=instance.terminated_at,
@@ -222,7 +222,8 @@ def _image_source(instance: Any) -> str | None:
     return None if image is None else image.source_instance_id
 
 
-def _role_name(instance: Any) -> str | None:
+def role_name(instance: Any) -> str | None:
+    """Return the name of the role of an instance; None without an instance profile."""
     attached = instance.iam_instance_profile
     if not attached:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from rehearsal.aws import cloudcontrol, control_endpoints
+from rehearsal.aws import cloudcontrol, control_endpoints, sessions
 from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
 from rehearsal.aws.autoscaling import (
     activities,
@@ -201,6 +201,7 @@ def _extend_moto(launcher: Launcher) -> None:
     sns.install()
     alarms.install()
     budgets.install()
+    sessions.install()
 
 
 def _error_response(call: Call, in_json: bool, refusal: ApiError) -> tuple[str, list[tuple[str, str]], bytes]:

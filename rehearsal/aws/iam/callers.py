@@ -19,13 +19,15 @@ _NO_SOURCE_CONTEXT = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:s
 
 
 class Caller:
-    """A role session and its call."""
+    """A role session and its call. Raises NotImplementedError for a session policy."""
 
     def __init__(self, call: Call, in_json: bool, session: Any) -> None:
         self.call = call
         self._in_json, self._arn, self._role_arn = in_json, session.arn, session.role_arn
         self.role = str(session.role_arn).rpartition("/")[2]
-        self._policies = list(_policies(session, self.role))
+        if session.policy:
+            raise NotImplementedError("a session policy")
+        self._policies = list(role_policies(iam_backends[session.account_id][session.partition], self.role))
         self._boundary = _boundary(session, self.role)
 
     def is_allowed(self, request: AccessRequest) -> bool:
@@ -112,15 +114,9 @@ def _unknown_key_error(call: Call, in_json: bool) -> ApiError:
     return ApiError("403 Forbidden", "InvalidClientTokenId", invalid)
 
 
-def _policies(session: Any, name: str) -> Iterator[str]:
-    """Yield the role's current policy documents; none after its deletion.
-
-    Raises NotImplementedError for a session policy.
-    """
-    if session.policy:
-        raise NotImplementedError("a session policy")
-    roles = iam_backends[session.account_id][session.partition].roles
-    role = next((role for role in list(roles.values()) if role.name == name), None)
+def role_policies(backend: Any, name: str) -> Iterator[str]:
+    """Yield the role's current policy documents; none after its deletion. `backend`: moto's backend of IAM."""
+    role = next((role for role in list(backend.roles.values()) if role.name == name), None)
     if role is None:
         return
     yield from list(role.policies.values())
