@@ -13,6 +13,7 @@ ENGINE ?= mocks
 BACKEND ?= process
 BAKE ?=
 PREVIEW ?=
+KEEP ?=
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' trainyard/node/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,8 +38,8 @@ $(STAMP): $(REQUIREMENTS)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, SET=key=value
-	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(filter-out 0,$(PREVIEW)),--preview) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
+rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(filter-out 0,$(PREVIEW)),--preview) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +23,14 @@ from rehearsal.display import Display
 from rehearsal.engine.registry import ENGINES, select_engine
 from rehearsal.faults import FAULT_SYNTAX, parse_faults
 from rehearsal.hypervisor.registry import BACKENDS, select_backend
+from rehearsal.kept.background import Background, Keep
+from rehearsal.kept.down import end_kept_rehearsal
+from rehearsal.kept.hold import DEFAULT_HOURS, check_can_keep, parse_hours
+from rehearsal.kept.stack_settings import update_stack_settings
 from rehearsal.locks import address_block
 from rehearsal.profiles import select_profile
-from rehearsal.report import print_report, write_report
-from rehearsal.report_page import write_page
+from rehearsal.report import REPORT_FILE, print_report, write_report
+from rehearsal.report_page import PAGE_FILE, write_page
 from rehearsal.run import rehearse
 from rehearsal.timeline import Timeline
 from rehearsal.workspace import (
@@ -39,6 +44,7 @@ from rehearsal.workspace import (
     remove_stale_accounts,
 )
 from trainyard.errors import InputError
+from trainyard.models.kept_rehearsal import rehearsal_folder
 from trainyard.models.report import Report
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -81,9 +87,24 @@ def run(
     preview: Annotated[
         bool, typer.Option("--preview", help="Validate the stack file and run the preview only: create no resource.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep account and nodes up after the results, in the background.")
+    ] = False,
+    keep_hours: Annotated[
+        str | None,
+        typer.Option("--keep-hours", metavar="HOURS", help=f"End a kept rehearsal after this time: {DEFAULT_HOURS:g}."),
+    ] = None,
+    down: Annotated[
+        bool, typer.Option("--down", help="End the kept rehearsal of the stack: destroy and audit.")
+    ] = False,
+    update_settings: Annotated[
+        bool, typer.Option("--update-settings", hidden=True, help="Used by `trainyard up` in a kept rehearsal.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
     """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
+    if down:
+        raise typer.Exit(_end(stack, as_json))
     try:
         options = Options(
             stack=stack,
@@ -96,27 +117,59 @@ def run(
             changes=parse_changes(change or []),
             preview_only=preview,
         )
+        if update_settings:
+            update_stack_settings(options)
+            raise typer.Exit(0)
+        hours = parse_hours(keep_hours)
+        if keep:
+            check_can_keep(options.folder, stack, preview)
+            options = replace(
+                options, keep=Keep(hours=hours, background=Background.start(), arguments=tuple(sys.argv[2:]))
+            )
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    _write(report, timeline, options.folder, as_json)
+    _write(report, timeline, options.folder)
+    if options.keep is None or not options.keep.background.is_announced:  # else --down prints it
+        _print(report, options.folder, as_json)
     raise typer.Exit(0 if report.ok else INTERRUPTED_STATUS if interrupts.received else 1)
 
 
-def _write(report: Report, timeline: Timeline, folder: Path, as_json: bool) -> None:
-    """Write the report and its page into the folder, and print it. Exits with status 1 if they cannot be written."""
+def _write(report: Report, timeline: Timeline, folder: Path) -> None:
+    """Write the report and its page into the folder. Exits with status 1 if they cannot be written."""
     try:
-        file, page = write_report(report, folder), write_page(report, timeline, folder)
+        write_page(report, timeline, folder)
+        write_report(report, folder)
     except OSError as error:
         print(f"rehearsal: cannot write the report to {folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _print(report: Report, folder: Path, as_json: bool) -> None:
     if as_json:
         print(report.model_dump_json())
     else:
         print_report(report, Console())
-        print(f"report: {file}\npage:   {page}")
+        print(f"report: {folder / REPORT_FILE}\npage:   {folder / PAGE_FILE}")
+
+
+def _end(stack: str, as_json: bool) -> int:
+    """End the kept rehearsal of a stack and print its report. Returns the exit status."""
+    folder = rehearsal_folder(ROOT, stack)
+    try:
+        report = end_kept_rehearsal(folder, stack)
+    except InputError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, TimeoutError) as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return 1
+    if report is None:
+        return 1
+    _print(report, folder, as_json)
+    return 0 if report.ok else 1
 
 
 @app.command()

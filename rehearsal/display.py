@@ -27,6 +27,12 @@ class Display:
         if self._status is not None:
             self._status.update(f"{subject} {text}")
 
+    def stop_status(self) -> None:
+        """Remove the status line: from now on the output goes to a file."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             self._status = self.console.status("account")
@@ -36,5 +42,4 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self.stop_status()

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -28,6 +28,7 @@ class Interrupts:
         self.received = False
         self._exit_message, self._requires_cleanup = "interrupted: no resources were created", False
         self._may_raise = self._pending = False
+        self._is_catching = self._is_caught = False
         self._first_signal_time = 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
@@ -50,6 +51,15 @@ class Interrupts:
         finally:
             self._may_raise = False
 
+    @contextmanager
+    def catching_signals(self) -> Iterator[Callable[[], bool]]:
+        """Count no signal of this block as an interrupt. Yields a function that returns whether one has arrived."""
+        self._is_catching, self._is_caught = True, False
+        try:
+            yield lambda: self._is_caught
+        finally:
+            self._is_catching = False
+
     def _handle_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Raise the KeyboardInterrupt again: Python ignores exceptions in finalizers, where a signal may arrive."""
         if self.received and unraisable.exc_type is KeyboardInterrupt:
@@ -63,7 +73,9 @@ class Interrupts:
         self._pending = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requires_cleanup and not self.received:
+        if self._is_catching:
+            self._is_caught = True
+        elif self._requires_cleanup and not self.received:
             self.received, self._first_signal_time = True, time.monotonic()
             self._interrupt()
         elif not self._requires_cleanup or time.monotonic() - self._first_signal_time > SAME_SIGNAL_SECONDS:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.errors import InputError, Problem
+from trainyard.models.kept_rehearsal import find_kept_rehearsal
 
 # A rehearsal holds an address block by listening on this port of the block's first address. The kernel enforces this
 # lock for all users of the machine and releases it when the process ends.
@@ -28,8 +29,13 @@ def stack_lock(folder: Path, stack: str) -> Iterator[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            reason = f"another rehearsal of this stack runs in {folder} (process {file.read().strip() or 'unknown'})"
-            fix = "Wait until it ends, or kill that process"
+            process = file.read().strip() or "unknown"
+            if find_kept_rehearsal(folder) is not None:
+                reason = f"a rehearsal of this stack is kept in {folder} (process {process})"
+                fix = f"End it with trainyard rehearse --down -s {stack}"
+            else:
+                reason = f"another rehearsal of this stack runs in {folder} (process {process})"
+                fix = "Wait until it ends, or kill that process"
             raise InputError([Problem("--stack", stack, reason, fix, "stack_in_use")]) from None
         file.seek(0)
         killed_holder = file.read().strip()
@@ -40,6 +46,18 @@ def stack_lock(folder: Path, stack: str) -> Iterator[str]:
             yield killed_holder
         finally:
             file.truncate(0)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a rehearsal holds the lock of a stack."""
+    if not (folder / "lock").exists():
+        return False
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
 
 
 @contextmanager

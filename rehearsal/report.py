@@ -12,10 +12,12 @@ from trainyard.models.saved import SavedItem
 from trainyard.operations.saved import describe_size
 from trainyard.quantity import quantity
 
+REPORT_FILE = "report.json"
+
 
 def write_report(report: Report, folder: Path) -> Path:
     """Write report.json to the folder. Returns its path."""
-    file = folder / "report.json"
+    file = folder / REPORT_FILE
     file.write_text(report.model_dump_json(indent=1) + "\n")
     return file
 

@@ -10,6 +10,7 @@ from rehearsal.timeline import Timeline
 from trainyard.models.report import Report
 from trainyard.operations.saved import describe_size
 
+PAGE_FILE = "report.html"
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,  # independent of the template's file extension
@@ -21,7 +22,7 @@ _TEMPLATES = Environment(
 
 def write_page(report: Report, timeline: Timeline, folder: Path) -> Path:
     """Write report.html to the folder. Returns its path."""
-    file = folder / "report.html"
+    file = folder / PAGE_FILE
     file.write_text(render_page(report, timeline), encoding="utf-8")
     return file
 

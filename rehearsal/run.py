@@ -15,6 +15,7 @@ from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.processes import find_processes
 from rehearsal.hypervisor.registry import BACKENDS, check_account_addresses
 from rehearsal.interrupts import INTERRUPTED, Interrupts
+from rehearsal.kept.hold import Hold
 from rehearsal.locks import address_block, stack_lock
 from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
@@ -165,6 +166,8 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
                     stages.preview(engine)
                 else:
                     run_all(stages, engine, hypervisor)
+                    if context.options.keep is not None:
+                        Hold(context, engine, hypervisor).run(teardown)
         except KeyboardInterrupt:
             context.display.print_line("failed", INTERRUPTED)
         except UpError as error:

@@ -64,6 +64,8 @@ class Teardown:
         self._requests_before = len(context.aws.capacity_requests())
         self._calls_before = len(context.aws.journal())
         self._created: dict[str, str] = {}
+        self._roles: set[str] = set()
+        self._is_recorded = False
         self._retained_ids: set[str] = set()
 
     def destroy(self, hypervisor: Hypervisor) -> None:
@@ -74,14 +76,9 @@ class Teardown:
         deployment = self.context.deployment
         if deployment is None:
             return
-        self.count_created_resources(deployment)
-        self.record_substitutions()
+        self.record(deployment)
         with self.context.recording_errors("cannot read the journal of API calls"):
-            self.check_permissions(deployment)
-        with self.context.recording_errors("cannot read the roles that the nodes skipped"):
-            self.record_skipped_roles(deployment)
-        with self.context.recording_errors("cannot read the nodes' events and metrics"):
-            self.record_timeline(deployment)
+            self.check_permissions()
         if self.context.account_exited:
             return  # its resources do not exist any more
         try:
@@ -109,10 +106,21 @@ class Teardown:
         text = f"{result.resources_deleted} AWS resources deleted, {len(retained)} retained"
         self.context.display.print_line("destroy", text)
 
-    def check_permissions(self, deployment: Deployment) -> None:
-        """Report API calls that AWS denied to the stack's roles. Runs before destroy, while the roles exist."""
-        roles = {role.id for role in deployment.resources_of_type("aws:iam/role:Role") if role.exists}
-        for problem in audit.check_permissions(self.context.aws.journal()[self._calls_before :], roles):
+    def record(self, deployment: Deployment) -> None:
+        """Record the values of the report that a destroy deletes; once, because a kept rehearsal may be destroyed."""
+        if self._is_recorded:
+            return
+        self._is_recorded = True
+        self.count_created_resources(deployment)
+        self.record_substitutions()
+        with self.context.recording_errors("cannot read the roles that the nodes skipped"):
+            self.record_skipped_roles(deployment)
+        with self.context.recording_errors("cannot read the nodes' events and metrics"):
+            self.record_timeline(deployment)
+
+    def check_permissions(self) -> None:
+        """Report API calls that AWS denied to the stack's roles."""
+        for problem in audit.check_permissions(self.context.aws.journal()[self._calls_before :], self._roles):
             self.context.add_error(problem)
 
     def run_destroy(self, deployment: Deployment) -> DestroyResult:
@@ -125,14 +133,15 @@ class Teardown:
             return self.engine.destroy(deployment)
 
     def count_created_resources(self, deployment: Deployment) -> None:
-        """Count the AWS resources that the program created; imported resources do not count."""
+        """Count the AWS resources that the program has created so far; imported resources do not count."""
         created = [
             resource
             for resource in deployment.existing_resources
             if resource.type.startswith("aws:") and not resource.imported
         ]
-        self.context.result.resources_created = len(created)
-        self._created = {resource.urn: f"{resource.type} {resource.name}" for resource in created}
+        self._created |= {resource.urn: f"{resource.type} {resource.name}" for resource in created}
+        self._roles |= {role.id for role in deployment.resources_of_type("aws:iam/role:Role") if role.exists}
+        self.context.result.resources_created = len(self._created)
 
     def record_substitutions(self) -> None:
         """Add the substitutions of the backend, the engine and the emulated AWS to the report."""

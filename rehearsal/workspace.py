@@ -22,6 +22,8 @@ from rehearsal.display import Display
 from rehearsal.faults import check_faults
 from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE
 from rehearsal.hypervisor.registry import remove_leftovers
+from rehearsal.kept.background import Keep
+from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
 from rehearsal.substitutions import substitute_settings
 from trainyard.config import CONFIG_KEY
@@ -29,6 +31,7 @@ from trainyard.config.loader import load_settings
 from trainyard.config.settings import MAX_NODES, StackSettings
 from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
+from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, rehearsal_folder
 from trainyard.models.report import BackendName, EngineName, Substitution
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +64,7 @@ class Options:
     """The options of `python -m rehearsal run`.
 
     `changes`: settings that replace those of the stack file, each a dotted key and its value. `preview_only`: create no
-    resource of the stack. `root` is the root of the repository.
+    resource of the stack. `keep`: keep account and nodes up after the results. `root` is the root of the repository.
     """
 
     stack: str
@@ -73,12 +76,13 @@ class Options:
     profile: ProfileName = "realistic"
     changes: tuple[tuple[str, Any], ...] = ()
     preview_only: bool = False
+    keep: Keep | None = None
     root: Path = ROOT
 
     @property
     def folder(self) -> Path:
         """The folder that the rehearsal writes to."""
-        return self.root / "build" / "rehearsal" / self.stack
+        return rehearsal_folder(self.root, self.stack)
 
 
 def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Substitution]]:
@@ -192,7 +196,8 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
 def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
     reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED_STACK_FILE)
-    for name in ("aws", "pulumi", "results", "reserve", *reports):
+    kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS)
+    for name in ("aws", "pulumi", "results", "reserve", *reports, *kept):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

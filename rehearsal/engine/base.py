@@ -37,6 +37,12 @@ class Engine(Protocol):
         Raises DestroyError when a resource remains.
         """
 
+    def cli_environment(self) -> dict[str, str]:
+        """Return the environment variables with which the Pulumi CLI works on the stack; empty without the CLI."""
+
+    def read_changes(self, deployment: Deployment) -> None:
+        """Update the deployment after the user has run the CLI on the stack of a kept rehearsal."""
+
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources (URN -> name) with the API calls that created them. Return the differences."""
 

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,21 @@ class CliEngine:
             deleted=tuple(resource for resource in resources if resource.deleted),
             retained=tuple(resource for resource in resources if resource.exists),
         )
+
+    def cli_environment(self) -> dict[str, str]:
+        """Return the environment variables with which the CLI works on the stack in its folder."""
+        return self._workspace.variables()
+
+    def read_changes(self, deployment: Deployment) -> None:
+        """Read the state again. A resource that is no longer in it was deleted, unless it is retained."""
+        self._workspace.wait_until_unlocked(partial(self._context.display.print_line, "kept"))
+        state = self._workspace.export_state()
+        in_state = read_resources(state, {})
+        for urn, resource in deployment.resources.items():
+            if urn not in in_state and not resource.retain_on_delete:
+                resource.exists, resource.deleted = False, True
+        deployment.resources.update(in_state)
+        deployment.exports.update(read_exports(state))
 
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources with the API calls in the journal."""

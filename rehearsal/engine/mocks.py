@@ -49,6 +49,13 @@ class MocksEngine:
         """Delete the resources that are not retained. Raises DestroyError when a resource remains."""
         return destroy(deployment, on_event=self._context.print_event)
 
+    def cli_environment(self) -> dict[str, str]:
+        """Return nothing: the mocks have no CLI."""
+        return {}
+
+    def read_changes(self, deployment: Deployment) -> None:
+        """Do nothing: only this process changes the deployment."""
+
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources with the API calls in the journal."""
         return check_journal(created, journal, ACCESS_KEY)

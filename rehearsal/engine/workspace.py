@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from rehearsal.adapter.deployment import Event
@@ -16,6 +19,7 @@ from rehearsal.engine.log import EngineLog
 
 _POLL_SECONDS = 0.1
 _INTERRUPT_TIMEOUT_SECONDS = 120.0
+_UNLOCK_TIMEOUT_SECONDS = 1800.0
 
 
 class Workspace:
@@ -89,6 +93,30 @@ class Workspace:
             log.errors.append(("", f"pulumi {command} exited with status {process.returncode}: {tail}"))
         return log
 
+    def wait_until_unlocked(self, log: Callable[[str], None]) -> None:
+        """Wait until no other CLI process changes the stack, and remove the lock of one that was killed.
+
+        `log` receives the id of the process. Raises TimeoutError.
+        """
+        deadline, reported = time.monotonic() + _UNLOCK_TIMEOUT_SECONDS, None
+        while process := next(filter(psutil.pid_exists, self._lock_holders()), None):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"pulumi (process {process}) still changes the stack {self._stack}")
+            if process != reported:
+                log(f"waits until pulumi (process {process}) has ended")
+                reported = process
+            time.sleep(_POLL_SECONDS)
+        if self._lock_holders():
+            self.run_command("cancel", "--yes", self._stack)
+
+    def _lock_holders(self) -> list[int]:
+        """Return the ids of the processes in the lock files. Source: pkg/backend/diy/lock.go of pulumi/pulumi."""
+        processes = []
+        for file in (self.folder / "state" / ".pulumi" / "locks").glob(f"**/{self._stack}/*.json"):
+            with suppress(FileNotFoundError):  # the lock was released meanwhile
+                processes.append(int(json.loads(file.read_text())["pid"]))
+        return processes
+
     def interrupt(self) -> None:
         """Interrupt the running command as Ctrl-C does, from any thread: operations in progress end, commands stop."""
         if (process := self._process) is not None:
@@ -105,7 +133,11 @@ class Workspace:
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("PULUMI_") or key == "PULUMI_HOME"
         }
-        return inherited | {
+        return inherited | self.variables()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of the CLI that select this folder's state and the providers."""
+        return {
             "PULUMI_BACKEND_URL": (self.folder / "state").as_uri(),
             "PULUMI_CONFIG_PASSPHRASE": "rehearsal",
             "PULUMI_SKIP_UPDATE_CHECK": "true",

@@ -53,12 +53,13 @@ class RehearsalProcess:
 
     `account`: environment of a shared emulated AWS; without it the rehearsal starts its own. `script`: source code of a
     job that is not in JOBS. The health check is off, because it would start torch; tests of it change
-    `launch_settings`.
+    `launch_settings`. `options`: additional options of the command.
     """
 
     launch_settings: ClassVar[dict[str, Any]] = {"health_check_timeout_minutes": 0}
     worker_count: ClassVar[int] = 1
     capacity: ClassVar[dict[str, Any]] = {"on_demand": {}}
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -79,7 +80,10 @@ class RehearsalProcess:
             (self.folder / name).unlink(missing_ok=True)
         with self._stderr.open("w") as stderr, self._stdout.open("w") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal", "run", "--stack", stack, "--json", "--profile", "instant"],
+                [
+                    *(sys.executable, "-m", "rehearsal", "run", "--stack", stack),
+                    *("--json", "--profile", "instant", *self.options),
+                ],
                 cwd=tree,
                 env=clean_environment() | self.account | {"TMPDIR": str(self.temporary)},
                 stdout=stdout,

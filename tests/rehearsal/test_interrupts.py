@@ -33,6 +33,17 @@ def test_first_signal_raises_in_a_raising_block(interrupts: Interrupts, number: 
     assert interrupts.received
 
 
+def test_caught_signal_does_not_interrupt_and_the_next_one_does(interrupts: Interrupts) -> None:
+    with interrupts.catching_signals() as has_signal:
+        assert not has_signal()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert has_signal()
+    assert not interrupts.received
+    with pytest.raises(KeyboardInterrupt), interrupts.raising_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert interrupts.received
+
+
 def test_first_signal_elsewhere_raises_once_at_the_next_raising_block(interrupts: Interrupts) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert interrupts.received

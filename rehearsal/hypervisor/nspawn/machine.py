@@ -18,7 +18,7 @@ from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER
 
 REBOOT_EXIT_CODE = 133  # exit code of systemd-nspawn when the machine requests a reboot
 KILL_TIMEOUT_SECONDS = 30.0
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+MACHINE_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 _STOP_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # the machine shuts down when the hypervisor's process ends
 
 
@@ -172,8 +172,8 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine as root. Only the rehearsal and its tests use this, never the product."""
         return subprocess.run(
-            ["nsenter", "--target", str(self.init_process().pid), "--all", "--root", "--wdns=/", "--", *command],
-            env=_ENVIRONMENT,
+            enter_command(self.init_process().pid, *command),
+            env=MACHINE_ENVIRONMENT,
             input=stdin,
             capture_output=True,
             text=True,
@@ -198,6 +198,11 @@ class Machine:
             for child in psutil.Process(self._process.pid).children():
                 return child
         raise LookupError(f"the machine {self.spec.name} is off")
+
+
+def enter_command(process: int, *command: str) -> list[str]:
+    """Return a command that runs `command` as root in the machine whose process 1 has this id on this computer."""
+    return ["nsenter", "--target", str(process), "--all", "--root", "--wdns=/", "--", *command]
 
 
 def namespace_processes(namespace: str) -> list[int]:

@@ -19,6 +19,7 @@ from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 _ROOT = Path(__file__).parents[3]
 _FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
+INIT_MODULE = "rehearsal.hypervisor.process.init"
 LOG_LINES = 15
 _REASON = "the process backend needs no root and no virtual machine"
 
@@ -76,7 +77,7 @@ class ProcessBackend:
         write_script(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
         with (root / "var/log/init.log").open("wb") as log:
             self._nodes[spec.id] = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.hypervisor.process.init"],
+                [sys.executable, "-m", INIT_MODULE],
                 cwd=_ROOT,
                 env=self.environment(spec, root),
                 stdin=subprocess.PIPE,
