@@ -21,8 +21,10 @@ from trainyard.cli.reserve import reserve
 from trainyard.cli.results import results
 from trainyard.cli.run import run
 from trainyard.cli.selftest import selftest
+from trainyard.cli.shell import shell
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
+from trainyard.cli.up import up
 from trainyard.errors import InputError
 from trainyard.operations.signals import separate_from_launcher
 from trainyard.operations.stack_file import PROJECT_ROOT
@@ -80,11 +82,13 @@ def root(
 
 app.command()(reserve)
 app.command()(blocks)
+app.command()(up)
 app.command()(launch)
 app.command()(run)
 app.command()(status)
 app.command()(logs)
 app.command()(results)
+app.command()(shell)
 app.command()(stop)
 app.command()(destroy)
 app.command()(bake)

@@ -1,36 +1,32 @@
 """`trainyard destroy`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import CwdOption, JsonOption, StackOption
 from trainyard.operations import destroy as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import PlainDisplay
-from trainyard.operations.pulumi_cli import require_pulumi
-from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.operations.stack_project import stack_project
 
 
 def destroy(
     stack: StackOption,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without confirmation.")] = False,
-    cwd: Annotated[
-        Path, typer.Option("--cwd", help="Folder of the stack's Pulumi.yaml.", show_default="the project's")
-    ] = PROJECT_ROOT,
+    cwd: CwdOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Stop the stack's run, run `pulumi destroy`, and list what remains. The data bucket and its key are retained.
 
     Exit status 1 if anything else remains. The command can be repeated.
     """
-    require_pulumi()
+    project = stack_project(stack, cwd)
     cluster = Cluster.from_environment(stack)
     if not yes:
         typer.confirm(f"Destroy stack {stack} in {cluster.region}?", abort=True, err=True)
     # Pulumi writes to the same terminal, so rows cannot be overwritten.
-    result = operation.destroy(cluster, PlainDisplay(), cwd)
+    result = operation.destroy(cluster, PlainDisplay(), project)
     print(result.model_dump_json() if as_json else "\n".join(operation.format_result(result)))
     if not result.complete:
         raise typer.Exit(1)

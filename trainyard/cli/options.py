@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +9,9 @@ StackOption = Annotated[str, typer.Option("--stack", "-s", help="Pulumi stack, e
 RunOption = Annotated[str | None, typer.Option("--run", help="Run id. Default: the newest run.")]
 ManifestOption = Annotated[
     str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest. Default: found by the stack's tags.")
+]
+CwdOption = Annotated[
+    Path | None, typer.Option("--cwd", help="Folder of the stack's Pulumi.yaml. Default: the project's.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ResumeReplacedOption = Annotated[

@@ -1,9 +1,6 @@
 """Destroy a stack: stop its run, run `pulumi destroy`, and list the resources that remain."""
 
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 from pydantic import Field
 
@@ -14,8 +11,7 @@ from trainyard.errors import InputError
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
 from trainyard.operations.progress import Display
-from trainyard.operations.pulumi_cli import backend_has_stack, require_pulumi, stack_missing
-from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.operations.pulumi_cli import PulumiProject, stack_missing
 from trainyard.operations.stack_reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
 
@@ -52,14 +48,14 @@ class DestroyResult(StrictModel):
         return self.pulumi_exit_status == 0 and not self.remaining
 
 
-def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> DestroyResult:
+def destroy(cluster: Cluster, display: Display, project: PulumiProject) -> DestroyResult:
     """Stop the run, delete the stack's resources, and audit the account. It can be repeated at any point.
 
-    `folder`: folder of the stack's Pulumi.yaml. Pulumi's output goes to stderr. Raises InputError without the Pulumi
-    CLI, its login or project, before anything is stopped, and for a stack that the Pulumi backend does not have, after
-    its run and its held capacity have ended; TimeoutError when nodes still exist.
+    Pulumi's output goes to stderr. Raises InputError without the Pulumi CLI, its login or project, before anything is
+    stopped, and for a stack that the Pulumi backend does not have, after its run and its held capacity have ended;
+    TimeoutError when nodes still exist.
     """
-    has_stack = backend_has_stack(cluster.stack, folder)
+    has_stack = project.has_stack(cluster.stack)
     terminated = stop_run(cluster, display).nodes
     delete_held_placement_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
@@ -68,14 +64,14 @@ def destroy(cluster: Cluster, display: Display, folder: Path = PROJECT_ROOT) -> 
         for each in audit(cluster, display, 0.0)[1]:
             display.line("remaining", str(each))
         raise InputError([stack_missing(cluster.stack)])
-    command = [require_pulumi(), "destroy", "--stack", cluster.stack, "--yes"]
-    display.line("pulumi", " ".join(command[1:]))
-    completed = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-    retained, remaining = audit(cluster, display, 0.0 if completed.returncode else AUDIT_TIMEOUT_SECONDS)
+    arguments = ("destroy", "--stack", cluster.stack, "--yes")
+    display.line("pulumi", " ".join(arguments))
+    exit_status = project.run(*arguments)
+    retained, remaining = audit(cluster, display, 0.0 if exit_status else AUDIT_TIMEOUT_SECONDS)
     return DestroyResult(
         stack=cluster.stack,
         terminated=tuple(terminated),
-        pulumi_exit_status=completed.returncode,
+        pulumi_exit_status=exit_status,
         retained=retained,
         remaining=remaining,
     )

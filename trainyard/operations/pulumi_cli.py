@@ -1,11 +1,16 @@
-"""The Pulumi CLI: where it is, and whether its backend has a stack."""
+"""The Pulumi CLI: where it is, whether its backend has a stack, and a run that a signal ends in order."""
 
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.config.stack_config import stack_names
 from trainyard.errors import InputError, Problem, did_you_mean
+from trainyard.operations.signals import waiting_for_child
 from trainyard.operations.stack_file import PROJECT_ROOT
 
 _NO_STACK = "no stack named"  # pulumi/pulumi, pkg/cmd/pulumi/stack/io.go, RequireStack
@@ -22,29 +27,58 @@ def require_pulumi() -> str:
     return path
 
 
-def backend_has_stack(stack: str, folder: Path) -> bool:
-    """Return whether the Pulumi backend has the stack of the project in `folder`; True where Pulumi fails otherwise.
+@dataclass(frozen=True)
+class PulumiProject:
+    """The Pulumi project in `folder`. `variables`: environment variables of the CLI in addition to this process's."""
 
-    Raises InputError without the CLI, for a folder without a project, and without a login.
-    """
-    pulumi = require_pulumi()
-    above = folder.resolve()
-    if not folder.is_dir() or not any((each / "Pulumi.yaml").is_file() for each in (above, *above.parents)):
-        reason, fix = "the folder has no Pulumi.yaml", "Name the folder of the project, or omit --cwd"
-        raise InputError([Problem("--cwd", str(folder), reason, fix, "project_missing")])
-    completed = subprocess.run(
-        [pulumi, "stack", "--stack", stack, "--show-name", "--non-interactive", "--color", "never"],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if completed.returncode and _NO_LOGIN in completed.stderr:
-        reason = "the Pulumi CLI is not logged in to a backend"
-        fix = "Run pulumi login with the backend of the stack, or set PULUMI_BACKEND_URL or PULUMI_ACCESS_TOKEN"
-        raise InputError([Problem("pulumi login", None, reason, fix, "login_missing")])
-    return not completed.returncode or _NO_STACK not in completed.stderr
+    folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def has_stack(self, stack: str) -> bool:
+        """Return whether the Pulumi backend has the stack of the project; True where Pulumi fails otherwise.
+
+        Raises InputError without the CLI, for a folder without a project, and without a login.
+        """
+        pulumi = require_pulumi()
+        above = self.folder.resolve()
+        if not self.folder.is_dir() or not any((each / "Pulumi.yaml").is_file() for each in (above, *above.parents)):
+            reason, fix = "the folder has no Pulumi.yaml", "Name the folder of the project, or omit --cwd"
+            raise InputError([Problem("--cwd", str(self.folder), reason, fix, "project_missing")])
+        completed = self.query(
+            pulumi, "stack", "--stack", stack, "--show-name", "--non-interactive", "--color", "never"
+        )
+        if completed.returncode and _NO_LOGIN in completed.stderr:
+            reason = "the Pulumi CLI is not logged in to a backend"
+            fix = "Run pulumi login with the backend of the stack, or set PULUMI_BACKEND_URL or PULUMI_ACCESS_TOKEN"
+            raise InputError([Problem("pulumi login", None, reason, fix, "login_missing")])
+        return not completed.returncode or _NO_STACK not in completed.stderr
+
+    def query(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command of the CLI that changes nothing, and return its output."""
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, **self.variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def run(self, *arguments: str, interactive: bool = False) -> int:
+        """Run the CLI and return its exit status. Its output goes to stderr.
+
+        Ctrl-C in a terminal reaches the CLI, which then ends its operations in progress; SIGTERM has the same effect.
+        """
+        process = subprocess.Popen(
+            [require_pulumi(), *arguments],
+            cwd=self.folder,
+            env={**os.environ, **self.variables},
+            stdin=None if interactive else subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+        with waiting_for_child(process):
+            return process.wait()
 
 
 def stack_missing(stack: str) -> Problem:

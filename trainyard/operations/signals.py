@@ -8,11 +8,13 @@ commandOutputs.go, which uses exec.CommandContext; pulumi, KillChildren in sdk/g
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import Any
 
 LAUNCHER_PID = "TRAINYARD_LAUNCHER_PID"
 PARENT_POLL_SECONDS = 0.2
@@ -32,6 +34,16 @@ def sigterm_as_interrupt() -> AbstractContextManager[None]:
         raise KeyboardInterrupt("interrupted: its parent process has ended" if _is_orphan() else f"signal {number}")
 
     return _handle_signals(interrupt, signal.SIGTERM)
+
+
+@contextmanager
+def waiting_for_child(process: "subprocess.Popen[Any]") -> Iterator[None]:
+    """In this block signals do not end this process: the terminal sends SIGINT to the child, SIGTERM interrupts it."""
+    with (
+        _handle_signals(lambda number, frame: None, signal.SIGINT),
+        _handle_signals(lambda number, frame: process.send_signal(signal.SIGINT), signal.SIGTERM),
+    ):
+        yield
 
 
 def separate_from_launcher() -> None:

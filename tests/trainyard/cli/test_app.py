@@ -16,7 +16,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.stack_file import PROJECT_ROOT
 
-COMMANDS = ("launch", "status", "logs", "results", "stop", "bake", "selftest")
+COMMANDS = ("up", "launch", "status", "logs", "results", "shell", "stop", "destroy", "bake", "selftest")
 INVALID_INPUT = InputError([Problem("--run", "x", "the stack has no such run", "Use another run", "unknown_run")])
 
 

@@ -1,0 +1,65 @@
+"""Whether a command works on a kept rehearsal instead of AWS: only AWS_ENDPOINT_URL decides."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trainyard.errors import InputError, Problem
+from trainyard.models.kept_rehearsal import KeptRehearsal, find_kept_rehearsal, rehearsal_folder
+from trainyard.operations.stack_file import PROJECT_ROOT
+
+INPUT_ERROR_STATUS = 2
+_LOOPBACK = ("127.0.0.1", "localhost")
+_CONNECT_TIMEOUT_SECONDS = 5.0
+
+
+def current_kept_rehearsal(stack: str) -> KeptRehearsal | None:
+    """Return the kept rehearsal of the stack whose account AWS_ENDPOINT_URL selects; None on AWS.
+
+    Raises InputError when the variable selects an emulated AWS that does not respond.
+    """
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint is None:
+        return None
+    _check_endpoint(endpoint)
+    kept = find_kept_rehearsal(rehearsal_folder(PROJECT_ROOT, stack))
+    return kept if kept is not None and kept.endpoint == endpoint else None
+
+
+def _check_endpoint(endpoint: str) -> None:
+    address = urlsplit(endpoint)
+    if address.hostname not in _LOOPBACK:
+        return
+    try:
+        socket.create_connection((address.hostname, address.port or 80), _CONNECT_TIMEOUT_SECONDS).close()
+    except OSError as error:
+        reason = f"no emulated AWS responds there, the rehearsal has ended ({error})"
+        fix = "Close this shell, or unset all variables that start with AWS_ and PULUMI_"
+        raise InputError([Problem("AWS_ENDPOINT_URL", endpoint, reason, fix, "endpoint_unreachable")]) from None
+
+
+def kept_pulumi_folder(kept: KeptRehearsal) -> Path:
+    """Return the folder of the Pulumi project. Raises InputError for a rehearsal that runs without the Pulumi CLI."""
+    if kept.pulumi_folder is None:
+        reason = f"its rehearsal is kept with the engine {kept.engine}, and this command needs the Pulumi CLI"
+        fix = f"End it with trainyard rehearse --down -s {kept.stack}, and add --engine pulumi to rehearse --keep"
+        raise InputError([Problem("--stack", kept.stack, reason, fix, "kept_without_engine")])
+    return Path(kept.pulumi_folder)
+
+
+def update_stack_settings(kept: KeptRehearsal) -> None:
+    """Apply the current stack file, changed for a rehearsal, to the Pulumi project of the kept rehearsal.
+
+    Raises InputError when it is invalid.
+    """
+    command = [sys.executable, "-m", "rehearsal", "run", *kept.arguments, "--update-settings"]
+    completed = subprocess.run(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    message = completed.stderr.rpartition("rehearsal: ")[2].strip()
+    if completed.returncode == INPUT_ERROR_STATUS:
+        file = f"stacks/Pulumi.{kept.stack}.yaml"
+        raise InputError([Problem(file, None, message.rstrip("."), "Nothing was changed", "stack_file_invalid")])
+    if completed.returncode:
+        raise RuntimeError(f"cannot read the stack file of {kept.stack} again: {message}")
