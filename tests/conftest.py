@@ -26,7 +26,14 @@ _numbers = count(1)
 MAIN_REHEARSAL_FILES = ("test_side_by_side", "test_stages", "test_audit")
 SLOW_FILES = (
     *MAIN_REHEARSAL_FILES,
-    *("test_booted", "test_worker_faults", "test_worker_environments", "test_interrupt", "test_whole_node"),
+    *(
+        "test_booted",
+        "test_worker_faults",
+        "test_worker_environments",
+        "test_interrupt",
+        "test_whole_node",
+        "test_cli_kept",
+    ),
     *(
         "test_selftest",
         "test_all_or_nothing",
@@ -36,7 +43,16 @@ SLOW_FILES = (
         "test_health_check",
         "test_examples",
     ),
-    *("test_lease", "test_startup", "test_gpu_stack", "test_efa", "test_container", "test_lustre", "test_frameworks"),
+    *(
+        "test_lease",
+        "test_startup",
+        "test_kept",
+        "test_gpu_stack",
+        "test_efa",
+        "test_container",
+        "test_lustre",
+        "test_frameworks",
+    ),
     *("test_baked_node", "test_layouts", "test_base", "test_run", "test_trainer", "test_broken", "test_cuda"),
     *("test_disk_reserve", "test_pytorch", "test_account_lost", "test_scale_out", "test_hung_job", "test_watchdog"),
 )

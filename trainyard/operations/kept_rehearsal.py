@@ -19,14 +19,19 @@ _CONNECT_TIMEOUT_SECONDS = 5.0
 def current_kept_rehearsal(stack: str) -> KeptRehearsal | None:
     """Return the kept rehearsal of the stack whose account AWS_ENDPOINT_URL selects; None on AWS.
 
-    Raises InputError when the variable selects an emulated AWS that does not respond.
+    Raises InputError when the variable selects an emulated AWS that does not respond, or that of another stack.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint is None:
         return None
     _check_endpoint(endpoint)
-    kept = find_kept_rehearsal(rehearsal_folder(PROJECT_ROOT, stack))
-    return kept if kept is not None and kept.endpoint == endpoint else None
+    folders = rehearsal_folder(PROJECT_ROOT, stack).parent.glob("*/")
+    kept = next((each for each in map(find_kept_rehearsal, folders) if each and each.endpoint == endpoint), None)
+    if kept is not None and kept.stack != stack:
+        reason = f"this shell uses the emulated AWS of the kept rehearsal of stack {kept.stack}"
+        fix = f"Use -s {kept.stack}, or another shell for {stack}"
+        raise InputError([Problem("--stack", stack, reason, fix, "kept_for_another_stack")])
+    return kept
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -50,6 +51,20 @@ def test_commands_work_on_a_kept_rehearsal_and_nothing_remains(keep: Callable[..
     assert report["phases"]["kept"] > 0
     assert not (kept.folder / "environment").exists()
     assert_no_leftovers(kept)
+
+
+class ShortRehearsal(KeptRehearsalProcess):
+    options: ClassVar[tuple[str, ...]] = ("--keep", "--keep-hours", "0.001")
+
+
+def test_kept_rehearsal_ends_after_its_hours(tree_without_checks: Path) -> None:
+    with rehearsal_starter(tree_without_checks, ShortRehearsal) as start:
+        kept = start("kept-shortly", "hello", script=JOB)
+        assert kept.wait_for_exit().exit_status == 0
+        eventually((kept.folder / "report.html").exists, "the end of the kept rehearsal", 60)
+        assert "hours are over" in (kept.folder / "kept.log").read_text()
+        eventually((kept.folder / "report.json").exists, "the report", 10)
+        assert_no_leftovers(kept)
 
 
 def test_down_after_a_kill_removes_the_nodes(keep: Callable[..., KeptRehearsalProcess]) -> None:

@@ -54,7 +54,16 @@ def test_variable_selects_the_kept_rehearsal(project: Path, endpoint: str, monke
     kept = write_description(project, endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert current_kept_rehearsal("a") == kept
-    assert current_kept_rehearsal("b") is None
+
+
+def test_other_stack_is_refused_in_the_shell_of_a_kept_rehearsal(
+    project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_description(project, endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(InputError) as error:
+        current_kept_rehearsal("b")
+    assert error.value.problems[0].code == "kept_for_another_stack"
 
 
 def test_variable_of_another_account_does_not_select_it(
