@@ -141,5 +141,6 @@ def _start_proxy(listener: socket.socket, target: str) -> "subprocess.Popen[byte
         env={**os.environ, "LISTEN_FDS": "1"},
         stdin=listener.fileno(),
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # a kept rehearsal leaves the terminal
         start_new_session=True,
     )
