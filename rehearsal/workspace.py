@@ -31,7 +31,7 @@ from trainyard.config.loader import load_settings
 from trainyard.config.settings import MAX_NODES, StackSettings
 from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, rehearsal_folder
+from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, STACK_FILE, rehearsal_folder
 from trainyard.models.report import BackendName, EngineName, Substitution
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -196,7 +196,7 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
 def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
     reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED_STACK_FILE)
-    kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS)
+    kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE)
     for name in ("aws", "pulumi", "results", "reserve", *reports, *kept):
         target = folder / name
         if target.is_dir():

@@ -10,6 +10,7 @@ from trainyard.models.report import BackendName, EngineName
 DESCRIPTION = "kept.json"  # in the folder of the rehearsal
 LOG = "kept.log"
 ENVIRONMENT = "environment"
+STACK_FILE = "stack.yaml"  # the current stack file, changed for the rehearsal
 
 
 class KeptRehearsal(StrictModel):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from trainyard.config.shared_settings import JobSpec
 from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
+from trainyard.models.kept_rehearsal import STACK_FILE, rehearsal_folder
 from trainyard.models.layout import dataset_prefix, job_source_key
 from trainyard.models.manifest import Job, Manifest
 from trainyard.models.run import LaunchResult
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.kept_rehearsal import current_kept_rehearsal, update_stack_settings
 from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.progress import Display
 from trainyard.operations.stack_file import PROJECT_ROOT
@@ -44,7 +46,7 @@ class JobOptions:
 
 def run_job(cluster: Cluster, options: JobOptions, launch_options: LaunchOptions, display: Display) -> LaunchResult:
     """Start a new run of the job on the deployed cluster. Raises InputError, and LaunchError as Launch does."""
-    settings = read_settings(cluster.stack, options)
+    settings = read_settings(cluster.stack, _with_rehearsed_stack_file(cluster.stack, options))
     archive = pack_source(PROJECT_ROOT, settings.job.source) if settings.job.source is not None else None
     deployed = cluster.manifest
     manifest = create_manifest(deployed, settings, archive)
@@ -54,6 +56,14 @@ def run_job(cluster: Cluster, options: JobOptions, launch_options: LaunchOptions
     if archive is not None:
         upload_source(cluster, archive)
     return Launch(cluster.with_manifest(manifest), display, launch_options).start()
+
+
+def _with_rehearsed_stack_file(stack: str, options: JobOptions) -> JobOptions:
+    """Use the stack file as it is rehearsed, in the shell of a kept rehearsal."""
+    if options.stack_file is not None or (kept := current_kept_rehearsal(stack)) is None:
+        return options
+    update_stack_settings(kept)
+    return replace(options, stack_file=rehearsal_folder(PROJECT_ROOT, stack) / STACK_FILE)
 
 
 def read_settings(stack: str, options: JobOptions) -> StackSettings:

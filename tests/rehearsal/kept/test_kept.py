@@ -53,6 +53,25 @@ def test_commands_work_on_a_kept_rehearsal_and_nothing_remains(keep: Callable[..
     assert_no_leftovers(kept)
 
 
+class KeptNodesRehearsal(KeptRehearsalProcess):
+    options: ClassVar[tuple[str, ...]] = ("--keep", "--set", "job.keep_nodes_minutes=30")
+
+
+def test_run_starts_a_changed_job_on_the_nodes_of_the_run_before(tree_without_checks: Path) -> None:
+    with rehearsal_starter(tree_without_checks, KeptNodesRehearsal) as start:
+        kept = start("kept-nodes", "hello", script=JOB)
+        kept.wait_until_kept()
+        before = output(kept.in_shell("trainyard status -s kept-nodes --json"))
+        (kept.tree / "examples/hello/train.py").write_text("import sys\nprint('changed job', sys.argv[1:])\n")
+        run = output(kept.in_shell("trainyard run -s kept-nodes --json -- --lr 2"))
+        assert run["nodes"] == [node for group in before["groups"] for node in group["nodes"]]
+        command = "trainyard logs -s kept-nodes --follow"
+        assert "changed job ['--lr', '2']" in kept.in_shell(command).stdout
+        assert "the nodes are kept until" in kept.in_shell("trainyard status -s kept-nodes").stdout
+        assert output(kept.trainyard("rehearse", "--down", "-s", "kept-nodes", "--json"))["leaked"] == []
+        assert_no_leftovers(kept)
+
+
 class ShortRehearsal(KeptRehearsalProcess):
     options: ClassVar[tuple[str, ...]] = ("--keep", "--keep-hours", "0.001")
 
