@@ -50,13 +50,25 @@ class ServiceEvent(_Event):
 
 
 class RankFailure(StrictModel):
-    """Failure of one rank in an attempt."""
+    """Failure of one rank in an attempt, or of a node before its ranks have started."""
 
-    rank: int = Field(ge=0, description="Global rank.")
-    time: float = Field(description="Unix time at which torchrun noticed the exit of the rank, seconds.")
+    rank: int = Field(ge=0, description="Global rank; the first of the node for a failure before its ranks started.")
+    local_rank: int | None = Field(
+        ge=0, description="Rank within its node; none: the node failed before its ranks started."
+    )
+    time: float = Field(description="Unix time of the failure, seconds.")
     exitcode: int = Field(description="Exit code; negative for a signal.")
-    message: str = Field(description="Last line of the traceback, or the signal.")
-    traceback: str = Field(description="Last part of the rank's stderr.")
+    message: str = Field(description="Exception with its text, or the signal.")
+    traceback: str = Field(description="Traceback, or the last part of the rank's stderr.")
+    is_permanent: bool = Field(
+        False, description="Whether another attempt fails in the same way, such as for a package that does not exist."
+    )
+
+    def describe(self, node: str | None) -> str:
+        """Return where the failure was, such as `rank 5 (local rank 1 of i-1)`. `node`: its EC2 instance id."""
+        if self.local_rank is None:
+            return f"node {node}"
+        return f"rank {self.rank} (local rank {self.local_rank} of {node})"
 
 
 class AgentEvent(_Event):

@@ -166,6 +166,10 @@ class Control(StrictModel):
         "its Capacity Block, which was extended; none: the record's.",
     )
 
+    def first_rank(self, node: str, processes_per_node: int) -> int:
+        """Return the global rank of a node's first process in the attempt."""
+        return self.nodes.index(node) * processes_per_node
+
 
 class Outcome(StrictModel):
     """`outcome.json`: the result of a run, written once when it has ended."""

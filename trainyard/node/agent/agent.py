@@ -212,9 +212,12 @@ class Agent:
         self._state_file.update(attempt=number, attempt_reported=False)
         try:
             self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, control, network)
-        except Exception as error:  # reported as the failure of a rank, so that the user sees it
+        except Exception as error:  # reported as the failure of the node, so that the user sees it
             text = f"{type(error).__name__}: {error}"
-            failure = RankFailure(rank=0, time=time.time(), exitcode=1, message=text[:400], traceback=text)
+            rank = control.first_rank(self.node.instance, self.run.processes_per_node)
+            failure = RankFailure(
+                rank=rank, local_rank=None, time=time.time(), exitcode=1, message=text[:400], traceback=text
+            )
             self._report_attempt_end("workers_failed", number, (failure,))
 
     def _step_attempt(self, attempt: AttemptTorchrun, control: Control) -> None:

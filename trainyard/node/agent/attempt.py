@@ -83,7 +83,10 @@ class AttemptTorchrun(Torchrun):
         self.number, self.up_reported = control.attempt, False
         self._processes = run.processes_per_node
         folder = BASE / "runs" / run.run / f"attempt-{self.number:04d}"
-        super().__init__(node, manifest, run, folder, lambda name: attempt_source(control.attempt, name), "rank")
+        self._first_rank = control.first_rank(node.instance, run.processes_per_node)
+        super().__init__(
+            node, manifest, run, folder, lambda name: attempt_source(control.attempt, name), "rank", self._first_rank
+        )
         self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
         self._metrics.mkdir(exist_ok=True)
         metrics = self._metrics / "metrics.jsonl"
@@ -137,10 +140,20 @@ class AttemptTorchrun(Torchrun):
         return len(rank_log_folders(self._logs)) >= self._processes
 
     def failures(self) -> tuple[RankFailure, ...]:
-        """Failures of this node's ranks. A failure of the job's environment is reported as that of rank 0."""
+        """Failures of this node's ranks, or the failure of the job's environment."""
         if self.exit_code() == source_environment.EXIT_FAILED:
-            code, text = source_environment.EXIT_FAILED, source_environment.find_error(self.output())
-            return (RankFailure(rank=0, time=time.time(), exitcode=code, message=text, traceback=text),)
+            output = self.output()
+            message, is_permanent = source_environment.find_error(output)
+            failure = RankFailure(
+                rank=self._first_rank,
+                local_rank=None,
+                time=time.time(),
+                exitcode=source_environment.EXIT_FAILED,
+                message=message,
+                traceback=output[-source_environment.ERROR_CHARACTERS :],
+                is_permanent=is_permanent,
+            )
+            return (failure,)
         return super().failures()
 
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:

@@ -35,7 +35,8 @@ def job_python(manifest: Manifest, image: str | None) -> Path:
 class Torchrun:
     """One torchrun process and its logs.
 
-    `source`: creates the name of a log stream in S3 from the name of a log. `rank`: name of a rank in these streams.
+    `source`: creates the name of a log stream in S3 from the name of a log. `rank`: name of a rank in these streams,
+    followed by its number. `first_rank`: number of the first rank of this node.
     """
 
     _process: "subprocess.Popen[bytes]"
@@ -49,8 +50,9 @@ class Torchrun:
         folder: Path,
         source: Callable[[str], str],
         rank: str,
+        first_rank: int = 0,
     ) -> None:
-        self._folder, self._logs, self._rank = folder, folder / "logs", rank
+        self._folder, self._logs, self._rank, self._first_rank = folder, folder / "logs", rank, first_rank
         self._logs.mkdir(parents=True, exist_ok=True)
         self._layout, self._data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
         self._stack = ExitStack()
@@ -82,7 +84,7 @@ class Torchrun:
         """Copy new lines of all logs to S3. `final`: also a last line without a line end."""
         for local_rank, folder in rank_log_folders(self._logs).items():
             for name in ("stdout", "stderr"):
-                self.follow_file(f"{self._rank}{local_rank}-{name}", folder / f"{name}.log")
+                self.follow_file(f"{self._rank}{self._first_rank + local_rank}-{name}", folder / f"{name}.log")
         for tail in self._tails.values():
             tail.forward(final)
 

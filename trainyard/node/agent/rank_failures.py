@@ -9,9 +9,15 @@ from pathlib import Path
 from trainyard.models.events import RankFailure
 
 _TRACEBACK_BYTES = 6000
+# C++ threads and other libraries may write after the traceback, such as the stack of each thread of an abort.
+_SEARCHED_BYTES = 256 * 1024
 # Signals of C++ threads that may follow when an exception has ended the interpreter: the exception is the cause.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch adds it to each line of an uncaught exception
+_LOG_LINE = re.compile(r"\[[IWEF]\d{4} |terminate called|Fatal Python error|\S+: \w*Warning: |Exception ignored")
+_HEADER = "Traceback (most recent call last):"
+_NOTICE_SECONDS = 2.0  # torchrun's --monitor-interval, and the fraction that its report omits
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 def rank_log_folders(logs: Path) -> dict[int, Path]:
@@ -27,7 +33,7 @@ _FAILURE = re.compile(
 
 
 def parse_failures(report: str, logs: Path, noticed_at: float) -> tuple[RankFailure, ...]:
-    """Failures of the ranks that torchrun's final report on stderr names, each with the last part of its stderr.
+    """Failures of the ranks that torchrun's final report on stderr names, each with the traceback of its stderr.
 
     `noticed_at`: Unix time to use if that in the report is not valid.
     """
@@ -35,38 +41,65 @@ def parse_failures(report: str, logs: Path, noticed_at: float) -> tuple[RankFail
     failures: dict[int, RankFailure] = {}
     for match in _FAILURE.finditer(report):
         rank, local, exitcode = int(match["rank"]), int(match["local"]), int(match["exitcode"])
-        tail = _RANK.sub("", _tail(folders[local] / "stderr.log")) if local in folders else ""
-        lines = [line for line in tail.splitlines() if line.strip()]
+        file = folders[local] / "stderr.log" if local in folders else logs / "missing"
+        tail = _RANK.sub("", _tail(file))
+        message, traceback = _find_exception(tail)
         if exitcode >= 0:
-            message = _add_location(_exception_line(lines), tail) or f"exit code {exitcode}"
-        else:
-            message = (exitcode in _CRASHES and _uncaught_exception(lines)) or f"ended by signal {-exitcode}"
+            message = _add_location(message or _last_error_line(tail), tail) or f"exit code {exitcode}"
+        elif exitcode not in _CRASHES or not message:
+            message = f"ended by signal {-exitcode}"
         failures[rank] = RankFailure(
-            rank=rank, time=_parse_time(match["time"], noticed_at), exitcode=exitcode, message=message, traceback=tail
+            rank=rank,
+            local_rank=local,
+            time=_time_of_failure(match["time"], file, noticed_at),
+            exitcode=exitcode,
+            message=message,
+            traceback=traceback or tail[-_TRACEBACK_BYTES:],
         )
     return tuple(failures[rank] for rank in sorted(failures))
 
 
-def _uncaught_exception(lines: list[str]) -> str:
-    """The exception of the last traceback in `lines`; empty without a traceback."""
-    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    after = lines[starts[-1] + 1 :] if starts else []
-    return next((line[:400] for line in after if not line.startswith(" ")), "")
+def _find_exception(tail: str) -> tuple[str, str]:
+    """First line of the last uncaught exception, and its traceback with those of its causes; empty without one."""
+    lines = tail.splitlines()
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(_HEADER) and not (number and lines[number - 1].startswith("Exception ignored"))
+    ]
+    if not starts:
+        return "", ""
+    last = starts[-1]
+    end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), None)
+    if end is None:
+        return "", ""
+    first = last
+    for start in reversed(starts[:-1]):
+        if not any(line.startswith(_CHAINED) for line in lines[start:first]):
+            break
+        first = start
+    return lines[end][:400], "\n".join(lines[first : _end_of_message(lines, end)]).rstrip()[-_TRACEBACK_BYTES:]
 
 
-def _parse_time(text: str, default: float) -> float:
+def _end_of_message(lines: list[str], start: int) -> int:
+    """Number of the line after an exception's message: the end, or the first log line of a library."""
+    return next((number for number in range(start + 1, len(lines)) if _LOG_LINE.match(lines[number])), len(lines))
+
+
+def _time_of_failure(reported: str, stderr: Path, noticed_at: float) -> float:
+    """Time of the rank's last line on stderr, if torchrun noticed its exit then: its report has whole seconds only."""
     try:
-        return datetime.strptime(text, "%Y-%m-%d_%H:%M:%S").timestamp()
+        seconds = datetime.strptime(reported, "%Y-%m-%d_%H:%M:%S").timestamp()
     except ValueError:
-        return default
+        return noticed_at
+    written = stderr.stat().st_mtime if stderr.exists() else 0.0
+    return written if abs(seconds - written) <= _NOTICE_SECONDS else seconds
 
 
-def _exception_line(lines: list[str]) -> str:
-    """The line of the exception: the last that is not indented and not a warning of the interpreter's shutdown."""
-    for line in reversed(lines):
-        if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)?\b.*", line) and not line.startswith(" "):
-            if "Warning" in line.split(":")[0]:
-                continue
+def _last_error_line(tail: str) -> str:
+    """The last line that is not indented and not a warning, such as the error message of argparse."""
+    for line in reversed(tail.splitlines()):
+        if re.match(r"[A-Za-z_]", line) and "Warning" not in line.split(":")[0]:
             return line[:400]
     return ""
 
@@ -83,5 +116,5 @@ def _tail(file: Path) -> str:
     if not file.exists():
         return ""
     with file.open("rb") as stream:
-        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TRACEBACK_BYTES))
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _SEARCHED_BYTES))
         return stream.read().decode(errors="replace")

@@ -95,8 +95,11 @@ def find_first_failure(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str
 def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
     """Return whether two failures have the same rank and the same type of exception; its text may differ.
 
-    The exit code is ignored: an exception may end in exit code 1 or in an abort.
+    The exit code is ignored: an exception may end in exit code 1 or in an abort. A failure before the ranks started
+    may be that of any node.
     """
+    if before.local_rank is None or after.local_rank is None:
+        return (before.local_rank, before.message) == (after.local_rank, after.message)
     return (before.rank, before.message.split(":")[0]) == (after.rank, after.message.split(":")[0])
 
 
@@ -130,9 +133,12 @@ def create_failed_attempt(
 def find_permanent_failure(previous: FailedAttempt | None, failed: FailedAttempt) -> str | None:
     """Return the reason why another attempt would fail again; None if another attempt makes sense."""
     before, after, count = previous.failure if previous else None, failed.failure, failed.attempts_without_progress
+    where = after.describe(failed.failed_node) if after else ""
+    if after is not None and after.is_permanent:
+        return f"{where} failed: {after.message}"
     if count >= 2 and before is not None and after is not None and is_same_failure(before, after):
-        return f"rank {after.rank} on {failed.failed_node} failed twice the same way: {after.message}"
+        return f"{where} failed twice the same way: {after.message}"
     if count >= MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS:
-        last = f"last failure: rank {after.rank}: {after.message}" if after else "no rank reported a cause"
+        last = f"last failure: {where}: {after.message}" if after else "no rank reported a cause"
         return f"{count} consecutive attempts failed without a new checkpoint; {last}"
     return None

@@ -94,8 +94,11 @@ def install_node_environment(folder: Path, requirements: Path, index: str | None
     run_command([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
 
 
-def run_command(command: list[str]) -> None:
-    """Run a command and pass its output on. Raises BootstrapError with the last lines of the output if it fails."""
+def run_command(command: list[str], name: str | None = None) -> None:
+    """Run a command and pass its output on. Raises BootstrapError with the last lines of the output if it fails.
+
+    `name`: the command in the error message, by default its start.
+    """
     last: deque[str] = deque(maxlen=ERROR_LINES)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -105,7 +108,8 @@ def run_command(command: list[str]) -> None:
             last.append(line.rstrip())
     if process.returncode:
         output = "\n".join(last)
-        raise BootstrapError(f"`{' '.join(command[:4])} ...` ended with {process.returncode}: {output}")
+        name = name or f"{' '.join(command[:4])} ..."
+        raise BootstrapError(f"`{name}` ended with {process.returncode}: {output}")
 
 
 def prepare_python() -> Path:

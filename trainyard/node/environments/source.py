@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,8 +31,14 @@ from trainyard.node.environments.wheelhouse import download  # noqa: E402
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
 _ERROR_PREFIX = f"{REQUIREMENTS} of the job"
-_ERROR_CHARACTERS = 800
+_MESSAGE_CHARACTERS = 800
+ERROR_CHARACTERS = 6000  # of the output in the report of the failure
 UV = (sys.executable, "-m", "uv", "--no-progress")
+INSTALL = f"uv pip install -r {REQUIREMENTS}"
+# Errors of uv that another attempt does not fix. Others, such as an index that does not respond, may be temporary.
+_PERMANENT = re.compile(
+    r"No solution found|Couldn't parse|[Ii]nvalid|Failed to build|status client error \(40[134]|peer certificate"
+)
 
 
 def satisfies(python: Path, requirements: Path) -> bool:
@@ -98,7 +105,7 @@ def create_environment(python: Path, content: str, options: Sequence[str]) -> Pa
             shutil.copytree(packages, _packages(created), symlinks=True, copy_function=_link, dirs_exist_ok=True)
             # uv replaces a package as new files, so it does not write to the linked files of another environment.
             install = ["--link-mode", "copy", "--compile-bytecode", *options]
-            run_command([*UV, "pip", "install", "--python", str(created), *install])
+            run_command([*UV, "pip", "install", "--python", str(created), *install], INSTALL)
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -123,9 +130,14 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def find_error(output: str) -> str:
-    """Error message of this program in its output."""
-    return " ".join(output[output.rfind(_ERROR_PREFIX) :].split())[:_ERROR_CHARACTERS]
+def find_error(output: str) -> tuple[str, bool]:
+    """Error message of this program in its output, in one line, and whether another attempt fails in the same way."""
+    error = output[output.rfind(_ERROR_PREFIX) :].partition("\nhint: ")[0]
+    command, separator, reason = error.partition("\nerror: ")  # uv prints its progress before
+    if separator:
+        reason = ": ".join(line.strip().removeprefix("cause: ") for line in reason.splitlines() if line.strip())
+        error = f"{command.partition(' ended with ')[0]} failed: {reason}"
+    return " ".join(error.split())[:_MESSAGE_CHARACTERS], bool(separator and _PERMANENT.search(reason))
 
 
 def main() -> int:

@@ -68,10 +68,17 @@ class OnNode:
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
-    def request(self, attempt: int, stop: bool = False, save_checkpoint: bool = False, requests: int = 0) -> None:
+    def request(
+        self,
+        attempt: int,
+        stop: bool = False,
+        save_checkpoint: bool = False,
+        requests: int = 0,
+        nodes: tuple[str, ...] = ("i-1",),
+    ) -> None:
         control = Control(
             attempt=attempt,
-            nodes=("i-1",),
+            nodes=nodes,
             master=MASTER,
             stop=stop,
             save_checkpoint=save_checkpoint,
@@ -152,13 +159,27 @@ def test_failed_attempt_is_reported_and_the_next_attempt_runs(node: OnNode) -> N
     node.wait_for("workers_up 2")
 
 
-def test_missing_requirement_is_reported_as_a_rank_failure(node: OnNode) -> None:
+def test_missing_requirement_is_reported_as_a_permanent_failure_of_the_node(node: OnNode) -> None:
     node.set_requirements("missing==1.0\n")
     node.request(1)
     node.wait_for("workers_failed 1")
     (event,) = (event for event in node.events() if isinstance(event, AgentEvent) and event.failures)
     assert event.failures[0].message.startswith("requirements.txt of the job: ")
     assert "missing" in event.failures[0].message
+    assert (event.failures[0].local_rank, event.failures[0].is_permanent) == (None, True)
+
+
+def test_logs_of_ranks_have_the_names_of_global_ranks(node: OnNode) -> None:
+    node.request(1, nodes=("i-0", "i-1"))
+    node.wait_for("workers_up 1")
+    logs = node.folder / "runs" / node.record.run / "attempt-0001/logs/run_x/attempt_0/1"
+    logs.mkdir(parents=True)
+    (logs / "stdout.log").write_text("step 1\n")
+    rank = node.record.processes_per_node + 1
+    eventually(
+        lambda: any(f"/0001-rank{rank}-stdout-" in key for key in node.cluster.data.keys(node.layout.logs)),
+        f"the log of global rank {rank}",
+    )
 
 
 def test_job_with_satisfied_requirements_runs(node: OnNode) -> None:

@@ -26,7 +26,7 @@ def report(local_rank: int, stage: str, **values: Any) -> ProcessReport:
 
 
 def failure(rank: int, message: str, exitcode: int = 1) -> RankFailure:
-    return RankFailure(rank=rank, time=1.0, exitcode=exitcode, message=message, traceback="")
+    return RankFailure(rank=rank, local_rank=rank, time=1.0, exitcode=exitcode, message=message, traceback="")
 
 
 def find(

@@ -27,7 +27,7 @@ from trainyard.node.controller import reservations as run_reservations
 from trainyard.node.controller.controller import Controller, RunController
 from trainyard.node.identity import Node
 
-FAILURE = RankFailure(rank=3, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
+FAILURE = RankFailure(rank=3, local_rank=1, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
 
 
 class Run:

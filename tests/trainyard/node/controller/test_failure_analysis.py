@@ -14,7 +14,7 @@ from trainyard.node.controller.failure_analysis import (
 
 
 def failure(rank: int, message: str = "ValueError: bad", time: float = 1.0, exitcode: int = 1) -> RankFailure:
-    return RankFailure(rank=rank, time=time, exitcode=exitcode, message=message, traceback="")
+    return RankFailure(rank=rank, local_rank=rank % 2, time=time, exitcode=exitcode, message=message, traceback="")
 
 
 def event(instance: str, state: str, attempt: int = 1, time: float = 1.0) -> AgentEvent:
@@ -76,8 +76,23 @@ def test_same_failure_twice_is_permanent() -> None:
     assert permanent_failure(create_attempts(failure(2))) is None
     assert (
         permanent_failure(create_attempts(failure(2), failure(2)))
-        == "rank 2 on i-1 failed twice the same way: ValueError: bad"
+        == "rank 2 (local rank 0 of i-1) failed twice the same way: ValueError: bad"
     )
+
+
+def test_permanent_failure_of_a_node_is_not_repeated() -> None:
+    cause = RankFailure(
+        rank=8, local_rank=None, time=1.0, exitcode=78, message="no package x", traceback="", is_permanent=True
+    )
+    assert permanent_failure(create_attempts(cause)) == "node i-1 failed: no package x"
+
+
+def test_temporary_failures_of_nodes_with_the_same_message_are_the_same() -> None:
+    causes = [
+        RankFailure(rank=rank, local_rank=None, time=1.0, exitcode=78, message="no index", traceback="")
+        for rank in (0, 8)
+    ]
+    assert permanent_failure(create_attempts(*causes)) == "node i-1 failed twice the same way: no index"
 
 
 def test_failures_with_different_text_are_the_same() -> None:

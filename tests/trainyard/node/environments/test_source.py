@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,14 +42,14 @@ class Node:
         options = ["--no-index", "--find-links", str(self.index), "--python", str(self.python)]
         subprocess.run([*UV, "pip", "install", *options, "node_package==2.0"], check=True)
 
-    def run(self, code: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, code: str, index: str | None = None) -> "subprocess.CompletedProcess[str]":
         """Run a Python program in place of torchrun, as the agent starts it."""
         program = [
             sys.executable,
             str(ROOT / "trainyard/node/environments/source.py"),
             str(self.requirements),
             "",
-            str(self.index),
+            index or str(self.index),
         ]
         return subprocess.run(
             [*program, str(self.python), "-c", code],
@@ -110,9 +111,11 @@ def test_missing_package_is_reported_without_remaining_files(node: Node) -> None
     result = node.run("print('never')")
     assert result.returncode == EXIT_FAILED
     assert "never" not in result.stdout
-    error = find_error(result.stdout + result.stderr)
-    assert error.startswith("requirements.txt of the job: ")
-    assert "missing" in error
+    error, is_permanent = find_error(result.stdout + result.stderr)
+    command = "requirements.txt of the job: `uv pip install -r requirements.txt` failed: No solution found"
+    assert error.startswith(command)
+    assert "you require missing==1.0" in error
+    assert is_permanent
     assert node.created_environments() == []
 
 
@@ -165,3 +168,13 @@ def test_wheel_that_differs_from_the_lock_is_refused(node: Node, locked: Locked)
     with pytest.raises(BootstrapError, match="but the lock has"):
         install_lock(node.python, locked.lock, locked.uri)
     assert node.created_environments() == [node.folder / "opt/trainyard/job/wheels"]
+
+
+def test_index_that_does_not_respond_is_no_permanent_failure(node: Node) -> None:
+    node.requirements.write_text("missing==1.0\n")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = node.run("print('never')", f"http://127.0.0.1:{unused.getsockname()[1]}/simple")
+    error, is_permanent = find_error(result.stdout + result.stderr)
+    assert "/simple/missing/" in error
+    assert not is_permanent
