@@ -38,11 +38,11 @@ from rehearsal.workspace import (
     Options,
     account_folder,
     check_bake,
-    check_region,
     parse_changes,
     parse_nodes,
     remove_stale_accounts,
 )
+from trainyard.aws.region import require_known_region
 from trainyard.errors import InputError
 from trainyard.models.kept_rehearsal import rehearsal_folder
 from trainyard.models.report import Report
@@ -179,7 +179,7 @@ def aws(
 ) -> None:
     """Run an emulated AWS until Ctrl-C. It prints environment variables for rehearsals and `pulumi up` to share it."""
     try:
-        check_region(region, "the command", "--region")
+        require_known_region(region, "--region", "the command")
         uses_loopback = select_backend(backend) == "process"
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)

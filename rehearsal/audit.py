@@ -39,7 +39,11 @@ class Losses:
 
 def read_losses(data: Bucket, run: str) -> Losses | None:
     """Return the losses of a run; None when it wrote no metric lines."""
-    lines: list[MetricLine] = metric_lines(data, run)
+    return find_losses(metric_lines(data, run))
+
+
+def find_losses(lines: Sequence[MetricLine]) -> Losses | None:
+    """Return the losses of metric lines in order of their steps; None without lines."""
     return Losses(lines[0].step, lines[0].loss, lines[-1].loss, lines[-1].step) if lines else None
 
 

@@ -37,20 +37,20 @@ class Context:
     deployment: Deployment | None = None
     account_exited: bool = False
 
-    def add_error(self, message: str) -> None:
-        """Add an error to the report and print it.
+    def add_error(self, message: str, reference: str | None = None) -> None:
+        """Add an error to the report and print it. `reference`: printed instead where the terminal has the message.
 
         If the emulated AWS has exited or the disk is full, the message starts with that cause.
         """
         if self.account_exited:
             return  # the cause is already reported; all later errors follow from it
         if exit_reason := self.aws.exit_reason():
-            self.account_exited, message = True, f"{exit_reason}. First error: {message}"
+            self.account_exited, message, reference = True, f"{exit_reason}. First error: {message}", None
         elif self.disk_reserve.release_if_disk_full():
             cause = f"the disk of {self.options.folder} is full. Free some space and run the rehearsal again"
-            message = f"{cause}. First error: {message}"
+            message, reference = f"{cause}. First error: {message}", None
         self.result.errors.append(message)
-        self.display.print_line("failed", message)
+        self.display.print_line("failed", reference or message)
 
     @contextmanager
     def recording_errors(self, description: str) -> Iterator[None]:
@@ -65,7 +65,9 @@ class Context:
         match event.kind:
             case "output":  # without the clock of the command, which started later
                 subject = "destroy" if self.clock.current == "destroy" else event.name
-                self.display.print_line(subject, re.sub(r"^ *\d+\.\d s  ", "", event.text))
+                text = re.sub(r"^ *\d+\.\d s  ", "", event.text)
+                self.display.print_line(subject, text)
+                self.display.update_status(subject, " ".join(text.split()))
             case "creating" | "deleting":
                 self.display.update_status("resources", f"{event.kind} {event.type} {event.name}")
             case "imported":

@@ -56,9 +56,10 @@ def print_report(report: Report, console: Console) -> None:
     differences = len(report.substitutions) + len(report.not_rehearsed)
     text = f"{differences} differences from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)
-    for error in report.errors:
+    for error in report.errors:  # the terminal has the lines that follow
+        first, _, others = error.partition("\n")
         console.print("error", style="red", end=" ")
-        console.print(error, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{first} (see above)" if others else first, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
 
 

@@ -40,6 +40,8 @@ from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.models.report import Report, Substitution
 
+COMMAND_ERROR = "trainyard: "  # prefix of the error message of a command, the last of its output
+
 
 def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tuple[Report, Timeline]:
     """Run the rehearsal. Returns its report and the timeline for the HTML page.
@@ -170,10 +172,13 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
                         Hold(context, engine, hypervisor).run(teardown)
         except KeyboardInterrupt:
             context.display.print_line("failed", INTERRUPTED)
+            teardown.save_node_logs()
         except UpError as error:
-            # The output of the launch is already on the terminal; only its error message is needed here.
-            message = str(error)
-            context.add_error(hypervisor.failure or message[max(0, message.rfind("trainyard: ")) :])
+            _, prefix, message = str(error).rpartition(COMMAND_ERROR)
+            if hypervisor.failure or not prefix:
+                context.add_error(hypervisor.failure or str(error))
+            else:  # of the launch, whose output is already on the terminal
+                context.add_error(message, "the launch failed with the error above")
             teardown.save_node_logs()
         except Exception as error:
             if isinstance(error, InputError) and not stages.is_previewed:

@@ -10,6 +10,7 @@ from trainyard.models.layout import HEAD_EVENTS, RunLayout
 from trainyard.models.metrics import MetricLine
 from trainyard.models.report import NotRehearsed
 from trainyard.models.run import Outcome
+from trainyard.models.step_progress import format_progress
 from trainyard.models.streams import Cursor, node_events
 
 POLL_SECONDS = 1.0
@@ -23,21 +24,29 @@ class FollowError(RuntimeError):
 
 
 def follow_run(
-    data: Bucket, run: str, *, timeout_seconds: float, failure: Callable[[], str | None], log: Callable[[str], None]
+    data: Bucket,
+    run: str,
+    *,
+    steps: int | None,
+    timeout_seconds: float,
+    failure: Callable[[], str | None],
+    log: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Outcome:
-    """Wait for the outcome of the run and log every tenth step.
+    """Wait for the outcome of the run, log every tenth step and show the last step.
 
-    `failure` returns the reason once the run can no longer end. Raises FollowError with that reason, or when
-    `timeout_seconds` have passed.
+    `steps`: optimizer steps of the built-in trainer; None: a custom job. `failure` returns the reason once the run can
+    no longer end. Raises FollowError with that reason, or when `timeout_seconds` have passed.
     """
     layout, deadline = RunLayout(run), time.monotonic() + timeout_seconds
-    metrics = Cursor(data, layout.metrics)
+    cursor, metrics = Cursor(data, layout.metrics), list[MetricLine]()
+    show("waiting for the end of the job" if steps is None else "waiting for the first step")
     while True:
-        for _, line in metrics.lines():
-            metric = MetricLine.model_validate_json(line)
-            if metric.step == 1 or metric.step % LOGGED_STEPS == 0:
-                validation = "" if metric.validation_loss is None else f", validation loss {metric.validation_loss:.4f}"
-                log(f"step {metric.step}: loss {metric.loss:.4f}{validation}, {metric.throughput}")
+        for _, line in cursor.lines():
+            metrics.append(MetricLine.model_validate_json(line))
+            show(progress := format_progress(metrics, steps or 0))
+            if metrics[-1].step == 1 or metrics[-1].step % LOGGED_STEPS == 0:
+                log(progress)
         outcome = data.find(layout.outcome)
         if outcome is not None:
             return Outcome.model_validate_json(outcome)

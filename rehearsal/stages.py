@@ -15,7 +15,7 @@ from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
-from rehearsal.workspace import BAKED_STACK_FILE
+from rehearsal.workspace import BAKED_STACK_FILE, LOGS
 from trainyard.aws.s3 import Bucket
 from trainyard.config.cost import max_run_usd, usd_per_hour
 from trainyard.config.stack_config import find_stack_file
@@ -60,6 +60,7 @@ class Stages:
     def preview(self, engine: Engine) -> None:
         """Run the preview, and show the cost on AWS."""
         self.context.clock.start("preview")
+        self.context.display.update_status("preview", "running the Pulumi program")
         self.context.display.print_line("preview", f"{engine.preview()} AWS resources to create")
         hourly, maximum = usd_per_hour(self.context.settings), max_run_usd(self.context.settings)
         minutes = self.context.settings.job.time_limit_minutes
@@ -72,6 +73,7 @@ class Stages:
     def deploy(self, engine: Engine) -> None:
         """Create the resources and launch the workers, as `pulumi up` does."""
         self.context.clock.start("resources")
+        self.context.display.update_status("resources", "creating the resources")
         deployment = engine.up(self.set_deployment)
         launch = LaunchResult.model_validate_json(deployment.exports["launch"].splitlines()[-1])
         self.context.clock.split(launch.phases)
@@ -99,23 +101,25 @@ class Stages:
         """Wait until the run has an outcome and its workers are terminated, unless they are kept."""
         self.context.clock.start("training")
         assert self.context.result.run is not None
+        train, display = self.context.settings.job.train, self.context.display
         outcome = follow_run(
             self.data_bucket(),
             self.context.result.run,
+            steps=train.steps if train else None,
             timeout_seconds=OUTCOME_TIMEOUT_SECONDS,
             failure=lambda: hypervisor.failure,
-            log=lambda text: self.context.display.print_line("job", text),
+            log=lambda text: display.print_line("job", text),
+            show=lambda text: display.update_status("job", text),
         )
-        self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
-        if outcome.state != "succeeded":
-            trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
-            self.context.add_error(f"the job {outcome.state}: {outcome.reason}{trace}")
+        if outcome.state == "succeeded":
+            self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
+        else:
+            self.context.add_error(outcome.describe())
         if outcome.nodes_kept_until is not None:
             self.context.display.print_line("nodes", "kept for another run (job.keep_nodes_minutes) until destroy")
-        else:
-            wait_until(
-                "the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS
-            )
+            return
+        display.update_status("job", "waiting for the termination of the workers")
+        wait_until("the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS)
 
     def running_workers(self) -> list[str]:
         """Return the ids of the worker instances that are running according to EC2."""
@@ -155,7 +159,7 @@ class Stages:
 
     def download_results(self, run: str) -> DownloadedResults:
         """Run `trainyard results` and `trainyard logs`. Returns the result of `trainyard results`."""
-        folder, logs = self.context.options.folder / "results", self.context.options.folder / "logs.txt"
+        folder, logs = self.context.options.folder / "results", self.context.options.folder / LOGS
         output = self.run_cli("results", "--run", run, "--to", str(folder), "--json")
         downloaded = DownloadedResults.model_validate_json(output)
         logs.write_text(self.run_cli("logs", "--run", run, "--source", "."))
@@ -176,6 +180,7 @@ class Stages:
 
     def run_cli(self, command: str, *arguments: str, timeout_seconds: int = COMMAND_TIMEOUT_SECONDS) -> str:
         """Run a `trainyard` command as an operator does. Returns its stdout; raises RuntimeError with its stderr."""
+        self.context.display.update_status(self.context.clock.current, f"running trainyard {command}")
         process = subprocess.run(
             [sys.executable, "-m", "trainyard", command, "--stack", self.context.options.stack, *arguments],
             cwd=self.context.options.root,

@@ -18,9 +18,12 @@ from rehearsal.interrupts import INTERRUPTED
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, FollowError, skipped_roles, wait_until
 from rehearsal.substitutions import skip_reason
 from rehearsal.timeline import fill_timeline
+from rehearsal.workspace import LOGS
 from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.report import Substitution
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.runs import read_logs
 
 NO_LIMITS = "quotas that allow the stack, capacity in every zone, and no throttling"
 # Faults that also occur on AWS.
@@ -117,6 +120,8 @@ class Teardown:
             self.record_skipped_roles(deployment)
         with self.context.recording_errors("cannot read the nodes' events and metrics"):
             self.record_timeline(deployment)
+        with self.context.recording_errors("cannot read the output of the ranks"):
+            self.save_rank_output()
 
     def check_permissions(self) -> None:
         """Report API calls that AWS denied to the stack's roles."""
@@ -170,15 +175,35 @@ class Teardown:
             self.context.result.not_rehearsed += skipped_roles(data, staging, self.context.result.run, reason)
 
     def record_timeline(self, deployment: Deployment) -> None:
-        """Read the data of the HTML page from the buckets, before they are deleted."""
-        fill_timeline(
-            self.context.result.timeline,
+        """Read the data of the HTML page from the buckets, before they are deleted.
+
+        They also have what the report does not know yet of a run that failed to start or was interrupted.
+        """
+        result = self.context.result
+        run = fill_timeline(
+            result.timeline,
             deployment,
             self.launched_instances(),
             self.context.aws.region,
             time.time(),
             trainer=self.context.settings.job.train is not None,
         )
+        result.run = result.run or run
+        if not result.nodes:
+            nodes = result.timeline.nodes
+            result.nodes = len({node.instance for node in nodes if node.role == "worker" and node.has_run})
+        result.losses = result.losses or audit.find_losses(result.timeline.metrics or [])
+
+    def save_rank_output(self) -> None:
+        """Write the output of the ranks to logs.txt, unless the stage that downloads the results has done so."""
+        options, run = self.context.options, self.context.result.run
+        file = options.folder / LOGS
+        if run is None or file.exists():
+            return
+        cluster = Cluster(options.stack, self.context.aws.region)
+        if lines := [f"{writer}: {line}" for writer, line in read_logs(cluster, run, ".")]:
+            file.write_text("\n".join([*lines, ""]))
+            self.context.display.print_line("logs", f"output of the ranks: {file}")
 
     def launched_instances(self) -> list[InstanceRecord]:
         """Return the instances that the stack launched in this rehearsal, also terminated ones."""

@@ -14,6 +14,7 @@ from trainyard.models.run import RunRecord
 from trainyard.models.streams import Cursor, metric_lines, node_events
 
 BOOTING, CONFIGURED = "booting", "configured"
+TERMINATED_EARLY = "terminated before its first event"
 _AGENT_STATES = {"workers_up": "working", "workers_done": "done"}  # other states keep their names
 _PLAYBOOK_STATES = {"started": "configuring", "failed": "configuration failed"}
 
@@ -35,6 +36,11 @@ class NodeTimeline:
     role: str
     boot: str
     spans: tuple[Span, ...]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the node wrote an event."""
+        return len(self.spans) > 1 or self.spans[0].name not in (BOOTING, TERMINATED_EARLY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +75,8 @@ def fill_timeline(
     now: float,
     *,
     trainer: bool,
-) -> None:
-    """Fill in nodes, metrics and resources, before the deployment is destroyed.
+) -> str | None:
+    """Fill in nodes, metrics and resources, before the deployment is destroyed. Returns the run id; None without a run.
 
     It does not use the stack outputs, so it also works after a failed `up`. `now` is a Unix time in seconds. `trainer`:
     whether the job is the built-in trainer. Raises botocore's errors and ValueError when the nodes' objects in S3
@@ -92,6 +98,7 @@ def fill_timeline(
     timeline.nodes = node_timelines(events, instances, now)
     if trainer and run is not None and data is not None:
         timeline.metrics = metric_lines(data, run)
+    return run
 
 
 def node_timelines(events: Iterable[NodeEvent], instances: Iterable[InstanceRecord], now: float) -> list[NodeTimeline]:
@@ -120,7 +127,7 @@ def _timeline_without_events(record: InstanceRecord, now: float) -> NodeTimeline
     """Return the timeline of an instance without an event, such as one that a rollback terminated."""
     is_terminated = record.terminated_time is not None
     span = Span(
-        name="terminated before its first event" if is_terminated else BOOTING,
+        name=TERMINATED_EARLY if is_terminated else BOOTING,
         start=record.launch_time,
         end=now if record.terminated_time is None else record.terminated_time,
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 import yaml
 
@@ -26,6 +25,7 @@ from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
 from rehearsal.substitutions import substitute_settings
+from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import MAX_NODES, StackSettings
@@ -36,6 +36,7 @@ from trainyard.models.report import BackendName, EngineName, Substitution
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
+LOGS = "logs.txt"  # the output of the ranks
 BAKED_STACK_FILE = "baked.yaml"  # a copy of the stack file that names the baked image
 
 
@@ -94,7 +95,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     file = find_stack_file(options.stack, options.root / "stacks")
     source = f"stacks/{file.name}"
     config = read_config(file, source)
-    check_region(str(config.get("aws:region", DEFAULT_REGION)), source)
+    require_known_region(str(config.get("aws:region", DEFAULT_REGION)), "aws:region", source)
     raw = change_settings(config.get(CONFIG_KEY), options.changes)
     load_changed_settings(raw, options, source)
     substituted, changes = substitute_settings(raw, options.nodes, options.backend)
@@ -170,15 +171,6 @@ def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:
     return changed
 
 
-def check_region(region: str, source: str, key: str = "aws:region") -> None:
-    """Check that AWS has this region. Raises InputError; `source` is where the region is set."""
-    session = boto3.session.Session()
-    known = {name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)}
-    if region not in known:
-        fix = f"Change it in {source}"
-        raise InputError([Problem(key, region, "unknown AWS region", fix, "unknown_region")])
-
-
 def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
     """Kill the processes of an earlier rehearsal in this folder and remove its files.
 
@@ -195,7 +187,7 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
 
 def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
-    reports = ("report.json", "report.html", "logs.txt", "node-logs.txt", BAKED_STACK_FILE)
+    reports = ("report.json", "report.html", LOGS, "node-logs.txt", BAKED_STACK_FILE)
     kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE)
     for name in ("aws", "pulumi", "results", "reserve", *reports, *kept):
         target = folder / name

@@ -16,3 +16,11 @@ def format_age(seconds: float) -> str:
         if seconds >= length:
             return f"{quantity(int(seconds // length), unit)} ago"
     return f"{quantity(max(int(seconds), 0), 'second')} ago"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration for people: `24 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -93,7 +93,9 @@ def test_interrupt_terminates_nodes_in_any_phase(start_rehearsal: StartRehearsal
         assert len(list(running[phase].folder.glob("nodes/*"))) > 0
         running[phase].send_signal(signal.SIGTERM)
     for phase in phases:
-        assert_destroyed(running[phase])
+        ended = assert_destroyed(running[phase])
+        assert ended.report["run"], "the run of an interrupted rehearsal is in its report"
+        assert (running[phase].folder / "node-logs.txt").stat().st_size > 0
 
 
 def test_volume_created_manually_is_reported_as_leaked(start_rehearsal: StartRehearsal) -> None:

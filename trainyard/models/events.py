@@ -59,7 +59,7 @@ class RankFailure(StrictModel):
     time: float = Field(description="Unix time of the failure, seconds.")
     exitcode: int = Field(description="Exit code; negative for a signal.")
     message: str = Field(description="Exception with its text, or the signal.")
-    traceback: str = Field(description="Traceback, or the last part of the rank's stderr.")
+    traceback: str = Field(description="Traceback, or what the message omits; empty without either.")
     is_permanent: bool = Field(
         False, description="Whether another attempt fails in the same way, such as for a package that does not exist."
     )

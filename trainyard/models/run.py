@@ -198,6 +198,11 @@ class Outcome(StrictModel):
         """Return whether the nodes are kept for another run at `now`, Unix time in seconds."""
         return self.nodes_kept_until is not None and now < self.nodes_kept_until
 
+    def describe(self) -> str:
+        """Return state, reason and the traceback of the failed rank, if any, as lines for people."""
+        trace = self.failure.traceback.rstrip() if self.failure else ""
+        return f"the job {self.state}: {self.reason}" + (f"\n{trace}" if trace else "")
+
 
 def launch_trigger(run: RunRecord | None, outcome: Outcome | None) -> str:
     """Return the trigger of the Pulumi resource that launches the job. `run`: the run that was launched last, if any.

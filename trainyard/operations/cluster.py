@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import tags
 from trainyard.aws.access_problems import region_missing
-from trainyard.aws.region import configured_region
+from trainyard.aws.region import configured_region, require_known_region
 from trainyard.aws.s3 import Bucket, find_buckets
 from trainyard.config.stack_config import find_stack_file
 from trainyard.errors import InputError, Problem
@@ -38,8 +38,8 @@ class Cluster:
     def from_environment(cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None) -> Self:
         """Return the stack in aws:region of its file, else in the configured region.
 
-        Raises InputError when `manifest_uri` is not an S3 URI, AWS_REGION names another region than the file, or no
-        region is configured: then a missing file of the stack is the error.
+        Raises InputError when `manifest_uri` is not an S3 URI, AWS_REGION names another region than the file, AWS does
+        not have the region, or no region is configured: then a missing file of the stack is the error.
         """
         if manifest_uri is not None and not _is_object_uri(manifest_uri):
             raise InputError(
@@ -50,10 +50,12 @@ class Cluster:
             reason = f"stack {stack} is in {region} (aws:region of its file)"
             fix = f"Set AWS_REGION={region}, or unset it"
             raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
+        key, source = ("aws:region", f"the file of stack {stack}") if region else ("AWS_REGION", "the environment")
         region = region or configured_region()
         if not region:
             find_stack_file(stack, PROJECT_ROOT / "stacks")
             raise InputError([region_missing()])
+        require_known_region(region, key, source)
         return cls(stack, region, manifest_uri, manifest_sha256)
 
     def _find_bucket(self, role: str) -> Bucket | None:

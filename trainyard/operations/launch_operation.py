@@ -12,6 +12,8 @@ from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import LaunchResult, RunRecord
+from trainyard.models.step_progress import format_progress
+from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.kept_nodes import describe_kept_nodes
@@ -29,6 +31,7 @@ from trainyard.operations.run_record import create_run_record, format_run_durati
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.startup import Deadline
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.quantity import quantity
 from trainyard.times import format_time
 
 START_POLL_SECONDS = 10.0
@@ -207,7 +210,10 @@ class LaunchOperation:
     def report_job_started(self) -> None:
         """Display that the job has started on all nodes."""
         processes = self.record.nodes * self.record.processes_per_node
-        self.display.line("job", f"started: {processes} processes on {self.record.nodes} nodes")
+        counts = f"{quantity(processes, 'process')} on {quantity(self.record.nodes, 'node')}"
+        train = self.record.job.train
+        progress = format_progress(metric_lines(self.cluster.data, self.record.run), train.steps) if train else ""
+        self.display.line("job", f"started: {counts}" + (f", {progress}" if progress else ""))
 
     def report_capacity_limit(self, run: RunRecord) -> None:
         """Display that the run ends with its capacity, if it does."""

@@ -2,12 +2,21 @@
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from trainyard.times import format_duration
+
+HEARTBEAT_POLL_SECONDS = 0.5
+SILENCE_SECONDS = 8.0  # with the poll, a line at least every 10 s
+SHORT_INTERVALS = 15  # two minutes
+LONG_SILENCE_SECONDS = 60.0
 
 
 class Display(Protocol):
@@ -20,34 +29,92 @@ class Display(Protocol):
         """Display the current activity of a subject, where a row can be overwritten."""
 
 
+class Heartbeat:
+    """Calls `beat` in a thread when `note_output` has not been called for a while; `beat` prints a line.
+
+    The interval is SILENCE_SECONDS for the first beats, then LONG_SILENCE_SECONDS: a wait may take an hour.
+    """
+
+    def __init__(self, beat: Callable[[float], None]) -> None:
+        self._beat = beat
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._silent_since = self._last_output = time.monotonic()
+        self._beats = 0
+
+    def note_output(self) -> None:
+        """Record that a line was printed."""
+        self._silent_since = self._last_output = time.monotonic()
+        self._beats = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; no beat follows. Without a start, do nothing."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_POLL_SECONDS):
+            interval = SILENCE_SECONDS if self._beats < SHORT_INTERVALS else LONG_SILENCE_SECONDS
+            now = time.monotonic()
+            if now - self._last_output >= interval:
+                self._last_output = now
+                self._beats += 1
+                self._beat(now - self._silent_since)
+
+
 class PlainDisplay:
-    """Prints one line per event, with the seconds since the start; omits repeated lines and details."""
+    """Prints one line per event, with the seconds since the start; omits repeated lines.
+
+    As a context manager it also prints the current activity after some seconds without a line.
+    """
 
     def __init__(self) -> None:
         self._start_time = time.monotonic()
         self._last_texts: dict[str, str] = {}
+        self._details: dict[str, str] = {}  # the latest last
+        self._heartbeat = Heartbeat(self._print_activity)
 
     def line(self, subject: str, text: str) -> None:
         """Print the event, unless it repeats the subject's last event."""
+        self._details.pop(subject, None)
         if self._last_texts.get(subject) != text:
             self._last_texts[subject] = text
-            seconds = time.monotonic() - self._start_time
-            try:
-                sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
-                sys.stderr.flush()
-            except BrokenPipeError:  # the reader was killed: a rollback must continue
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            self._heartbeat.note_output()
+            self._write(subject, text)
 
     def detail(self, subject: str, text: str) -> None:
-        """Omit the detail: printed lines cannot be overwritten."""
+        """Store the detail: printed lines cannot be overwritten."""
+        self._details.pop(subject, None)
+        self._details[subject] = text
+
+    def _print_activity(self, seconds: float) -> None:
+        """Print the latest detail, or the last line without one. `seconds`: since the last line."""
+        current = self._details or self._last_texts
+        if current:
+            subject = next(reversed(current))
+            self._write(subject, f"{current[subject]} (for {format_duration(seconds)})")
+
+    def _write(self, subject: str, text: str) -> None:
+        seconds = time.monotonic() - self._start_time
+        try:
+            sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
+            sys.stderr.flush()
+        except BrokenPipeError:  # the reader was killed: a rollback must continue
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def __enter__(self) -> Self:
+        self._heartbeat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: no resource is open."""
+        self._heartbeat.stop()
 
 
 class LiveDisplay:

@@ -26,6 +26,7 @@ from trainyard.operations.progress import Display
 POLL_SECONDS = 1.0
 NO_EVENTS = "no events received"
 CONSOLE_LINES = 20
+LINE_CHARACTERS = 160
 
 
 class Deadline:
@@ -66,6 +67,7 @@ def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> Non
             raise StartupError(f"the head {head.instance} could not be configured: {failures.message}")
         return newest_boot in controller_boots
 
+    display.detail("head", "waiting for the head's controller")
     deadline.wait_until("the head's controller", is_ready)
     display.line("head", f"{head.address} ready")
 
@@ -120,6 +122,7 @@ class NodeStartup:
         self._wait_until("the job's start", has_started)
 
     def _wait_until(self, event: str, has_happened: Callable[[], bool]) -> None:
+        self._display.detail("startup", f"waiting for {event}")
         try:
             self._deadline.wait_until(event, has_happened)
         except DeadlineError as error:
@@ -182,8 +185,18 @@ def _has_succeeded(outcome: Outcome) -> bool:
     """Return True for a job that succeeded before its start was observed; raise StartupError for one that failed."""
     if outcome.state == "succeeded":
         return True
-    trace = f"\n{outcome.failure.traceback}" if outcome.failure else ""
-    raise StartupError(f"the job {outcome.state}: {outcome.reason}{trace}")
+    raise StartupError(outcome.describe())
+
+
+def describe_task(event: TaskEvent) -> str:
+    """Return role and name of a task."""
+    return f"{event.ansible_role}: {event.task}" if event.ansible_role else event.task
+
+
+def shorten(message: str) -> str:
+    """Return the first line of an error message, shortened: the error of the command has all of it."""
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} ..."
 
 
 def display_event(display: Display, event: Any) -> str:
@@ -191,10 +204,10 @@ def display_event(display: Display, event: Any) -> str:
     node = event.instance
     match event:
         case TaskEvent(status="failed"):
-            text = f"{event.ansible_role}: {event.task}: {event.message}"
-            display.line(node, f"failed: {text}")
+            text = f"{describe_task(event)}: {event.message}"
+            display.line(node, f"failed: {shorten(text)}")
         case TaskEvent():
-            text = f"{event.ansible_role}: {event.task}"
+            text = describe_task(event)
             display.detail(node, text)
         case PlaybookEvent(status="started"):
             text = "node playbook started"
@@ -207,7 +220,7 @@ def display_event(display: Display, event: Any) -> str:
             display.line(node, text)
         case PlaybookEvent(status="failed", message=message) if not event.seconds:
             text = f"failed before the node playbook started: {message}"
-            display.line(node, text)
+            display.line(node, shorten(text))
         case PlaybookEvent(status="ok"):
             text = f"configured, {event.changed} changed, {event.seconds:.1f} s"
             display.line(node, text)

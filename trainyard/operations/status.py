@@ -11,6 +11,7 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 from trainyard.models.saved import SavedFiles
+from trainyard.models.step_progress import format_progress, remaining_seconds
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.kept_nodes import describe_kept_nodes
@@ -48,6 +49,10 @@ class RunStatus(StrictModel):
     health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")
     metric: MetricLine | None = Field(description="The last metric line.")
     saved: SavedFiles = Field(description="Checkpoints and results in the data bucket.")
+    progress: str = Field("", description="Step, loss, throughput and remaining time; empty without a metric line.")
+    remaining_seconds: float | None = Field(
+        None, description="Estimated seconds until the last step; none: the run has ended or has no metric line."
+    )
     elapsed_seconds: float = Field(
         ge=0, description="Seconds from the launch, or the scheduled start, to the run's end, or until now."
     )
@@ -73,6 +78,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
     current = cluster.current_run() if cluster.is_deployed else None
     workers = WorkerGroups(cluster.manifest) if current is not None and current.run == record.run else None
     prices = workers.usd_per_hour(workers.members()) if workers else {}
+    steps = record.job.train.steps if record.job.train else 0
     return RunStatus(
         record=record,
         control=cluster.control(record.run),
@@ -80,6 +86,8 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
         health_check=cluster.health_check_result(record.run),
         metric=metrics[-1] if metrics else None,
         saved=list_saved(cluster, record, outcome),
+        progress=format_progress(metrics, steps, has_ended=outcome is not None),
+        remaining_seconds=remaining_seconds(metrics, steps) if outcome is None else None,
         elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.start, 0.0),
         scheduled_start_time=workers.scheduled_start() if workers and outcome is None else None,
         lease_end_time=workers.lease() if workers else None,
@@ -132,8 +140,8 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         lines.append(f"attempt {control.attempt} on {', '.join(control.nodes)}")
     if status.health_check:
         lines += format_health_check(status.health_check)
-    if status.metric:
-        lines.append(f"step {status.metric.step}, loss {status.metric.loss:.4f}, {status.metric.throughput}")
+    if status.progress:
+        lines.append(status.progress)
     return lines + format_saved(status.saved, MAX_LISTED_ITEMS)
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.polling import eventually
 from trainyard.operations import progress
 from trainyard.operations.progress import LiveDisplay, PlainDisplay
 
@@ -16,6 +17,24 @@ def test_plain_display_omits_repeated_lines(capsys: pytest.CaptureFixture[str]) 
     output = capsys.readouterr()
     assert [line.split()[-1] for line in output.err.splitlines()] == ["started", "ready"]
     assert output.out == ""  # stdout is for the result
+
+
+def test_plain_display_prints_the_current_activity_in_a_silence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "HEARTBEAT_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "SILENCE_SECONDS", 0.05)
+    printed = ""
+    with PlainDisplay() as display:
+        display.line("nodes", "2 of 2 launched")
+        display.detail("startup", "waiting for the job's start")
+
+        def has_waited() -> bool:
+            nonlocal printed
+            printed += capsys.readouterr().err
+            return printed.count("waiting for the job's start (for ") >= 2
+
+        eventually(has_waited, "two lines on the wait")
 
 
 def test_live_display_has_a_row_per_subject(capsys: pytest.CaptureFixture[str]) -> None:

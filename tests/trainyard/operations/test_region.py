@@ -44,3 +44,12 @@ def test_region_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cluster, "PROJECT_ROOT", tmp_path)
     with rejects("region_missing", "AWS_REGION"):
         Cluster.from_environment("bare")
+
+
+@pytest.mark.parametrize("region", ["us-est-1", "us east 1"])
+@pytest.mark.usefixtures("no_region")
+def test_unknown_region_is_refused(region: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", region)
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")  # only the region is checked
+    with rejects("unknown_region", "AWS_REGION"):
+        Cluster.from_environment("without-file")

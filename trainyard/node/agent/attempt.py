@@ -142,15 +142,14 @@ class AttemptTorchrun(Torchrun):
     def failures(self) -> tuple[RankFailure, ...]:
         """Failures of this node's ranks, or the failure of the job's environment."""
         if self.exit_code() == source_environment.EXIT_FAILED:
-            output = self.output()
-            message, is_permanent = source_environment.find_error(output)
+            message, details, is_permanent = source_environment.find_error(self.output())
             failure = RankFailure(
                 rank=self._first_rank,
                 local_rank=None,
                 time=time.time(),
                 exitcode=source_environment.EXIT_FAILED,
                 message=message,
-                traceback=output[-source_environment.ERROR_CHARACTERS :],
+                traceback=details,
                 is_permanent=is_permanent,
             )
             return (failure,)

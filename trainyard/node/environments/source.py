@@ -31,8 +31,8 @@ from trainyard.node.environments.wheelhouse import download  # noqa: E402
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
 _ERROR_PREFIX = f"{REQUIREMENTS} of the job"
-_MESSAGE_CHARACTERS = 800
-ERROR_CHARACTERS = 6000  # of the output in the report of the failure
+_MESSAGE_LINES, _MESSAGE_CHARACTERS = 4, 800
+_DETAILS_CHARACTERS = 6000
 UV = (sys.executable, "-m", "uv", "--no-progress")
 INSTALL = f"uv pip install -r {REQUIREMENTS}"
 # Errors of uv that another attempt does not fix. Others, such as an index that does not respond, may be temporary.
@@ -130,14 +130,19 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def find_error(output: str) -> tuple[str, bool]:
-    """Error message of this program in its output, in one line, and whether another attempt fails in the same way."""
-    error = output[output.rfind(_ERROR_PREFIX) :].partition("\nhint: ")[0]
+def find_error(output: str) -> tuple[str, str, bool]:
+    """Error message of this program in its output.
+
+    Returns the message in one line, the details that it does not contain, such as the output of a failed build, and
+    whether another attempt fails in the same way.
+    """
+    error = output[output.rfind(_ERROR_PREFIX) :].partition("\nhint: ")[0].strip()
     command, separator, reason = error.partition("\nerror: ")  # uv prints its progress before
+    lines = [line.strip().removeprefix("cause: ") for line in reason.splitlines() if line.strip()]
+    details = reason[-_DETAILS_CHARACTERS:] if len(lines) > _MESSAGE_LINES else ""
     if separator:
-        reason = ": ".join(line.strip().removeprefix("cause: ") for line in reason.splitlines() if line.strip())
-        error = f"{command.partition(' ended with ')[0]} failed: {reason}"
-    return " ".join(error.split())[:_MESSAGE_CHARACTERS], bool(separator and _PERMANENT.search(reason))
+        error = f"{command.partition(' ended with ')[0]} failed: {': '.join(lines[:_MESSAGE_LINES])}"
+    return " ".join(error.split())[:_MESSAGE_CHARACTERS], details, bool(separator and _PERMANENT.search(reason))
 
 
 def main() -> int:

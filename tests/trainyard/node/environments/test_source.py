@@ -111,11 +111,11 @@ def test_missing_package_is_reported_without_remaining_files(node: Node) -> None
     result = node.run("print('never')")
     assert result.returncode == EXIT_FAILED
     assert "never" not in result.stdout
-    error, is_permanent = find_error(result.stdout + result.stderr)
+    error, details, is_permanent = find_error(result.stdout + result.stderr)
     command = "requirements.txt of the job: `uv pip install -r requirements.txt` failed: No solution found"
     assert error.startswith(command)
     assert "you require missing==1.0" in error
-    assert is_permanent
+    assert (details, is_permanent) == ("", True)
     assert node.created_environments() == []
 
 
@@ -175,6 +175,18 @@ def test_index_that_does_not_respond_is_no_permanent_failure(node: Node) -> None
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         result = node.run("print('never')", f"http://127.0.0.1:{unused.getsockname()[1]}/simple")
-    error, is_permanent = find_error(result.stdout + result.stderr)
+    error, _, is_permanent = find_error(result.stdout + result.stderr)
     assert "/simple/missing/" in error
     assert not is_permanent
+
+
+def test_output_of_a_failed_build_is_not_part_of_the_message() -> None:
+    build = [f"line {number} of the build" for number in range(20)]
+    output = ["error: Failed to build `x==1.0`", "  cause: The build backend returned an error", "[stderr]", *build]
+    error, details, is_permanent = find_error(
+        "\n".join(["requirements.txt of the job: `uv` ended with 1: ok", *output])
+    )
+    assert error.startswith("requirements.txt of the job: `uv` failed: Failed to build `x==1.0`: The build backend")
+    assert build[-1] not in error
+    assert details.endswith(build[-1])
+    assert is_permanent
