@@ -13,7 +13,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -47,7 +47,12 @@ from trainyard.errors import InputError
 from trainyard.models.kept_rehearsal import rehearsal_folder
 from trainyard.models.report import Report
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+_APP_OPTIONS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,  # otherwise wrong options are reported in a box that breaks lines
+}
+app = typer.Typer(no_args_is_help=True, help=__doc__, **_APP_OPTIONS)
 
 
 @app.callback()
@@ -198,5 +203,16 @@ def aws(
     shutil.rmtree(folder)
 
 
+def main() -> None:
+    """Run the command line. `trainyard rehearse` sets the name of the program, and uses the command `run` only."""
+    program = os.environ.pop("TRAINYARD_PROGRAM", None)
+    if program is None:
+        app()
+        return
+    command = typer.Typer(**_APP_OPTIONS)
+    command.command()(run)
+    command(prog_name=program, args=sys.argv[2:])
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -44,6 +44,8 @@ def print_report(report: Report, console: Console) -> None:
         facts.add_row("reserved, unused", describe_billed(report.unused_reservations))
     if report.faults:
         facts.add_row("faults", "\n".join(report.faults), style="yellow")
+    if report.faults_without_effect:
+        facts.add_row("without effect", "\n".join(report.faults_without_effect), style="red")
     facts.add_row("nodes", f"{quantity(report.nodes, 'node')} x {quantity(report.processes_per_node, 'process')}")
     if report.last_loss is not None and report.first_loss is not None:
         share = report.last_loss / report.first_loss
@@ -54,7 +56,7 @@ def print_report(report: Report, console: Console) -> None:
     facts.add_row("results", describe_saved(report.results))
     console.print(facts)
     differences = len(report.substitutions) + len(report.not_rehearsed)
-    text = f"{differences} differences from AWS: see `substitutions` and `not_rehearsed` in report.json"
+    text = f"{quantity(differences, 'difference')} from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)
     for error in report.errors:  # the terminal has the lines that follow
         first, _, others = error.partition("\n")
@@ -75,7 +77,7 @@ def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:
     lines = []
     for attempt in attempts:
         action = "launched" if attempt.kind == "launch" else "reserved"
-        times = f" ({attempt.times} requests with this result)" if attempt.times > 1 else ""
+        times = f" ({quantity(attempt.times, 'request')} with this result)" if attempt.times > 1 else ""
         error = f": {attempt.error_code}" if attempt.error_code else ""
         lines.append(
             f"{action} {attempt.granted} of {attempt.requested} x {attempt.type} in {attempt.zone}{error}{times}"

@@ -33,6 +33,7 @@ class RehearsalResult:
     billed: tuple[Billed, ...] = ()
     unused_reservations: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
+    faults_without_effect: tuple[str, ...] = ()
     losses: Losses | None = None
     checkpoints: tuple[SavedItem, ...] = ()
     checkpoints_loaded: bool = False
@@ -71,6 +72,7 @@ class RehearsalResult:
             billed=self.billed,
             unused_reservations=self.unused_reservations,
             faults=self.faults,
+            faults_without_effect=self.faults_without_effect,
             phases=phases,
             first_loss=losses.first if losses else None,
             last_loss=losses.last if losses else None,

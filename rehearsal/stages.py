@@ -64,7 +64,7 @@ class Stages:
         self.context.display.print_line("preview", f"{engine.preview()} AWS resources to create")
         hourly, maximum = usd_per_hour(self.context.settings), max_run_usd(self.context.settings)
         minutes = self.context.settings.job.time_limit_minutes
-        cost = f"on AWS {hourly:,.2f} USD per hour, at most {maximum:,.2f} USD in {minutes:g} minutes"
+        cost = f"on AWS {hourly:,.2f} USD per hour, at most {maximum:,.2f} USD in {quantity(minutes, 'minute')}"
         block = self.context.settings.capacity.capacity_block
         prepaid = ", without the Capacity Block, which is paid in advance" if block else ""
         self.context.display.print_line("preview", f"{cost}{prepaid}")
@@ -86,11 +86,13 @@ class Stages:
         self.context.clock.start("scheduled")
         status = json.loads(self.run_cli("status", "--json"))
         nodes, start = status["record"]["nodes"], status["scheduled_start_time"]
-        text = f"AWS starts {nodes} nodes in {max(0.0, start - time.time()):.0f} s, with no operator's process"
+        text = (
+            f"AWS starts {quantity(nodes, 'node')} in {max(0.0, start - time.time()):.0f} s, with no operator's process"
+        )
         self.context.display.print_line("scheduled", text)
         timeout_seconds = max(0.0, start - time.time()) + SCHEDULED_START_TIMEOUT_SECONDS
         wait_until("the scheduled start", lambda: len(self.running_workers()) == nodes, timeout_seconds)
-        self.context.display.print_line("scheduled", f"{nodes} nodes are running")
+        self.context.display.print_line("scheduled", f"{quantity(nodes, 'node')} running")
         self.context.result.nodes = nodes
 
     def set_deployment(self, deployment: Deployment) -> None:
@@ -152,7 +154,7 @@ class Stages:
             result.checkpoints_loaded = True
             count = len(result.checkpoints)
             self.context.display.print_line(
-                "results", f"{count - len(failures)} of {count} checkpoints load in a new process"
+                "results", f"{count - len(failures)} of {quantity(count, 'checkpoint')} load in a new process"
             )
             for problem in [*audit.check_results(data, result.run, result.losses), *failures]:
                 self.context.add_error(problem)

@@ -71,9 +71,14 @@ def substitute_settings(
     substitution = SettingsSubstitution(raw)
     settings, node = substitution.settings, substitution.section("node")
     if nodes is not None:
-        original = f"{settings['nodes']} nodes"
+        original = quantity(settings["nodes"], "node")
         substitution.change(
-            settings, "nodes", nodes, original=original, replacement=f"{nodes} nodes", reason="set with --nodes"
+            settings,
+            "nodes",
+            nodes,
+            original=original,
+            replacement=quantity(nodes, "node"),
+            reason="set with --nodes",
         )
     if backend == "process":
         substitution.change(
@@ -101,7 +106,7 @@ def substitute_settings(
         "startup_timeout_minutes",
         min(STARTUP_TIMEOUT_MINUTES, launch.get("startup_timeout_minutes", STARTUP_TIMEOUT_MINUTES)),
         original="launch.startup_timeout_minutes of the stack",
-        replacement=f"{STARTUP_TIMEOUT_MINUTES:g} minutes",
+        replacement=quantity(STARTUP_TIMEOUT_MINUTES, "minute"),
         reason="the nodes install no packages",
     )
     if StackSettings.model_validate(raw).reserves_any_capacity:
@@ -122,7 +127,7 @@ def _shorten_capacity_search(substitution: SettingsSubstitution) -> None:
         capacity,
         "wait_minutes",
         wait / TIME_SCALE,
-        original=f"{wait:g} minutes of capacity.wait_minutes",
+        original=f"{quantity(wait, 'minute')} of capacity.wait_minutes",
         replacement=f"{wait / TIME_SCALE * 60:g} seconds",
         reason="the rehearsal takes minutes",
     )
@@ -233,8 +238,8 @@ def _replace_gpus(substitution: SettingsSubstitution) -> None:
         job,
         "processes_per_node",
         processes,
-        original=f"{original_processes} processes per node",
-        replacement=f"{processes} processes per node",
+        original=f"{quantity(original_processes, 'process')} per node",
+        replacement=f"{quantity(processes, 'process')} per node",
         reason="all nodes share the cores of this machine",
     )
     _replace_model(substitution, processes)
@@ -270,7 +275,7 @@ def _replace_model(substitution: SettingsSubstitution, processes: int) -> None:
     )
     before, after = _describe_parallelism(config.parallel), _describe_parallelism(parallel)
     if before != after:
-        reason = f"the rehearsal runs {world_size} processes"
+        reason = f"the rehearsal runs {quantity(world_size, 'process')}"
         substitution.changes.append(Substitution(original=before, replacement=after, reason=reason))
     if not job.get("builtin_corpus"):
         substitution.change(

@@ -12,6 +12,7 @@ from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.capacity_attempts import capacity_attempts
 from rehearsal.context import Context
 from rehearsal.engine.base import Engine
+from rehearsal.faults import format_fault
 from rehearsal.hypervisor.backend import Backend
 from rehearsal.hypervisor.hypervisor import Hypervisor, instances_of_stack
 from rehearsal.interrupts import INTERRUPTED
@@ -75,6 +76,7 @@ class Teardown:
         """Run `pulumi destroy`, also after a failed `up`, and record the remaining values of the report first."""
         self.context.clock.start("destroy")
         with self.context.recording_errors("cannot remove the injected faults"):  # destroy runs without them
+            self.record_faults_without_effect()
             self.context.aws.remove_faults(self.context.options.faults)
         deployment = self.context.deployment
         if deployment is None:
@@ -173,6 +175,14 @@ class Teardown:
             data, staging = (Bucket(str(name), self.context.aws.region) for name in buckets)
             reason = partial(skip_reason, backend=self.backend.name)
             self.context.result.not_rehearsed += skipped_roles(data, staging, self.context.result.run, reason)
+
+    def record_faults_without_effect(self) -> None:
+        """Add the faults of --fault that had no effect to the report, and print them: they tested nothing."""
+        injected = self.context.options.faults
+        faults = [fault for fault in self.context.aws.faults_without_effect() if fault in injected]
+        self.context.result.faults_without_effect = tuple(map(format_fault, faults))
+        for text in self.context.result.faults_without_effect:
+            self.context.display.print_line("fault", f"{text} had no effect")
 
     def record_timeline(self, deployment: Deployment) -> None:
         """Read the data of the HTML page from the buckets, before they are deleted.

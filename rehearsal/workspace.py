@@ -33,6 +33,7 @@ from trainyard.config.stack_config import find_stack_file, read_config
 from trainyard.errors import InputError, Problem
 from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, STACK_FILE, rehearsal_folder
 from trainyard.models.report import BackendName, EngineName, Substitution
+from trainyard.quantity import quantity
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
@@ -181,7 +182,7 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
         earlier = (
             f"an earlier rehearsal (process {killed_process}, killed)" if killed_process else "an earlier rehearsal"
         )
-        display.print_line("account", f"removed {count} processes of {earlier}")
+        display.print_line("account", f"removed {quantity(count, 'process')} of {earlier}")
     clear_folder(folder)
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainyard.config.settings import StackSettings
+from trainyard.quantity import quantity
 
 EXPIRATION = "AWS_CREDENTIAL_EXPIRATION"
 WITHOUT_CREDENTIALS = (
@@ -45,8 +46,8 @@ def expiring_credentials(
         return None
     minutes = max(0.0, (expiration - now).total_seconds() / 60)
     return (
-        f"the AWS credentials of the environment expire in {minutes:.0f} minutes, at {expiration:%Y-%m-%d %H:%M} UTC, "
-        f"and the launch may last {duration}. {WITHOUT_CREDENTIALS}"
+        f"the AWS credentials of the environment expire in {quantity(round(minutes), 'minute')}, "
+        f"at {expiration:%Y-%m-%d %H:%M} UTC, and the launch may last {duration}. {WITHOUT_CREDENTIALS}"
     )
 
 

@@ -56,12 +56,24 @@ class InsufficientCapacityError(EC2ClientError):
 
 @dataclass
 class _ActiveFault:
-    """An active fault. `remaining`: calls still to fail, or instances still to interrupt. `responses`: by operation."""
+    """An active fault.
+
+    `remaining`: calls still to fail, or instances still to interrupt. `refused`: calls that it refused. `responses`: by
+    operation.
+    """
 
     fault: Fault
     remaining: int = 0
+    refused: int = 0
     since: float = field(default_factory=CLOCK.now)
     responses: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def has_no_effect(self) -> bool:
+        """Whether it has certainly had no effect so far; False for limits, which may be high on purpose."""
+        if isinstance(self.fault, (Deny, ExpiredCredentials)):
+            return self.refused == 0
+        return 0 < self.remaining == _repetitions(self.fault)
 
 
 class ActiveFaults:
@@ -100,6 +112,10 @@ class ActiveFaults:
         """Return the active faults as JSON objects."""
         return [active.fault.model_dump() for active in self._active]
 
+    def without_effect(self) -> list[dict[str, Any]]:
+        """Return the active faults that have had no effect as JSON objects."""
+        return [active.fault.model_dump() for active in self._active if active.has_no_effect]
+
     def check_call(self, call: Call, in_json: bool) -> None:
         """Raise ApiError if a fault applies to this call."""
         name = f"{call.service}:{call.operation}"
@@ -107,8 +123,10 @@ class ActiveFaults:
             fault = active.fault
             has_expired = isinstance(fault, ExpiredCredentials) and CLOCK.now() >= active.since + fault.seconds
             if has_expired and _is_signed_by_operator(call):
+                active.refused += 1
                 raise _expired(call, in_json)
             if isinstance(fault, Deny) and fault.operation == name:
+                active.refused += 1
                 raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
             if isinstance(fault, (Throttle, Outage)) and fault.operation == name and active.remaining > 0:
                 active.remaining -= 1

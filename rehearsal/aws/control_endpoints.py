@@ -50,6 +50,10 @@ def _faults(_: bytes) -> list[dict[str, Any]]:
     return ACTIVE_FAULTS.dump()
 
 
+def _faults_without_effect(_: bytes) -> list[dict[str, Any]]:
+    return ACTIVE_FAULTS.without_effect()
+
+
 def _add_faults(body: bytes) -> list[dict[str, Any]]:
     ACTIVE_FAULTS.add(_parse_faults(body))
     return ACTIVE_FAULTS.dump()
@@ -102,6 +106,7 @@ ENDPOINTS: dict[tuple[str, str], Endpoint] = {
     ("seed", "POST"): _seed,
     ("timing", "POST"): _set_timing,
     ("faults", "GET"): _faults,
+    ("faults-without-effect", "GET"): _faults_without_effect,
     ("faults", "POST"): _add_faults,
     ("faults", "DELETE"): _remove_faults,
 }

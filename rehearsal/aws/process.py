@@ -163,6 +163,10 @@ class EmulatedAws:
         """Return the active faults."""
         return FAULTS.validate_python(self._request("faults"))
 
+    def faults_without_effect(self) -> list[Fault]:
+        """Return the active faults that have had no effect."""
+        return FAULTS.validate_python(self._request("faults-without-effect"))
+
     def remove_faults(self, faults: Iterable[Fault]) -> None:
         """Remove these faults; others remain active."""
         self._request("faults", "DELETE", [fault.model_dump() for fault in faults])

@@ -211,7 +211,7 @@ PHASES: dict[str, Callable[[RehearsalProcess], bool]] = {
     "resources": lambda rehearsal: "CreateVpc" in rehearsal.journal_text(),
     "startup": lambda rehearsal: "node playbook started" in rehearsal.stderr(),
     "launch": lambda rehearsal: "1 of 1 launched" in rehearsal.stderr(),
-    "training": lambda rehearsal: "started: 1 processes" in rehearsal.stderr(),
+    "training": lambda rehearsal: "started: 1 process on" in rehearsal.stderr(),
     "checkpoint": lambda rehearsal: "UploadPart" in rehearsal.journal_text(),
     "destroy": lambda rehearsal: "Delete" in rehearsal.journal_text(),
 }

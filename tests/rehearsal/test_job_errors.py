@@ -1,12 +1,14 @@
 """A job that fails in a rehearsal: its traceback is printed once, and the report has what the run left."""
 
 import io
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from rehearsal.report import print_report
-from tests.rehearsal.conftest import StartRehearsal
+from tests.rehearsal.running import RehearsalProcess, StartRehearsal, rehearsal_starter
 from tests.rehearsal.test_report_page import create_report
 
 ERROR = "ValueError: label 1003 is out of range"
@@ -14,6 +16,12 @@ SCRIPT = """
 print("epoch 1", flush=True)
 raise ValueError("label 1003 is out of range")
 """
+
+
+@pytest.fixture
+def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
+    with rehearsal_starter(tree_without_checks, RehearsalProcess) as start_rehearsal:
+        yield start_rehearsal
 
 
 @pytest.mark.slow

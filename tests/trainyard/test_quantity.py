@@ -8,9 +8,16 @@ from trainyard.quantity import quantity
 
 @pytest.mark.parametrize(
     ("count", "noun", "text"),
-    [(0, "node", "0 nodes"), (1, "node", "1 node"), (1, "process", "1 process"), (8, "process", "8 processes")],
+    [
+        (0, "node", "0 nodes"),
+        (1, "node", "1 node"),
+        (1, "process", "1 process"),
+        (8, "process", "8 processes"),
+        (1.0, "minute", "1 minute"),
+        (2.5, "minute", "2.5 minutes"),
+    ],
 )
-def test_only_one_is_singular(count: int, noun: str, text: str) -> None:
+def test_only_one_is_singular(count: float, noun: str, text: str) -> None:
     assert quantity(count, noun) == text
 
 

@@ -53,7 +53,10 @@ def _fail(message: str, exit_status: int) -> NoReturn:
     raise typer.Exit(exit_status)
 
 
-app = typer.Typer(cls=_Commands, add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
+# Without rich_markup_mode, wrong options are reported in a box that breaks lines.
+app = typer.Typer(
+    cls=_Commands, add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
 def _print_version(is_set: bool) -> None:

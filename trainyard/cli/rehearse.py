@@ -22,4 +22,5 @@ def rehearse(context: typer.Context) -> None:
         raise InputError([problem])
     # The rehearsal replaces this process, so that signals reach it directly.
     os.chdir(PROJECT_ROOT)
+    os.environ["TRAINYARD_PROGRAM"] = "trainyard rehearse"  # in its help and errors
     os.execv(sys.executable, [sys.executable, "-m", "rehearsal", "run", *context.args])  # noqa: S606

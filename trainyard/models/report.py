@@ -87,6 +87,9 @@ class Report(StrictModel):
         (), description="Billed time of capacity reservations that no instance used, by instance type and zone."
     )
     faults: tuple[str, ...] = Field(description="Injected faults, in the syntax of --fault.")
+    faults_without_effect: tuple[str, ...] = Field(
+        (), description="Faults of --fault of which no call or instance was affected; limits are not among them."
+    )
     phases: dict[str, float] = Field(
         description="Seconds per phase; phases do not overlap and add up to the total time."
     )

@@ -26,6 +26,7 @@ from trainyard.models.run import Outcome, RunRecord
 from trainyard.operations.archive_message import describe_tagged
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
+from trainyard.quantity import quantity
 
 # Limits the delay of a launch; the next launch continues with the remaining objects. Each object needs two calls.
 TIMEOUT_SECONDS = 60.0
@@ -162,4 +163,4 @@ class _Tagging:
         prefixes = self.tagged.setdefault(run, [])
         if prefix not in prefixes:
             prefixes.append(prefix)
-        self.display.detail("archive", f"{self.objects} objects tagged, {run}/{prefix}")
+        self.display.detail("archive", f"{quantity(self.objects, 'object')} tagged, {run}/{prefix}")

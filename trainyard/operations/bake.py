@@ -24,6 +24,7 @@ from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.stack_file import StackFile, stack_file_path
 from trainyard.operations.startup import Deadline
+from trainyard.quantity import quantity
 
 
 class BakeResult(StrictModel):
@@ -105,7 +106,7 @@ class _ImageBuild:
         with sigterm_as_interrupt():
             try:
                 name = builder.launch(self._request(builder, instance_type))
-                limit = f"at most {self.deadline.minutes:g} minutes"
+                limit = f"at most {quantity(self.deadline.minutes, 'minute')}"
                 self.display.line("builder", f"{name}, {_describe_price(instance_type)}, {limit}")
                 builder.wait_until_configured(self.deadline)
                 self.display.line("builder", f"{name} is configured: stopping it")

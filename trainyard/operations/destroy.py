@@ -14,6 +14,7 @@ from trainyard.operations.progress import Display
 from trainyard.operations.pulumi_cli import PulumiProject, stack_missing
 from trainyard.operations.stack_reservations import delete_held_placement_groups
 from trainyard.operations.stop import stop_run
+from trainyard.quantity import quantity
 
 POLL_SECONDS = 5.0
 # AWS lists resources for a while after their deletion: instances that shut down, and what only the tagging API lists.
@@ -88,7 +89,7 @@ def audit(
         remaining = tuple(_existing(resource) for resource in resources if not _is_retained(resource))
         if not remaining or time.monotonic() >= deadline:
             return retained, remaining
-        display.line("audit", f"{len(remaining)} resources still exist")
+        display.line("audit", f"not deleted: {quantity(len(remaining), 'resource')}")
         time.sleep(POLL_SECONDS)
 
 

@@ -12,6 +12,7 @@ from trainyard.aws import autoscaling
 from trainyard.models.manifest import WorkerGroup
 from trainyard.operations.progress import Display
 from trainyard.operations.scaling_activities import set_desired_capacity
+from trainyard.quantity import quantity
 
 # Only for a Capacity Block or an interruptible reservation, which is paid for, used or not: waiting costs nothing. Auto
 # Scaling retries a refused launch after one or two minutes, so that this time includes several retries.
@@ -92,9 +93,10 @@ def increase_desired_capacity(
         for reason in reasons:
             display.line(group.name, reason)
         if time.monotonic() > deadline:
-            timeout = f"group {name} had {len(nodes)} of {count} nodes after {CAPACITY_TIMEOUT_SECONDS / 60:g} minutes"
+            minutes = quantity(CAPACITY_TIMEOUT_SECONDS / 60, "minute")
+            timeout = f"group {name} had {len(nodes)} of {quantity(count, 'node')} after {minutes}"
             return LaunchedNodes(nodes, [*reasons, timeout])
-        display.detail(group.name, f"{len(nodes)} of {count} nodes")
+        display.detail(group.name, f"{len(nodes)} of {quantity(count, 'node')}")
         time.sleep(POLL_SECONDS)
 
 

@@ -15,6 +15,7 @@ from trainyard.aws.reservations import CapacityReservation
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.progress import Display
 from trainyard.operations.waiting import sleep_with_checks
+from trainyard.quantity import quantity
 
 TIMEOUT_SECONDS, POLL_SECONDS = 10 * 60.0, 2.0
 
@@ -39,7 +40,7 @@ def wait_until_active(
 
     text = f"{reservation.id} in {reservation.zone} is pending: waiting until it is active"
     if reservation.state == "pending" and not _poll(is_settled, text, display, before_poll):
-        reason = f", which was pending for {TIMEOUT_SECONDS / 60:g} minutes"
+        reason = f", which was pending for {quantity(TIMEOUT_SECONDS / 60, 'minute')}"
         cancel_reservations(region, [reservation.id], display, reason=reason, before_poll=before_poll)
     return reservation
 
@@ -110,7 +111,7 @@ def _cancel(
         return not is_own or reservations.cancel_reservation(region, reservation_id)
 
     if not _poll(is_done, f"{reservation_id} is pending: waiting until EC2 can cancel it", display, before_poll):
-        raise CapacityError(f"it is still pending after {TIMEOUT_SECONDS / 60:g} minutes")
+        raise CapacityError(f"it is still pending after {quantity(TIMEOUT_SECONDS / 60, 'minute')}")
     if not is_own:
         return f"{reservation_id} is not cancelled: a later launch uses it"
     return f"cancelled {reservation_id}{reason}"

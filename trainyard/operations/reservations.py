@@ -22,6 +22,7 @@ from trainyard.operations.pending_reservations import (
 )
 from trainyard.operations.progress import Display
 from trainyard.operations.waiting import sleep_with_checks
+from trainyard.quantity import quantity
 
 # AWS returns the capacity of a terminated instance to its reservation after several minutes, and large GPU types shut
 # down for up to 20 minutes before.
@@ -64,7 +65,7 @@ class GroupReservations:
             used = sum(instance.get("CapacityReservationId") == existing.id for instance in instances)
             self._resize(existing, used + missing)
             self._extend(existing, time.time() + hold_seconds)
-            text = f"uses {existing.id} in {existing.zone}, {used + missing} instances"
+            text = f"uses {existing.id} in {existing.zone}, {quantity(used + missing, 'instance')}"
             self._display.line("capacity", text)
             return self.wait_for_capacity(existing.id, missing, hold_seconds)
         request = CapacityRequest(
@@ -148,8 +149,8 @@ class GroupReservations:
             reservations.resize_reservation(self._region, reservation.id, instances)
         except ClientError as error:
             raise CapacityError(
-                f"{reservation.id} in {reservation.zone} has {reservation.instances} instances and AWS does not "
-                f"increase it to {instances}: {error}"
+                f"{reservation.id} in {reservation.zone} has {quantity(reservation.instances, 'instance')} and AWS "
+                f"does not increase it to {instances}: {error}"
             ) from error
 
     def _extend(self, reservation: CapacityReservation, end: float) -> None:
@@ -201,9 +202,11 @@ class GroupReservations:
                 if reservations.read_reservation(self._region, reservation_id).launch_id != self._launch_id:
                     continue
                 reservations.resize_reservation(self._region, reservation_id, instances)
-                self._display.line("capacity", f"{reservation_id} has {instances} instances again")
+                self._display.line("capacity", f"{reservation_id} has {quantity(instances, 'instance')} again")
             except (BotoCoreError, ClientError) as error:
-                self._display.line("capacity", f"{reservation_id} was not reduced to {instances} instances: {error}")
+                self._display.line(
+                    "capacity", f"{reservation_id} was not reduced to {quantity(instances, 'instance')}: {error}"
+                )
 
     def cancel_reservations_of_groups(self) -> None:
         """Cancel the groups' reservations, also those of earlier launches; display the held capacity, which remains."""

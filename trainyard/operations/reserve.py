@@ -28,6 +28,7 @@ from trainyard.operations.pending_reservations import cancel_reservations, exten
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.stack_reservations import delete_held_placement_groups
+from trainyard.quantity import quantity
 from trainyard.times import format_time
 
 DEFAULT_HOURS = 2.0
@@ -108,7 +109,7 @@ def _reserve(
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(
         "The reservation is billed like running instances until the run ends or the reservation is cancelled. "
-        f"Otherwise AWS ends it within an hour after {hours:g} hours. Reserve {where} for "
+        f"Otherwise AWS ends it within an hour after {quantity(hours, 'hour')}. Reserve {where} for "
         f"{group.nodes * node_price:,.2f} USD per hour?"
     )
     request = CapacityRequest(

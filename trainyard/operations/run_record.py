@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from trainyard.errors import InputError, Problem
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord, compute_run_deadline
+from trainyard.quantity import quantity
 from trainyard.times import format_time
 
 
@@ -47,7 +48,7 @@ def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
 
 def format_run_duration(run: RunRecord) -> str:
     """Return the time from the run's launch, or its scheduled start, to its deadline, in minutes."""
-    return f"{round((run.deadline - run.start) / 60, 1):g} minutes"
+    return quantity(round((run.deadline - run.start) / 60, 1), "minute")
 
 
 def require_capacity_time(manifest: Manifest, now: float) -> None:
@@ -63,12 +64,16 @@ def require_capacity_time(manifest: Manifest, now: float) -> None:
             continue
         remaining_minutes = (end_time - start) / 60
         since = "after its start" if start > now else "from now"
-        when = f"that is {remaining_minutes:.0f} minutes {since}" if remaining_minutes > 0 else "that is in the past"
+        when = (
+            f"that is {quantity(round(remaining_minutes), 'minute')} {since}"
+            if remaining_minutes > 0
+            else "that is in the past"
+        )
         problems.append(
             Problem(
                 f"end of the capacity of group {group.name}",
                 format_time(end_time),
-                f"{when}, and a launch may take {minutes:g} minutes (launch.startup_timeout_minutes)",
+                f"{when}, and a launch may take {quantity(minutes, 'minute')} (launch.startup_timeout_minutes)",
                 "Name a reservation or Capacity Block that ends later, or set a shorter launch.startup_timeout_minutes",
                 "capacity_ends_during_startup",
             )

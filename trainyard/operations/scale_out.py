@@ -9,6 +9,7 @@ from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch_operation import LaunchOperation
 from trainyard.operations.startup import NodeStartup
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.quantity import quantity
 
 
 def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -> dict[str, int]:
@@ -52,7 +53,9 @@ def _add_nodes_to_run(
             f"added; launch again when it runs, or stop it: trainyard stop -s {launch.cluster.stack}"
         )
     with launch.phase("workers"):
-        launch.display.line("run", f"{current.run} scales out from {current.nodes} to {launch.record.nodes} nodes")
+        launch.display.line(
+            "run", f"{current.run} scales out from {current.nodes} to {quantity(launch.record.nodes, 'node')}"
+        )
         _terminate_leftover_nodes(launch, control, members)
         launch.reserve_capacity(missing, control.nodes)
         # The controller extends a reservation that the record names.
@@ -87,5 +90,5 @@ def _restore_record(launch: LaunchOperation, current: RunRecord, control: Contro
     if launch.cluster.outcome(current.run) is None:
         nodes = set(control.nodes) & set(launch.workers.members())
         price = launch.manifest.base_usd_per_hour + sum(launch.workers.usd_per_hour(nodes).values())
-        text = f"{current.run} continues with its {len(nodes)} nodes and costs {price:,.2f} USD per hour"
+        text = f"{current.run} continues with its {quantity(len(nodes), 'node')} and costs {price:,.2f} USD per hour"
         launch.display.line("run", text)

@@ -54,7 +54,7 @@ def schedule(
     write_record(record)
     workers.put_lease(record.lease_end(time.time()))
     workers.put_scheduled_start(record.scheduled_start)
-    when, minutes = format_time(record.scheduled_start), f"{record.limits.startup_timeout_minutes:g} minutes"
+    when, minutes = format_time(record.scheduled_start), quantity(record.limits.startup_timeout_minutes, "minute")
     nodes = quantity(record.nodes, "node")
     text = f"{record.run} is scheduled for {when}: AWS then starts {nodes}, and the controller starts the job"
     display.line("run", f"{text}. The controller ends the run if the job has not started {minutes} after this time")

@@ -22,6 +22,7 @@ from trainyard.models.streams import Cursor, node_events
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import DeadlineError, StartupError
 from trainyard.operations.progress import Display
+from trainyard.quantity import quantity
 
 POLL_SECONDS = 1.0
 NO_EVENTS = "no events received"
@@ -41,7 +42,9 @@ class Deadline:
         while not has_happened():
             if time.time() > self.at:
                 source = f" ({self.key})" if self.key else ""
-                raise DeadlineError(f"timeout after {self.minutes:g} minutes{source} while waiting for {event}")
+                raise DeadlineError(
+                    f"timeout after {quantity(self.minutes, 'minute')}{source} while waiting for {event}"
+                )
             time.sleep(POLL_SECONDS)
 
 
@@ -141,7 +144,7 @@ class NodeStartup:
             minutes = round(NO_EVENTS_TIMEOUT_SECONDS / 60)
             console = describe_console(self._cluster.region, silent[0])
             raise StartupError(
-                f"no events received from {', '.join(silent)} within {minutes} minutes of launch{console}"
+                f"no events received from {', '.join(silent)} within {quantity(minutes, 'minute')} of launch{console}"
             )
         return outcome
 

@@ -118,7 +118,7 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         record = record.model_copy(update={"deadline": control.deadline})
     state = "scheduled" if is_scheduled(record) else "running"
     lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else state)]
-    minutes = f"{status.elapsed_seconds / 60:.0f} minutes"
+    minutes = quantity(round(status.elapsed_seconds / 60), "minute")
     if outcome:
         lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
     elif is_scheduled(record):

@@ -14,6 +14,7 @@ from trainyard.operations.errors import CapacityError
 from trainyard.operations.node_launch import LaunchedNodes, increase_desired_capacity, launch_instances
 from trainyard.operations.progress import Display
 from trainyard.operations.scaling_activities import NodeTerminations, launch_deadline, set_desired_capacity
+from trainyard.quantity import quantity
 
 _TERMINATING_STATES = ("Terminat", "Detach")
 
@@ -139,7 +140,9 @@ class WorkerGroups:
                 display.line(group.name, f"launched {types} in {subnet.zone}")
             if len(launched.nodes) == count or (launched.nodes and subnet == subnets[-1]):
                 return LaunchedNodes(launched.nodes, reasons), subnet.zone
-            display.line(group.name, f"{subnet.zone}: {len(launched.nodes)} of {count} nodes: {launched.reason}")
+            display.line(
+                group.name, f"{subnet.zone}: {len(launched.nodes)} of {quantity(count, 'node')}: {launched.reason}"
+            )
             self._terminate_partial_launch(group, launched.nodes, display)
         return LaunchedNodes(reasons=reasons), zone
 
@@ -154,7 +157,9 @@ class WorkerGroups:
             return
         if not_terminated := self.terminate(nodes, display):
             names = ", ".join(not_terminated)
-            raise CapacityError(f"AWS launched {len(nodes)} nodes of group {group.name} and did not terminate {names}")
+            raise CapacityError(
+                f"AWS launched {quantity(len(nodes), 'node')} of group {group.name} and did not terminate {names}"
+            )
         for name in nodes:
             del self._launched[name]
         display.line(group.name, f"terminated, to try the next zone: {', '.join(nodes)}")

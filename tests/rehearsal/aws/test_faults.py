@@ -355,6 +355,17 @@ def test_removed_fault_is_inactive_and_others_remain(aws: EmulatedAws, client: C
     assert aws.faults() == [stays]
 
 
+def test_faults_without_effect_are_those_that_refused_no_call(aws: EmulatedAws, client: Client, inject: Any) -> None:
+    refused = [Deny(operation="ec2:DescribeVpcs"), Throttle(operation="ec2:DescribeSubnets", times=2)]
+    unused = [Deny(operation="fsx:CreateFileSystem"), Outage(operation="fsx:DescribeFileSystems", times=1)]
+    aws.clear_faults()
+    inject(*refused, *unused, Capacity(limit=1000))
+    for call in (client("ec2").describe_vpcs, client("ec2").describe_subnets):
+        with contextlib.suppress(ClientError):
+            call()
+    assert aws.faults_without_effect() == unused
+
+
 def test_page_supports_only_the_methods(aws: EmulatedAws) -> None:
     for endpoint, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
         with (

@@ -314,7 +314,7 @@ def test_launch_reports_the_traceback_of_a_job_that_fails_immediately(
     cluster: clusters.Cluster, on_launched: Any
 ) -> None:
     cluster.write_head_ready_events()
-    failure = {"rank": 1, "time": 1.0, "exitcode": 1, "message": "ValueError", "traceback": "Traceback: here"}
+    failure = {"rank": 1, "local_rank": 1, "time": 1.0, "exitcode": 1, "message": "E", "traceback": "Traceback: here"}
 
     def act(run: str, members: list[str]) -> None:
         outcome = Outcome.model_validate(

@@ -9,6 +9,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.config.training.models import DecoderConfig
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
+from trainyard.quantity import quantity
 
 # Variables that torchrun sets (docs.pytorch.org, "torchrun", environment variables), and those that the agent sets.
 _RESERVED_VARIABLES = {
@@ -88,7 +89,7 @@ def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Pro
     train = settings.job.train
     if train is None:
         return
-    processes = f"({settings.nodes} nodes x {settings.processes_per_node})"
+    processes = f"({quantity(settings.nodes, 'node')} x {settings.processes_per_node})"
     for problem in train.problems(settings.world_size, settings.processes_per_node):
         yield replace(problem, key=f"{CONFIG_KEY}.job.train.{problem.key}", reason=f"{problem.reason} {processes}")
 
@@ -153,7 +154,7 @@ def time_limit_after_startup(settings: StackSettings, root: Path) -> Iterator[Pr
     """The job's time limit is longer than the startup timeout."""
     limit, startup = settings.job.time_limit_minutes, settings.launch.startup_timeout_minutes
     if limit <= startup:
-        reason = f"nodes may need {startup:g} minutes to start (launch.startup_timeout_minutes)"
+        reason = f"nodes may need {quantity(startup, 'minute')} to start (launch.startup_timeout_minutes)"
         fix = f"Set it to more than {startup:g}, or launch.startup_timeout_minutes to less"
         yield invalid_setting("job.time_limit_minutes", limit, reason, fix)
 
@@ -162,7 +163,7 @@ def health_checks_fit_startup(settings: StackSettings, root: Path) -> Iterator[P
     """Two health checks and the start of a replacement node fit into the startup timeout."""
     check, startup = settings.launch.health_check_timeout_minutes, settings.launch.startup_timeout_minutes
     if 2 * check >= startup:
-        reason = f"two health checks must fit into the {startup:g} minutes of launch.startup_timeout_minutes"
+        reason = f"two health checks must fit into the {quantity(startup, 'minute')} of launch.startup_timeout_minutes"
         fix = f"Set it to less than {startup / 2:g}, or launch.startup_timeout_minutes to more"
         yield invalid_setting("launch.health_check_timeout_minutes", check, reason, fix)
 

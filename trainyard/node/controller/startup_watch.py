@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PLAYBOOK_RETRY_SECONDS, PlaybookFailures
+from trainyard.quantity import quantity
 
 # The controller waits longer than the launch: a launch that waits then reports the failure first, with the output of
 # the node's console, which the controller does not read.
@@ -29,7 +30,7 @@ class StartupWatch:
         for node, first_seen in self._first_seen.items():
             timeout = CONTROLLER_TIMEOUT_FACTOR * NO_EVENTS_TIMEOUT_SECONDS
             if node not in self._boots and now > first_seen + timeout:
-                return f"no events received from {node} within {timeout / 60:g} minutes"
+                return f"no events received from {node} within {quantity(timeout / 60, 'minute')}"
             boot = self._boots.get(node, "")
             if self._failures.is_final(node, boot, CONTROLLER_TIMEOUT_FACTOR * PLAYBOOK_RETRY_SECONDS):
                 return f"node {node} could not be configured: {self._failures.message}"

@@ -30,6 +30,7 @@ from trainyard.operations.selftest.report import ActionResult, SelftestReport, S
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
 from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.operations.worker_groups import WorkerGroups
+from trainyard.quantity import quantity
 
 POLL_SECONDS = 10.0
 # AWS's codes for a shortage (API reference, "Error codes for the Amazon EC2 API"), and the launch's own message.
@@ -99,7 +100,7 @@ class Execution:
     def _run_action(self, action: Action) -> Status:
         """Execute one action and add its result, with its error if it failed: the stack must still be destroyed."""
         subject, minutes = f"action {len(self.report.results) + 1}", self._step.minutes(action)
-        text = f"{self._step.title}: {action.command} (at most {minutes:g} minutes): {action.expectation}"
+        text = f"{self._step.title}: {action.command} (at most {quantity(minutes, 'minute')}): {action.expectation}"
         self._display.line(subject, text)
         self._project.output, start = "", time.monotonic()
         status: Status = "passed"
@@ -188,7 +189,7 @@ class Execution:
             state = outcome.state if outcome else "active"
             text = f"{run}: {state}; nodes and reservations: {' '.join([*nodes, *reservations]) or 'none'}"
             if time.monotonic() > deadline:
-                raise ActionError(f"after {minutes:g} minutes: {text}")
+                raise ActionError(f"after {quantity(minutes, 'minute')}: {text}")
             self._display.line("run", text)
             time.sleep(POLL_SECONDS)
         self._dataset = self._read_dataset()

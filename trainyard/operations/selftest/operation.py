@@ -16,6 +16,7 @@ from trainyard.operations.selftest.plan import CREATE_MINUTES, DESTROY_MINUTES, 
 from trainyard.operations.selftest.project import ActionError, SelftestProject
 from trainyard.operations.selftest.redaction import private_texts
 from trainyard.operations.selftest.report import SelftestReport, write_report
+from trainyard.quantity import quantity
 
 DEFAULT_FOLDER = Path.home() / ".trainyard" / "selftest"
 
@@ -64,7 +65,7 @@ def selftest(
 def _preview(project: SelftestProject, steps: Sequence[Step], display: Display) -> None:
     """Preview all steps before any of them costs anything. Raises ActionError, for example without a quota."""
     for step in steps:
-        display.line("preview", f"{step.title}: pulumi preview (at most {CREATE_MINUTES:g} minutes)")
+        display.line("preview", f"{step.title}: pulumi preview (at most {quantity(CREATE_MINUTES, 'minute')})")
         project.write_settings(step.raw_settings)
         project.run_pulumi(CREATE_MINUTES, display, "preview")
 

@@ -22,6 +22,7 @@ from trainyard.operations.progress import Display
 from trainyard.operations.pulumi_cli import require_pulumi
 from trainyard.operations.signals import ignore_signals
 from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.quantity import quantity
 
 POLL_SECONDS = 0.5
 # Pulumi ends its operations in progress after SIGINT: AWS calls that wait for a resource may take minutes.
@@ -125,7 +126,7 @@ class SelftestProject:
                 _interrupt(process)
                 self.output = log.read_text(encoding="utf-8", errors="replace")
         if process.returncode or not has_exited:
-            limit = f"the time limit of the action, {minutes:g} minutes, has passed"
+            limit = f"the time limit of the action, {quantity(minutes, 'minute')}, has passed"
             reason = f"exit status {process.returncode}" if has_exited else limit
             raise ActionError("\n".join([reason, *error_lines(self.output)]))
 
