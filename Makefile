@@ -34,8 +34,8 @@ $(STAMP): $(REQUIREMENTS)
 	@echo "setting up $(VENV) with $$($(PYTHON) -V): uv, then the pinned packages (torch with CUDA has 5 GB; TORCH_INDEX selects another source)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/uv pip install --system-certs --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
+	@$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
 rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value

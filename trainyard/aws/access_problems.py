@@ -54,6 +54,16 @@ def endpoint_unreachable(endpoint: str, details: str) -> Problem:
     return Problem("endpoint", endpoint, f"no connection to AWS: {details}", fix, "endpoint_unreachable")
 
 
+def certificate_untrusted(endpoint: str, details: str) -> Problem:
+    """Return the problem of an endpoint whose TLS certificate is not trusted. `details`: the client's message."""
+    reason = f"the TLS certificate is not trusted: {details}"
+    fix = (
+        "If a proxy intercepts TLS, add its CA certificate to those of the system, or set AWS_CA_BUNDLE and "
+        "SSL_CERT_FILE to a PEM file with it; for nodes, set node.ca_certificate"
+    )
+    return Problem("endpoint", endpoint, reason, fix, "certificate_untrusted")
+
+
 def _source(profile: str | None, profile_fix: str) -> tuple[str, str | None, str]:
     """Return key and value of the setting that selects the credentials, and how to renew them.
 

@@ -14,6 +14,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
     ProxyConnectionError,
+    SSLError,
     SSOError,
     TokenRetrievalError,
 )
@@ -64,6 +65,8 @@ def _access_problem(error: BaseException) -> Problem | None:
         return problems.profile_missing(error.kwargs["profile"], botocore.session.Session().available_profiles)
     if isinstance(error, NoRegionError):
         return problems.region_missing()
+    if isinstance(error, SSLError):
+        return problems.certificate_untrusted(str(error.kwargs.get("endpoint_url")), str(error.kwargs.get("error")))
     if isinstance(error, _CONNECTION_ERRORS):
         endpoint = error.kwargs.get("endpoint_url") or error.kwargs.get("proxy_url")
         return problems.endpoint_unreachable(str(endpoint), type(error).__name__)

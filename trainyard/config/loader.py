@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainyard.config import CONFIG_KEY
+from trainyard.config.ca_certificate import read_ca_certificate
 from trainyard.config.encrypted_settings import encrypted_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import problems_from
@@ -35,4 +36,7 @@ def load_settings(raw: Any, root: Path, source: str) -> StackSettings:
         raise InputError(problems_from(error, CONFIG_KEY, source, StackSettings)) from None
     if problems := validate(settings, root):
         raise InputError(problems)
-    return settings
+    # The manifest has the text of the certificate.
+    certificate = read_ca_certificate(settings.node.ca_certificate, root)
+    node = settings.node.model_copy(update={"ca_certificate": certificate})
+    return settings.model_copy(update={"node": node})

@@ -40,6 +40,12 @@ class NodeSettings(StrictModel):
         description="URL of a Python package index, which ends in /simple; or a folder of wheels: a URL of links, a "
         "path on the nodes, or an S3 prefix (s3://bucket/prefix/). None: pip's default.",
     )
+    ca_certificate: str | None = Field(
+        None,
+        description="CA certificate that nodes trust in addition to those of their image, such as that of a proxy that "
+        "intercepts TLS: a PEM file, relative to Pulumi.yaml, or its text. Nodes install it before packages. The image "
+        "must have it already if the connections to S3 are intercepted.",
+    )
 
     @property
     def s3_wheels(self) -> str | None:

@@ -39,6 +39,7 @@ class PlaybookEvent(_Event):
     seconds: float = Field(0.0, ge=0, description="Duration, seconds.")
     changed: int = Field(0, ge=0, description="Number of tasks that changed the node.")
     message: str = Field("", description="Reason of the failure, or of the reboot.")
+    is_permanent: bool = Field(False, description="Whether the playbook would fail again, so that no retry is awaited.")
 
 
 class ServiceEvent(_Event):

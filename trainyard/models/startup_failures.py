@@ -16,6 +16,7 @@ class PlaybookFailures:
         self.boots: set[str] = set()
         self.message = ""
         self._failure_times: dict[tuple[str, str], tuple[float, float]] = {}  # first and last failure
+        self._permanent: set[tuple[str, str]] = set()
 
     def handle(self, event: Any) -> None:
         """Record a node event; events of other kinds are ignored."""
@@ -26,10 +27,14 @@ class PlaybookFailures:
             first, _ = self._failure_times.get((event.instance, event.boot), (event.time, 0.0))
             self._failure_times[event.instance, event.boot] = first, event.time
             self.message = event.message
+            if event.is_permanent:
+                self._permanent.add((event.instance, event.boot))
         elif event.status == "ok":
             self._failure_times.pop((event.instance, event.boot), None)
 
     def is_final(self, instance: str, boot: str, seconds: float = PLAYBOOK_RETRY_SECONDS) -> bool:
-        """Return whether the playbook of this boot has failed repeatedly for this long."""
+        """Return whether the playbook of this boot has failed repeatedly for this long, or would fail again."""
+        if (instance, boot) in self._permanent:
+            return True
         first, last = self._failure_times.get((instance, boot), (0.0, 0.0))
         return last - first >= seconds

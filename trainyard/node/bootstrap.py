@@ -126,6 +126,8 @@ def retry(resource: str, call: Callable[[], T]) -> T:
             return call()
         except (OSError, ValueError, IndexError, KeyError) as error:
             reason = f"{type(error).__name__}: {error}"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                reason += " (use an image whose system certificates include the CA of the proxy that intercepts TLS)"
             if time.monotonic() > deadline:
                 text = f"{resource} is not available after {DEADLINE_SECONDS} s, last error: {reason}"
                 raise BootstrapError(text) from error

@@ -107,9 +107,10 @@ def main() -> int:
                 writer.write_event(task)
             return True
 
-        def report_status(status: str, message: str) -> None:
+        def report_status(status: str, message: str, is_permanent: bool = False) -> None:
             seconds = time.monotonic() - started_at
             fields = {"status": status, "seconds": seconds, "changed": changed, "message": message}
+            fields["is_permanent"] = is_permanent
             writer.write_event(PlaybookEvent.model_validate({**node.event_fields(time.time()), **fields}))
 
         report_status("started", "")
@@ -118,7 +119,8 @@ def main() -> int:
             require_bakeable(node)
             code = run_playbook(node, manifest, playbook, handle_event)
         except Exception as error:  # the launch must also see why the playbook does not start
-            report_status("failed", f"{type(error).__name__}: {error}")
+            is_permanent = isinstance(error, NotBakeableError)
+            report_status("failed", str(error) if is_permanent else f"{type(error).__name__}: {error}", is_permanent)
             raise
         succeeded = code == 0
         reboot_reason = read_reboot_request() if succeeded else ""
@@ -145,10 +147,16 @@ def main() -> int:
     return 0
 
 
+class NotBakeableError(RuntimeError):
+    """The builder cannot become an image, also not in another attempt."""
+
+
 def require_bakeable(node: Node) -> None:
-    """Raise RuntimeError for a builder that is a folder of processes: it has no disk for an image."""
+    """Raise NotBakeableError for a builder that is a folder of processes: it has no disk for an image."""
     if node.role == "builder" and str(ROOT) != "/":
-        raise RuntimeError("a node that is a folder of processes cannot be baked: rehearse it with the nspawn backend")
+        raise NotBakeableError(
+            "a node that is a folder of processes cannot be baked: rehearse it with the nspawn backend"
+        )
 
 
 def runner_folder(node: Node) -> Path:

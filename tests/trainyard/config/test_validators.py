@@ -159,6 +159,13 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "software_reachable_without_nat": [Example({"network.nat_gateway": False}, "network.nat_gateway")],
     "venv_is_absolute": [Example({"node.venv": "job-venv"}, "node.venv", ("'job-venv'",))],
+    "ca_certificate_is_valid": [
+        Example({"node.ca_certificate": certificate}, "node.ca_certificate", (reason,))
+        for certificate, reason in (
+            ("no-such-file.pem", "not readable"),
+            ("-----BEGIN CERTIFICATE-----\nx", "no valid certificate"),
+        )
+    ],
     "package_index_is_valid": [
         Example({"node.package_index": index}, "node.package_index", (repr(index),))
         for index in ("pypi", "s3://mine/wheels")

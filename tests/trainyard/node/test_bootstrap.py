@@ -151,3 +151,13 @@ def test_poweroff_is_scheduled_or_immediate(
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     bootstrap.schedule_poweroff(1000.0 + remaining_seconds)
     assert calls == commands
+
+
+def test_untrusted_certificate_of_s3_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "DEADLINE_SECONDS", -1)
+
+    def call() -> None:
+        raise OSError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    with pytest.raises(bootstrap.BootstrapError, match="use an image whose system certificates include the CA"):
+        bootstrap.retry("the manifest", call)

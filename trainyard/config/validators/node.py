@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
+from trainyard.config.ca_certificate import read_ca_certificate
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
@@ -31,6 +32,15 @@ def package_index_is_valid(settings: StackSettings, root: Path) -> Iterator[Prob
         yield invalid_setting("node.package_index", index, reason, fix)
 
 
+def ca_certificate_is_valid(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """`node.ca_certificate` is a PEM file or its text."""
+    try:
+        read_ca_certificate(settings.node.ca_certificate, root)
+    except ValueError as error:
+        fix = "Write the path of a PEM file, relative to Pulumi.yaml, or remove it"
+        yield invalid_setting("node.ca_certificate", settings.node.ca_certificate, str(error), fix)
+
+
 def role_variables_exist(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """Each of `node.variables` is a variable of a role."""
     if not settings.node.variables:
@@ -43,4 +53,4 @@ def role_variables_exist(settings: StackSettings, root: Path) -> Iterator[Proble
         yield invalid_setting("node.variables", name, "no role has this variable", fix)
 
 
-VALIDATORS = (venv_is_absolute, package_index_is_valid, role_variables_exist)
+VALIDATORS = (venv_is_absolute, package_index_is_valid, ca_certificate_is_valid, role_variables_exist)

@@ -23,7 +23,7 @@ REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
 
 def install(folder: Path, index: str | None) -> None:
     """Create the environment in `folder` with uv. Raises BootstrapError with the last lines of uv's output."""
-    uv = [sys.executable, "-m", "uv", "--no-progress"]
+    uv = [sys.executable, "-m", "uv", "--no-progress", "--system-certs"]
     run_command([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
     lists = ["-r", str(REQUIREMENTS), "-c", str(BUNDLE / "constraints.txt")]

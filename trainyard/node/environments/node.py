@@ -21,7 +21,7 @@ sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is 
 
 from trainyard.log import configure_logging  # noqa: E402
 from trainyard.node.bootstrap import BASE, BootstrapError, replace_link, report_failure  # noqa: E402
-from trainyard.node.environments import wheelhouse  # noqa: E402
+from trainyard.node.environments import certificates, wheelhouse  # noqa: E402
 
 MINIMUM_PYTHON = (3, 11)
 ENVIRONMENTS, NODE_VENV, JOB_VENV = BASE / "venvs", BASE / "venv", BASE / "job-venv"
@@ -136,6 +136,8 @@ def prepare_python() -> Path:
 if __name__ == "__main__":
     configure_logging(node=json.loads((BASE / "node.json").read_text())["instance"])
     try:
+        certificate = json.loads((BASE / "manifest.json").read_text())["node"].get("ca_certificate")
+        os.environ.update(certificates.install_certificate(certificate))
         python = prepare_python()
     except (BootstrapError, OSError) as error:
         report_failure(f"the Python environment of the playbook: {error}")

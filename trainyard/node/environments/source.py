@@ -31,9 +31,11 @@ from trainyard.node.environments.wheelhouse import download  # noqa: E402
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
 _ERROR_PREFIX = f"{REQUIREMENTS} of the job"
+_UNTRUSTED = re.compile(r"peer certificate|CERTIFICATE_VERIFY_FAILED")
+_TRUST = "To trust the CA of a proxy that intercepts TLS, set node.ca_certificate"
 _MESSAGE_LINES, _MESSAGE_CHARACTERS = 4, 800
 _DETAILS_CHARACTERS = 6000
-UV = (sys.executable, "-m", "uv", "--no-progress")
+UV = (sys.executable, "-m", "uv", "--no-progress", "--system-certs")
 INSTALL = f"uv pip install -r {REQUIREMENTS}"
 # Errors of uv that another attempt does not fix. Others, such as an index that does not respond, may be temporary.
 _PERMANENT = re.compile(
@@ -142,6 +144,7 @@ def find_error(output: str) -> tuple[str, str, bool]:
     details = reason[-_DETAILS_CHARACTERS:] if len(lines) > _MESSAGE_LINES else ""
     if separator:
         error = f"{command.partition(' ended with ')[0]} failed: {': '.join(lines[:_MESSAGE_LINES])}"
+        error += f". {_TRUST}" if _UNTRUSTED.search(reason) else ""
     return " ".join(error.split())[:_MESSAGE_CHARACTERS], details, bool(separator and _PERMANENT.search(reason))
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import REGION
+from tests.tls import create_authority, https_server
 from tests.trainyard.node.test_bootstrap import CREDENTIALS
 from tests.wheels import Wheel
 from trainyard.aws.s3 import Bucket
@@ -19,6 +20,7 @@ from trainyard.models.layout import wheel_key
 from trainyard.models.requirements import RequirementsLock
 from trainyard.node import bootstrap
 from trainyard.node.bootstrap import BootstrapError
+from trainyard.node.environments import certificates
 from trainyard.node.environments import source as source_program
 from trainyard.node.environments.source import EXIT_FAILED, find_error, install_lock, read_lock, satisfies
 
@@ -38,6 +40,7 @@ class Node:
         for wheel in (NODE_PACKAGE, REQUIRED_PACKAGE, Wheel(name="node_package", version="2.1")):
             shutil.move(wheel.build(folder), self.index / f"{wheel.name}-{wheel.version}-py3-none-any.whl")
         self.python = folder / "job-venv/bin/python"
+        self.variables: dict[str, str] = {}
         subprocess.run([*UV, "venv", "--python", sys.executable, folder / "job-venv"], check=True)
         options = ["--no-index", "--find-links", str(self.index), "--python", str(self.python)]
         subprocess.run([*UV, "pip", "install", *options, "node_package==2.0"], check=True)
@@ -54,7 +57,7 @@ class Node:
         return subprocess.run(
             [*program, str(self.python), "-c", code],
             cwd=self.sources,
-            env=os.environ | {"TRAINYARD_ROOT": str(self.folder)},
+            env=os.environ | {"TRAINYARD_ROOT": str(self.folder)} | self.variables,
             capture_output=True,
             text=True,
             timeout=60,
@@ -190,3 +193,25 @@ def test_output_of_a_failed_build_is_not_part_of_the_message() -> None:
     assert build[-1] not in error
     assert details.endswith(build[-1])
     assert is_permanent
+
+
+def test_index_with_a_certificate_of_the_stack_is_trusted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of an index with an unknown certificate names the setting; with the setting it is used."""
+    for name in certificates.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(certificates, "CERTIFICATES", node.folder / "ca-certificates.pem")
+    monkeypatch.setattr(certificates, "_ENVIRONMENT", node.folder / "ca-certificates.conf")
+    monkeypatch.setattr(certificates, "ROOT", node.folder)
+    authority, server = create_authority(node.folder)
+    (node.folder / "index").mkdir()
+    REQUIRED_PACKAGE.build(node.folder / "index")
+    node.requirements.write_text("required==1.0\n")
+    with https_server(node.folder / "index", server) as url:
+        refused = node.run("import required", f"{url}/simple")
+        node.variables = certificates.install_certificate(authority.read_text())
+        trusted = node.run("import required", f"{url}/simple")
+    error, _, is_permanent = find_error(refused.stdout + refused.stderr)
+    assert "node.ca_certificate" in error
+    assert is_permanent
+    assert trusted.returncode == 0, trusted.stderr
+    assert f"SSL_CERT_FILE={certificates.CERTIFICATES}\n" in (node.folder / "ca-certificates.conf").read_text()
