@@ -11,6 +11,8 @@ from rich.status import Status
 from trainyard.operations.progress import Heartbeat
 from trainyard.times import format_duration
 
+SILENCE_SECONDS = 9.5  # longer than that of the launch, whose lines are more specific
+
 
 class Display:
     """Prints lines to stderr with the seconds since the start; on a terminal, also updates a status line.
@@ -23,7 +25,7 @@ class Display:
         self._start = time.monotonic()
         self._status: Status | None = None
         self._current = ("account", "starting the emulated AWS")
-        self._heartbeat = Heartbeat(self._print_status)
+        self._heartbeat = Heartbeat(self._print_status, SILENCE_SECONDS)
 
     def print_line(self, subject: str, text: str) -> None:
         """Print one line: seconds since the start, subject, text."""

@@ -123,7 +123,7 @@ def load_changed_settings(raw: Any, options: Options, source: str) -> StackSetti
     except InputError as error:
         problems = [
             replace(problem, fix=problem.fix.replace(f"in {source}", "in --set"))
-            if any(f"{problem.key}.".startswith(f"{key}.") for key in keys)
+            if any(f"{problem.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{problem.key}.") for key in keys)
             else problem
             for problem in error.problems
         ]
@@ -134,7 +134,7 @@ def parse_changes(specs: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     """Parse the values of --set, such as `capacity.reserve=false`. Raises InputError."""
     changes = []
     for spec in specs:
-        key, equals, text = spec.partition("=")
+        key, equals, text = spec.removeprefix(f"{CONFIG_KEY}.").partition("=")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

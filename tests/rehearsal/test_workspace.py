@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,14 @@ def test_region_of_the_stack_file_is_no_substitution(tmp_path: Path) -> None:
 def test_unknown_key_of_the_project_is_refused(tmp_path: Path) -> None:
     with rejects("extra_forbidden", "trainyard:clutser = 1: unknown key. Did you mean trainyard:cluster? "):
         read_stack(write_stack_file(tmp_path, {"trainyard:clutser": 1, "aws:region": "us-east-1"}))
+
+
+def test_misspelled_key_of_the_provider_is_refused(tmp_path: Path) -> None:
+    with rejects("extra_forbidden", "aws:regon = 'us-east-1'", "Did you mean aws:region? "):
+        read_stack(write_stack_file(tmp_path, {"aws:regon": "us-east-1"}))
+
+
+def test_misspelled_section_of_a_change_names_the_option(tmp_path: Path) -> None:
+    options = replace(write_stack_file(tmp_path, {}), changes=parse_changes(["trainyard:cluster.job.trian.steps=5"]))
+    with rejects("extra_forbidden", "trainyard:cluster.job.trian", "Did you mean train? ", "in --set"):
+        read_stack(options)

@@ -39,5 +39,15 @@ def known_keys(model: type[BaseModel], location: Sequence[str | int]) -> set[str
     return {key for each in models for key in each.model_fields}
 
 
+def paths_of_key(model: type[BaseModel], key: str) -> list[str]:
+    """Return the dotted paths in `model` of all fields with the name `key`, without items of lists and mappings."""
+    paths = [key] if key in model.model_fields else []
+    for name, field in model.model_fields.items():
+        children = {id(child): child for child in models_in(field.annotation)}.values()
+        below = {path for child in children for path in paths_of_key(child, key)}
+        paths += [f"{name}.{path}" for path in sorted(below)]
+    return paths
+
+
 def _is_bracketed(part: str | int) -> bool:
     return isinstance(part, str) and _BRACKETED.fullmatch(part) is not None

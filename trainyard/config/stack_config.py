@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.errors import InputError, Problem, did_you_mean
 
 _STACK_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # the characters that Pulumi allows
+_PROVIDER_KEYS = ("region", "profile")  # the keys of Pulumi's AWS provider that Trainyard reads
 _STACK_FILE = re.compile(r"(?:^|/)Pulumi\.(.+)\.ya?ml$")
 
 
@@ -57,7 +59,12 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
         if document is None or (config is None and not document):
             reason, fix = "the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"
         elif not isinstance(config, dict):
-            reason, fix = "the file has no object `config`", f"Add config: at the top level, with {CONFIG_KEY} below it"
+            keys = map(str, document) if isinstance(document, dict) else ()
+            misspelled = next(
+                (f"Rename {key} to config, or add" for key in keys if did_you_mean(key, ["config"])), "Add"
+            )
+            reason = "the file has no object `config`"
+            fix = f"{misspelled} config: at the top level, with {CONFIG_KEY} below it"
         else:
             _check_keys(config, source)
             return config
@@ -65,17 +72,24 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
 
 
 def _check_keys(config: Mapping[Any, Any], source: str) -> None:
-    """Check that `trainyard:cluster` is the only key in the namespace of the project. Raises InputError."""
+    """Check that `trainyard:cluster` is the project's only key, and the keys of Pulumi's AWS provider.
+
+    Raises InputError. The provider ignores a misspelled key: its resources would be in the region of the environment.
+    """
     namespace = CONFIG_KEY.partition(":")[0] + ":"
-    unknown = [key for key in config if str(key).startswith(namespace) and key != CONFIG_KEY]
-    if unknown:
-        fix = f"Remove it, or move it below {CONFIG_KEY}, in {source}"
-        raise InputError(
-            [
-                Problem(key, config[key], "unknown key", did_you_mean(key, [CONFIG_KEY]) + fix, "extra_forbidden")
-                for key in unknown
-            ]
-        )
+    fix = f"Remove it, or move it below {CONFIG_KEY}, in {source}"
+    problems = [
+        Problem(key, config[key], "unknown key", did_you_mean(key, [CONFIG_KEY]) + fix, "extra_forbidden")
+        for key in config
+        if str(key).startswith(namespace) and key != CONFIG_KEY
+    ]
+    for key in map(str, config):
+        similar = get_close_matches(key.removeprefix("aws:"), _PROVIDER_KEYS, n=1, cutoff=0.75)
+        if key.startswith("aws:") and similar and similar[0] != key.removeprefix("aws:"):
+            fix = f"Did you mean aws:{similar[0]}? Change it in {source}"
+            problems.append(Problem(key, config[key], "unknown key", fix, "extra_forbidden"))
+    if problems:
+        raise InputError(problems)
 
 
 class StackLoader(yaml.SafeLoader):

@@ -1,14 +1,16 @@
 """Convert pydantic's validation errors into problems with a reason and a fix."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from trainyard.config import CONFIG_KEY
-from trainyard.config.model_fields import key_path, known_keys
+from trainyard.config.model_fields import key_path, known_keys, paths_of_key
 from trainyard.errors import Problem, did_you_mean
+
+_SUGGESTED_PATHS = 3
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,18 @@ def problems_from(
         fix = f"{message.fix} in {source}"
         if item["type"] == "extra_forbidden" and model is not None:
             *above, unknown = item["loc"]
-            fix = did_you_mean(str(unknown), known_keys(model, above)) + fix
+            fix = _suggestion(model, above, str(unknown)) + fix
         problems.append(Problem(key, value, message.reason, fix, item["type"]))
     return problems
+
+
+def _suggestion(model: type[BaseModel], above: Sequence[str | int], unknown: str) -> str:
+    """Return the start of the fix for an unknown key: a similar key at its place, else the places of its name."""
+    if similar := did_you_mean(unknown, known_keys(model, above)):
+        return similar
+    own = ".".join(str(part) for part in key_path([*above, unknown]))  # of another model of a union
+    paths = [path for path in paths_of_key(model, unknown) if path != own]
+    return f"Did you mean {' or '.join(paths)}? " if 0 < len(paths) <= _SUGGESTED_PATHS else ""
 
 
 def message_of(item: Mapping[str, Any]) -> Message:

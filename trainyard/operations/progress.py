@@ -32,11 +32,12 @@ class Display(Protocol):
 class Heartbeat:
     """Calls `beat` in a thread when `note_output` has not been called for a while; `beat` prints a line.
 
-    The interval is SILENCE_SECONDS for the first beats, then LONG_SILENCE_SECONDS: a wait may take an hour.
+    The interval is `silence_seconds`, by default SILENCE_SECONDS. After SHORT_INTERVALS beats it is
+    LONG_SILENCE_SECONDS: a wait may take an hour.
     """
 
-    def __init__(self, beat: Callable[[float], None]) -> None:
-        self._beat = beat
+    def __init__(self, beat: Callable[[float], None], silence_seconds: float | None = None) -> None:
+        self._beat, self._silence_seconds = beat, silence_seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._silent_since = self._last_output = time.monotonic()
@@ -59,7 +60,9 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(HEARTBEAT_POLL_SECONDS):
-            interval = SILENCE_SECONDS if self._beats < SHORT_INTERVALS else LONG_SILENCE_SECONDS
+            interval = self._silence_seconds or SILENCE_SECONDS
+            if self._beats >= SHORT_INTERVALS:
+                interval = LONG_SILENCE_SECONDS
             now = time.monotonic()
             if now - self._last_output >= interval:
                 self._last_output = now

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tests.problems import rejects
 from tests.trainyard.config.stacks import changed
 from trainyard.config.loader import load_settings
 from trainyard.config.model_fields import kind_of, models_in
@@ -178,6 +179,11 @@ def test_similar_keys_of_the_same_level_are_suggested(path: str, value: Any, sug
         InputError, match=rf"unknown key\. Did you mean {suggestion}( or \w+)*\? Remove it, or use a key"
     ):
         load_settings(changed({path: value}), tmp_path, "stacks/x.yaml")
+
+
+def test_places_of_a_key_at_another_level_are_suggested(tmp_path: Path) -> None:
+    with rejects("extra_forbidden", "trainyard:cluster.reserve = False", "Did you mean capacity.reserve? "):
+        load_settings(changed({"reserve": False}), tmp_path, "stacks/x.yaml")
 
 
 def test_key_of_another_kind_of_model_is_not_suggested(tmp_path: Path) -> None:
