@@ -24,7 +24,7 @@ from trainyard.operations.status import format_status, read_status
 from trainyard.operations.stop import stop_run
 
 pytestmark = pytest.mark.usefixtures("fast_polls")
-FAILURE = RankFailure(rank=1, time=1.0, exitcode=1, message="NameError: x", traceback="Traceback")
+FAILURE = RankFailure(rank=1, local_rank=1, time=1.0, exitcode=1, message="NameError: x", traceback="Traceback")
 
 
 class EarlierRun:
