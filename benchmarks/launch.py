@@ -69,7 +69,7 @@ class SimulatedNodes:
 
     def write_dataset(self) -> None:
         """Write the dataset's index, so that the launch does not upload a dataset."""
-        key = split_s3_uri(self._manifest.job.data_uri)[1] + INDEX
+        key = split_s3_uri(str(self._manifest.job.data_uri))[1] + INDEX
         self._s3.put_object(Bucket=self._data, Key=key, Body=b"{}")
 
     def report_head_ready(self) -> None:

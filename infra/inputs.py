@@ -15,6 +15,7 @@ from pulumi.runtime.config import is_config_secret
 from infra.components.archives import Kind
 from infra.lookups.account import AccountFacts, look_up_account, make_scope
 from infra.lookups.budget import budgets_allowed
+from infra.lookups.data import look_up_sources
 from infra.lookups.deployed import look_up_deployed
 from infra.lookups.image import Image, look_up_image
 from infra.lookups.instance_type import compare_with_catalog
@@ -26,6 +27,7 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
+from infra.validators.data import validate_sources
 from infra.validators.deployed import validate_deployed, validate_region
 from infra.validators.source import validate_source
 from trainyard.aws.access_problems import selected_profile
@@ -64,6 +66,8 @@ def read_inputs(root: Path) -> Inputs:
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
     validate_deployed(settings, facts, deployed, retained)
     validate_account(settings, facts, retained.staging_bucket is not None)
+    sources = look_up_sources(settings, settings.storage.bucket or retained.bucket, facts.region)
+    validate_sources(settings, facts, *sources, retained.staging_bucket is not None)
     profile = pulumi.Config("aws").get("profile") or selected_profile()
     credentials = expiring_credentials(os.environ, settings, datetime.now(UTC), profile)
     for warning in filter(None, (credentials, unsearched_zones(stack, settings, facts))):

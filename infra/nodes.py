@@ -51,6 +51,8 @@ def create_identity(inputs: Inputs, storage: Storage) -> Identity:
             key_arn=storage.key.arn,
             secrets=list(settings.job.secrets.values()),
             wheels=settings.node.s3_wheels,
+            sources=list(settings.job.s3_sources.values()),
+            source_keys=settings.job.kms_keys,
             image=settings.ecr_image,
         ),
     )

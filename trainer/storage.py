@@ -185,12 +185,16 @@ class S3Storage(Storage):
         from botocore.exceptions import NoCredentialsError
 
         problems = {
-            "404": ("the bucket does not exist", "Create the bucket, or set another bucket", "bucket_missing"),
-            "403": ("access to the bucket is denied", "Allow s3:ListBucket, or set another bucket", "bucket_denied"),
+            "NoSuchBucket": ("the bucket does not exist", "Create the bucket, or set another bucket", "bucket_missing"),
+            "AccessDenied": (
+                "access to the bucket is denied",
+                "Allow s3:ListBucket, or set another bucket",
+                "bucket_denied",
+            ),
         }
         try:
-            with self._as_os_errors():
-                self._client.head_bucket(Bucket=self._bucket)
+            with self._as_os_errors():  # the node may list this prefix only, and HeadBucket has no prefix
+                self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
         except S3Error as error:
             default = (str(error), "Correct the bucket, the region or the endpoint", "bucket_not_accessible")
             raise self._problem(*problems.get(error.code, default)) from None

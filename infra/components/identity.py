@@ -22,7 +22,8 @@ class IdentityArgs:
     """Arguments of Identity.
 
     `key_arn` is the KMS key of the data bucket, `secrets` the names of the SSM parameters of the job, `wheels` the S3
-    prefix (s3://bucket/prefix/) of Python packages, `image` the container image of the job in ECR.
+    prefix (s3://bucket/prefix/) of Python packages, `sources` the S3 prefixes of the job's data and model in other
+    buckets and `source_keys` the ARNs of their KMS keys, `image` the container image of the job in ECR.
     """
 
     scope: Scope
@@ -31,6 +32,8 @@ class IdentityArgs:
     key_arn: pulumi.Input[str]
     secrets: Sequence[str]
     wheels: str | None
+    sources: Sequence[str]
+    source_keys: Sequence[str]
     image: EcrImage | None
 
 
@@ -142,15 +145,30 @@ def _data_key(args: IdentityArgs) -> Statement:
 
 def _wheels(args: IdentityArgs) -> list[Statement]:
     """Allow the download of wheels from a bucket of the user."""
-    if args.wheels is None:
-        return []
-    bucket, prefix = layout.split_s3_uri(args.wheels)
+    return [] if args.wheels is None else _read_prefix(args, "Wheels", args.wheels)
+
+
+def _read_prefix(args: IdentityArgs, sid: str, uri: str) -> list[Statement]:
+    """Allow listing and reading the objects below one prefix of a bucket of the user."""
+    bucket, prefix = layout.split_s3_uri(uri)
     arn = f"arn:{args.scope.partition}:s3:::{bucket}"
     condition = {"StringLike": {"s3:prefix": f"{prefix}*"}}
     return [
-        _allow("ListWheels", ["s3:ListBucket"], [arn], Condition=condition),
-        _allow("ReadWheels", ["s3:GetObject"], [f"{arn}/{prefix}*"]),
+        _allow(f"List{sid}", ["s3:ListBucket"], [arn], Condition=condition),
+        _allow(f"Read{sid}", ["s3:GetObject"], [f"{arn}/{prefix}*"]),
     ]
+
+
+def _sources(args: IdentityArgs) -> list[Statement]:
+    """Allow reading the job's data and model in buckets of the user, and their keys through S3 only."""
+    prefixes = enumerate(sorted(set(args.sources)), start=1)
+    statements = [each for number, uri in prefixes for each in _read_prefix(args, f"Source{number}", uri)]
+    keys = sorted(set(args.source_keys))
+    if keys:
+        services = sorted({f"s3.{key.split(':')[3]}.{args.scope.dns_suffix}" for key in keys})
+        condition = {"StringEquals": {"kms:ViaService": services}}
+        statements.append(_allow("SourceKeys", ["kms:Decrypt"], keys, Condition=condition))
+    return statements
 
 
 def _image(args: IdentityArgs) -> list[Statement]:
@@ -217,6 +235,7 @@ def _workers(args: IdentityArgs) -> list[Statement]:
             _objects(args.data_bucket_arn, "runs/*"),
         ),
         *_wheels(args),
+        *_sources(args),
         *_image(args),
     ]
     if args.secrets:

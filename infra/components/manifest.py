@@ -79,7 +79,7 @@ def manifest_uri(bucket: str) -> str:
 def _content(args: ManifestArgs) -> dict[str, Any]:
     """Return the fields of trainyard.models.manifest.Manifest; values may be outputs."""
     scope, settings, filesystem = args.scope, args.settings, args.filesystem
-    job, dataset = settings.job, layout.dataset_prefix(settings.job.dataset)
+    job = settings.job
     return {
         "project": scope.project,
         "stack": scope.stack,
@@ -98,7 +98,8 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "job": {
             **job.model_dump(mode="json", include=set(JobSpec.model_fields)),
             "source": args.archives.get("job"),
-            "data_uri": pulumi.Output.concat("s3://", args.data_bucket, "/", dataset),
+            "data_uri": job.data if job.reads_own_bucket else _dataset_uri(args, job.dataset),
+            "model_uri": _dataset_uri(args, job.model_dataset) or job.model,
         },
         "limits": {
             "startup_timeout_minutes": settings.launch.startup_timeout_minutes,
@@ -111,6 +112,11 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "keep_after_failure_minutes": job.keep_after_failure_minutes,
         },
     }
+
+
+def _dataset_uri(args: ManifestArgs, name: str | None) -> pulumi.Output[str] | None:
+    """Return the S3 prefix of a dataset of the data bucket; None without one."""
+    return None if name is None else pulumi.Output.concat("s3://", args.data_bucket, "/", layout.dataset_prefix(name))
 
 
 def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class StaticAccount:
     a large value. `networks`: the existing VPCs by id. `instance_type_zones`: the Availability Zones that offer an
     instance type, by its name; other types are offered in every zone. `bucket_regions`: the region of each existing
     bucket. `key_states`: the state of each existing KMS key by ARN. `key_policy`: the policy of every key.
-    `budgets_denied`: whether the caller may not read budgets. `objects`: the content of each S3 object by key.
+    `budgets_denied`: whether the caller may not read budgets. `objects`: the content of each S3 object by key,
+    `object_properties`: further results of the lookup of each, such as sseKmsKeyId.
     A default that is valid for every stack replaces each argument that is None.
     """
 
@@ -61,6 +62,7 @@ class StaticAccount:
         key_policy: Mapping[str, Any] | None = None,
         budgets_denied: bool = False,
         objects: Mapping[str, str] | None = None,
+        object_properties: Mapping[str, str] | None = None,
     ) -> None:
         self.region = region
         self._arns_by_role = {
@@ -75,6 +77,7 @@ class StaticAccount:
         self._bucket_tags = {tags.KMS_KEY: bucket_key} if bucket_key else {}
         self._instance_type_zones = instance_type_zones or {}
         self._budgets_denied, self._objects = budgets_denied, objects or {}
+        self._object_properties = object_properties or {}
         self._bucket_regions, self._key_states = bucket_regions, key_states
         default_reservations = {RESERVATION: reservation_properties(AvailabilityZone=f"{region}a")}
         self._ec2 = StaticEc2(
@@ -114,6 +117,7 @@ class StaticAccount:
             "aws:resourcegroupstaggingapi/getResources:getResources": lambda: self._tagged_resources(arguments),
             "aws:s3/getBucket:getBucket": lambda: self._bucket(arguments["bucket"]),
             "aws:s3/getObject:getObject": lambda: self._object(arguments),
+            "aws:s3/getObjects:getObjects": lambda: self._list_objects(arguments),
             "aws:kms/getKey:getKey": lambda: self._key(arguments["keyId"]),
             "aws:cloudcontrol/getResource:getResource": lambda: self._ec2.resource(arguments),
             "aws:servicequotas/getServiceQuota:getServiceQuota": lambda: self._ec2.quota(arguments),
@@ -172,7 +176,13 @@ class StaticAccount:
         bucket, key = arguments["bucket"], arguments["key"]
         if key not in self._objects:
             raise missing_object_error(bucket, key)
-        return {"id": f"{bucket}/{key}", "bucket": bucket, "key": key, "body": self._objects[key]}
+        content = self._objects[key]
+        names = {"id": f"{bucket}/{key}", "bucket": bucket, "key": key}
+        return {**names, "body": content, "contentLength": len(content), **self._object_properties}
+
+    def _list_objects(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        keys = sorted(key for key in self._objects if key.startswith(arguments["prefix"]))
+        return {"keys": keys, "commonPrefixes": [], "owners": [], **arguments}
 
     def _key(self, name: str) -> dict[str, Any]:
         arn = name if name.startswith("arn:") else self._key_arn(name)

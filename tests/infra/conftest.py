@@ -24,7 +24,7 @@ ECR_IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9"
 
 def with_container(image: str) -> dict[str, Any]:
     """A custom job in a container."""
-    job = {"name": "a", "dataset": "d", "source": "examples/custom-job", "command": ["train.py"]}
+    job = {"name": "a", "source": "examples/custom-job", "command": ["train.py"]}
     return {**job, "container": image}
 
 

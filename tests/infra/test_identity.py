@@ -100,7 +100,9 @@ def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:
 
 def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callable[..., Deployment]) -> None:
     assert not any("ssm:GetParameter" in each["Action"] for each in policy_of(local, "identity-workers"))
-    run = changed(job={"name": "a", "dataset": "d", "train": {}, "secrets": {"TOKEN": "/team/token"}})
+    run = changed(
+        job={"name": "a", "dataset": "d", "builtin_corpus": True, "train": {}, "secrets": {"TOKEN": "/team/token"}}
+    )
     statement = next(each for each in policy_of(run, "identity-workers") if "ssm:GetParameter" in each["Action"])
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
 

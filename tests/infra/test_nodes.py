@@ -199,7 +199,7 @@ def test_too_long_user_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_changed_job_does_not_change_user_data(local: Deployment, changed: Callable[..., Deployment]) -> None:
-    other = changed(job={"name": "other", "dataset": "other", "train": {}})
+    other = changed(job={"name": "other", "dataset": "other", "builtin_corpus": True, "train": {}})
     assert template_of(local)["userData"] == template_of(other)["userData"]
 
 

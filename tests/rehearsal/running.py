@@ -100,7 +100,6 @@ class RehearsalProcess:
         (source / "train.py").write_text(text)
         settings: dict[str, Any] = {
             "name": job,
-            "dataset": "none",
             "source": f"examples/{job}",
             "command": ["train.py"],
         }

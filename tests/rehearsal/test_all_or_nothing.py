@@ -39,7 +39,7 @@ def rehearse(
     """Run a rehearsal that fails before its job starts. Returns its report and its stderr."""
     (tree / "examples/nothing").mkdir(exist_ok=True)
     (tree / "examples/nothing/train.py").touch()
-    job = {"name": "nothing", "dataset": "none", "source": "examples/nothing", "command": ["train.py"]}
+    job = {"name": "nothing", "source": "examples/nothing", "command": ["train.py"]}
     # One zone: with more, the launch tries the next one.
     write_stack(tree, stack, nodes=nodes, job=job, capacity={"zones": ["us-east-1a"]})
     ended = run_rehearsal(tree, "--stack", stack, *arguments, environment=account, timeout_seconds=300)

@@ -17,7 +17,7 @@ from tests.rehearsal.conftest import COPY_IGNORE, ROOT, clean_environment, write
 from tests.rehearsal.test_broken import loopback_only_command
 
 FILE = "stacks/Pulumi.bad.yaml"
-CUSTOM_JOB = {"name": "custom", "dataset": "d", "source": "examples/custom", "command": ["train.py"]}
+CUSTOM_JOB = {"name": "custom", "source": "examples/custom", "command": ["train.py"]}
 KEY = "-----BEGIN OPENSSH PRIVATE " + "KEY-----\n"
 
 

@@ -47,7 +47,7 @@ def test_full_disk_is_reported_as_one_error(tmp_path: Path) -> None:
     clone = tmp_path / "trainyard"
     shutil.copytree(ROOT, clone, ignore=COPY_IGNORE)
     (clone / "build").mkdir()
-    job = {"name": "line", "dataset": "none", "source": "examples/custom-job", "command": ["train.py"]}
+    job = {"name": "line", "source": "examples/custom-job", "command": ["train.py"]}
     write_stack(clone, "full", nodes=1, job=job)
     command = [sys.executable, "-m", "rehearsal", "run", "--stack", "full", "--json"]
     process = subprocess.Popen(

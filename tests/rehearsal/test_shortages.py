@@ -11,7 +11,7 @@ from tests.rehearsal.conftest import CompletedRehearsal, capacity_attempts_for, 
 
 pytestmark = pytest.mark.slow
 P4D, P5EN = "p4d.24xlarge", "p5en.48xlarge"
-EMPTY_JOB = {"name": "empty", "dataset": "none", "source": "examples/empty", "command": ["train.py"]}
+EMPTY_JOB = {"name": "empty", "source": "examples/empty", "command": ["train.py"]}
 
 
 def rehearse(tree: Path, stack: str, name: str, *arguments: str, **changes: Any) -> CompletedRehearsal:

@@ -149,7 +149,7 @@ def test_failed_job_is_reported_with_its_traceback(rehearse: Rehearse, tree: Pat
         "for number in range(1, 10):\n"
         "    step(number)\n"
     )
-    job = {"name": "raises", "dataset": "none", "source": "examples/raises", "command": ["train.py"]}
+    job = {"name": "raises", "source": "examples/raises", "command": ["train.py"]}
     ended = rehearse("raises", job=job)
     assert ended.exit_status == 1
     assert not ended.report["ok"]

@@ -62,6 +62,10 @@ class Bucket:
             raise
         return True
 
+    def region(self) -> str:
+        """Return the region of the bucket."""
+        return str(self._s3.head_bucket(Bucket=self.name)["BucketRegion"])
+
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the names of the folders directly below a prefix, in order. `prefix` ends with a slash."""
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix, Delimiter="/")

@@ -53,11 +53,10 @@ JobName = Annotated[
         matching("[a-z][a-z0-9-]{0,30}", "a lower-case letter, then up to 30 lower-case letters, digits and hyphens")
     ),
 ]
+_DATASET = "[a-z0-9][a-z0-9._-]{0,62}"
 DatasetName = Annotated[
     str,
-    AfterValidator(
-        matching("[a-z0-9][a-z0-9._-]{0,62}", "up to 63 lower-case letters, digits, dots, hyphens and underscores")
-    ),
+    AfterValidator(matching(_DATASET, "up to 63 lower-case letters, digits, dots, hyphens and underscores")),
 ]
 RunId = Annotated[
     str, AfterValidator(matching("[a-z0-9][a-z0-9-]{0,62}", "the id of a run, such as 20260131-183012-base-4f1a"))
@@ -91,6 +90,46 @@ BucketName = Annotated[
         )
     ),
 ]
+# Characters that S3 recommends for keys. Others are wildcards or variables in the IAM policy of the nodes.
+_S3_PREFIX = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.'()=+@,/-]*)?"
+_HUB_MODEL = r"hf://[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
+DATASET_SCHEME = "dataset:"
+HUB_SCHEME = "hf://"
+
+
+def is_s3_uri(text: str) -> bool:
+    """Return whether a setting is an S3 URI and not one of its other values."""
+    return text.startswith("s3://")
+
+
+def _s3_prefix(value: str) -> str | None:
+    """Return an S3 prefix with a slash at its end: rights for it include no other prefix. None if it is invalid."""
+    if not re.fullmatch(_S3_PREFIX, value) or "//" in value.removeprefix("s3://"):
+        return None
+    return value if value.endswith("/") else f"{value}/"
+
+
+def _check_data_source(value: str) -> str:
+    if (prefix := value if value in ("s3", "fsx") else _s3_prefix(value)) is None:
+        raise validation_error("invalid_format", "must be s3, fsx, or an S3 prefix such as s3://bucket/prefix/")
+    return prefix
+
+
+def _check_model_source(value: str) -> str:
+    dataset = value.removeprefix(DATASET_SCHEME) if value.startswith(DATASET_SCHEME) else None
+    if re.fullmatch(_HUB_MODEL, value) or (dataset is not None and re.fullmatch(_DATASET, dataset)):
+        return value
+    if (prefix := _s3_prefix(value)) is None:
+        raise validation_error(
+            "invalid_format",
+            "must be an S3 prefix such as s3://bucket/prefix/, a model of the Hugging Face hub such as "
+            "hf://meta-llama/Llama-3.1-8B, or dataset: and the name of a dataset of the data bucket",
+        )
+    return prefix
+
+
+DataSource = Annotated[str, AfterValidator(_check_data_source)]
+ModelSource = Annotated[str, AfterValidator(_check_model_source)]
 ZoneName = Annotated[
     str,
     AfterValidator(

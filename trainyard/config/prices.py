@@ -22,6 +22,8 @@ class Prices(StrictModel):
     nat_gateway_hour: float = Field(gt=0, description="A NAT gateway, USD an hour.")
     interface_endpoint_hour: float = Field(gt=0, description="An interface endpoint in one zone, USD an hour.")
     public_ipv4_hour: float = Field(gt=0, description="A public IPv4 address, USD an hour.")
+    inter_region_gb: float = Field(gt=0, description="Transfer of a GB from S3 to another region, USD.")
+    nat_gateway_gb: float = Field(gt=0, description="A GB that a NAT gateway processes, USD.")
     gp3_gb_month: float = Field(gt=0, description="A GiB of gp3 volume, USD a month.")
     gp3_throughput_month: float = Field(
         gt=0, description="A MiB/s of gp3 throughput above the included 125, USD a month."

@@ -5,9 +5,20 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import ContainerImage, JobName, ParameterName, RunId, VariableName
+from trainyard.config.field_types import (
+    HUB_SCHEME,
+    ContainerImage,
+    DataSource,
+    JobName,
+    ModelSource,
+    ParameterName,
+    RunId,
+    VariableName,
+    is_s3_uri,
+)
 from trainyard.config.training import TrainerConfig
 
+FSX_MOUNT_POINT = "/fsx"  # of the file system on the nodes
 Market = Literal["on-demand", "spot", "capacity-block", "interruptible-capacity-reservation"]
 # Markets whose MarketType the launch template has together with a reservation; LaunchInstances documents neither.
 RESERVED_MARKETS = ("capacity-block", "interruptible-capacity-reservation")
@@ -61,10 +72,17 @@ class JobSpec(StrictModel):
         False,
         description="Fill an empty dataset with the built-in corpus: the source code of Python's standard library.",
     )
-    data: Literal["s3", "fsx"] = Field(
+    data: DataSource = Field(
         "s3",
-        description="Where the job reads its dataset, DATA_URI: s3: from the data bucket; fsx: from the folder into "
-        "which FSx for Lustre imports it (fsx.data_repository).",
+        description="Where the job reads its data, DATA_URI: s3: job.dataset, from the data bucket; fsx: job.dataset, "
+        "from the folder into which FSx for Lustre imports it (fsx.data_repository); or a prefix of any bucket, "
+        "s3://bucket/prefix/.",
+    )
+    model: ModelSource | None = Field(
+        None,
+        description="Model that the job reads, MODEL_PATH: a prefix of any bucket (s3://bucket/prefix/) or a dataset "
+        "of the data bucket (dataset:NAME), which each node, or one node for all with FSx, downloads once; or a model "
+        "of the Hugging Face hub (hf://ORG/NAME), which the job downloads. None: no such model.",
     )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
     command: tuple[str, ...] | None = Field(
@@ -103,3 +121,13 @@ class JobSpec(StrictModel):
         "launched, where the launch's machine has torch; none: the imports of the script are tried.",
     )
     resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
+
+    @property
+    def reads_own_bucket(self) -> bool:
+        """Whether the job reads its data from a bucket that `data` names."""
+        return is_s3_uri(self.data)
+
+    @property
+    def reads_hub(self) -> bool:
+        """Whether the job downloads its model from the Hugging Face hub."""
+        return (self.model or "").startswith(HUB_SCHEME)

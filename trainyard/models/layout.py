@@ -2,7 +2,8 @@
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
 `runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
-Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them.
+Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them. Its object
+`uploads/<name>/incomplete` means that the upload of a dataset has not ended.
 Staging bucket: `bundle/`, `job/` (sources, locked requirements, their wheels), `manifest.json`, `run.json` (the current
 run), `pending-launch` (the id of the launch that has not created its run), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
@@ -20,12 +21,18 @@ HEAD_EVENTS = "head/events/"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived.json"
 WHEELS = "job/wheels/"
+UPLOADS = "uploads/"
 COMMIT_MARK = ".metadata"
 
 
 def dataset_prefix(name: str) -> str:
     """Prefix of a dataset in the data bucket."""
     return f"{DATASETS}{name}/"
+
+
+def upload_key(name: str) -> str:
+    """Key of the object that exists while `trainyard data put` uploads a dataset: until its end it is incomplete."""
+    return f"{UPLOADS}{name}/incomplete"
 
 
 def bundle_key(sha256: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainyard.base import StrictModel
-from trainyard.config.shared_settings import RESERVED_MARKETS, JobSpec, Market, NodeSettings
+from trainyard.config.shared_settings import FSX_MOUNT_POINT, RESERVED_MARKETS, JobSpec, Market, NodeSettings
 from trainyard.models.layout import split_s3_uri
 
 
@@ -138,7 +138,7 @@ class Fsx(StrictModel):
 
     dns_name: str = Field(description="DNS name.")
     mount_name: str = Field(description="Lustre mount name.")
-    mount_point: str = Field("/fsx", description="Mount point on the nodes.")
+    mount_point: str = Field(FSX_MOUNT_POINT, description="Mount point on the nodes.")
     efa: bool = Field(False, description="Whether nodes with EFA interfaces use them for the file system.")
 
 
@@ -146,7 +146,10 @@ class Job(JobSpec):
     """The job as nodes run it."""
 
     source: Archive | None = Field(description="Source archive of a custom job; none for the built-in trainer.")
-    data_uri: str = Field(description="S3 prefix of the dataset.")
+    data_uri: str | None = Field(None, description="S3 prefix of the data; none: the job reads no data.")
+    model_uri: str | None = Field(
+        None, description="S3 prefix of the model, or hf:// and a model of the Hugging Face hub; none: no model."
+    )
 
     @property
     def saves_on_request(self) -> bool:
@@ -282,6 +285,7 @@ class Manifest(StrictModel):
     def local_data_path(self, job: Job) -> str:
         """Path of the folder on the nodes into which FSx imports the dataset of a job with `data: fsx`."""
         assert self.fsx is not None, "the settings are valid"
+        assert job.data_uri is not None, "the settings are valid"
         return f"{self.fsx.mount_point}/{split_s3_uri(job.data_uri)[1]}"
 
     def digest(self) -> str:

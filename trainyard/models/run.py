@@ -230,6 +230,6 @@ class LaunchResult(StrictModel):
         None, description="Unix time at which AWS starts the nodes, seconds; none: they have started."
     )
     nodes: tuple[str, ...] = Field(description="Instance ids; none while the run is scheduled.")
-    data_uri: str = Field(description="S3 URI of the dataset.")
+    data_uri: str | None = Field(description="S3 URI of the data; none: the job reads no data.")
     run_uri: str = Field(description="S3 URI prefix of all objects of the run.")
     phases: dict[str, float] = Field(description="Phase of the launch -> seconds.")

@@ -11,7 +11,6 @@ from trainyard.aws.s3 import Bucket
 from trainyard.config import CONFIG_KEY
 from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import INDEX, Shard, TokenDataset
-from trainyard.models.layout import dataset_prefix
 
 SHARD_BYTES = 4 << 20
 VALIDATION_INTERVAL = 20  # every twentieth file is for validation
@@ -40,11 +39,13 @@ def split_into_shards(files: list[Path]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def upload_corpus(bucket: Bucket, name: str, report: Callable[[str], None], folder: Path | None = None) -> TokenDataset:
-    """Upload the corpus as dataset `name`. The index is last, so that an interrupted upload is not a dataset.
+def upload_corpus(
+    bucket: Bucket, prefix: str, report: Callable[[str], None], folder: Path | None = None
+) -> TokenDataset:
+    """Upload the corpus below a prefix, which ends with a slash.
 
-    `folder` is a standard library, by default that of this Python; `report` receives the progress as text. Raises
-    InputError when the folder has no source files.
+    The index is last, so that an interrupted upload is not a dataset. `folder` is a standard library, by default that
+    of this Python; `report` receives the progress as text. Raises InputError when the folder has no source files.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
     files = list(list_source_files(folder))
@@ -58,7 +59,7 @@ def upload_corpus(bucket: Bucket, name: str, report: Callable[[str], None], fold
         )
         raise InputError([problem])
     start_time, uploaded_bytes = time.monotonic(), 0
-    prefix = dataset_prefix(name)
+    name = prefix.rstrip("/").rpartition("/")[2]
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     for split in splits:
         is_train = split == "train"

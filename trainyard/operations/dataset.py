@@ -1,36 +1,85 @@
-"""Check that the job's dataset exists, or upload the built-in corpus, before nodes are paid for."""
+"""Check that the job's data and model exist, or upload the built-in corpus, before nodes are paid for."""
 
+from itertools import islice
+
+from botocore.exceptions import ClientError
+
+from trainyard.aws.s3 import Bucket, StoredObject
+from trainyard.config.field_types import is_s3_uri
+from trainyard.config.prices import prices
+from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
 from trainyard.models.dataset import INDEX
-from trainyard.models.layout import split_s3_uri
+from trainyard.models.layout import DATASETS, split_s3_uri, upload_key
+from trainyard.models.manifest import Job
 from trainyard.operations.builtin_corpus import upload_corpus
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.progress import Display
 from trainyard.operations.resume import require_readable_checkpoint
+from trainyard.quantity import quantity
+
+_MODEL_CONFIG = "config.json"
+_MEASURED = 100_000  # objects whose sizes are summed: 100 requests
 
 
 def ensure_dataset(cluster: Cluster, display: Display) -> None:
-    """Ensure that the job's data can be read.
+    """Ensure that the job's data and model can be read.
 
-    Raises LaunchError when the dataset is missing and may not be created, or when the checkpoint to resume from is
-    missing or archived.
+    Raises LaunchError when one of them is missing, empty or incomplete and may not be created, or when the checkpoint
+    to resume from is missing or archived.
     """
     job = cluster.manifest.job
-    bucket, prefix = split_s3_uri(job.data_uri)
-    data = cluster.data
-    assert bucket == data.name
-    name = prefix.removesuffix("/").rsplit("/", 1)[-1]
-    if data.find(prefix + INDEX) is not None:
-        display.line("dataset", f"{job.data_uri} exists")
-    elif job.builtin_corpus:
-        upload_corpus(data, name, lambda text: display.detail("dataset", text))
-        display.line("dataset", f"uploaded the built-in corpus to {job.data_uri}")
-    elif job.train is not None:
-        raise LaunchError(
-            f"{job.data_uri} has no dataset ({INDEX}): upload one to this URI, or set job.builtin_corpus: true to "
-            "upload the built-in corpus"
-        )
+    if job.data_uri is None:
+        display.line("dataset", "the job reads no data")
     else:
-        display.line("dataset", f"{job.data_uri} is not checked: the job reads its data itself")
+        _ensure_data(cluster, display, job, job.data_uri)
+    if is_s3_uri(job.model_uri or ""):
+        _require_objects(cluster, display, str(job.model_uri), "job.model", _model_object(job))
     if job.resume is not None:
-        require_readable_checkpoint(data, job.resume)
+        require_readable_checkpoint(cluster.data, job.resume)
+
+
+def _ensure_data(cluster: Cluster, display: Display, job: Job, uri: str) -> None:
+    if job.builtin_corpus and cluster.data.find(split_s3_uri(uri)[1] + INDEX) is None:
+        upload_corpus(cluster.data, split_s3_uri(uri)[1], lambda text: display.detail("dataset", text))
+        display.line("dataset", f"uploaded the built-in corpus to {uri}")
+    else:
+        key = "job.data" if job.reads_own_bucket else "job.dataset"
+        _require_objects(cluster, display, uri, key, INDEX if job.train is not None else None)
+
+
+def _model_object(job: Job) -> str | None:
+    """Return the file that the built-in trainer reads from the job's model; None for a custom job."""
+    model = job.train.model if job.train else None
+    return _MODEL_CONFIG if isinstance(model, HuggingFaceConfig) and model.path == MODEL_PATH else None
+
+
+def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, required: str | None) -> None:
+    """Raise LaunchError unless the prefix has objects, among them `required`. `key`: the setting that names it."""
+    name, prefix = split_s3_uri(uri)
+    bucket = Bucket(name, cluster.region)
+    dataset = prefix.removeprefix(DATASETS).rstrip("/") if name == cluster.manifest.data_bucket else None
+    upload = f"upload it (trainyard data put FOLDER {dataset} -s {cluster.stack})"
+    fix = "correct the prefix" if dataset is None else upload
+    try:
+        if dataset is not None and bucket.find(upload_key(dataset)) is not None:
+            raise LaunchError(f"the upload of {uri} ({key}) has not ended: run it again, {upload}")
+        if required is not None and bucket.find(prefix + required) is None:
+            raise LaunchError(f"{uri} has no {required}, which the built-in trainer reads: {fix}")
+        first = next((stored for stored in bucket.objects(prefix) if not stored.key.endswith("/")), None)
+        if first is None:
+            raise LaunchError(f"{uri} ({key}) has no objects: {fix}")
+        text = "exists"
+        if dataset is None and (region := bucket.region()) != cluster.region:
+            text = f"is in {region}: {_describe_cost(list(islice(bucket.objects(prefix), _MEASURED)))}"
+    except ClientError as error:
+        raise LaunchError(f"{uri} cannot be read: {error}") from error
+    display.line("dataset", f"{uri} {text}")
+
+
+def _describe_cost(objects: list[StoredObject]) -> str:
+    total, listed = sum(stored.bytes for stored in objects) / 1e9, prices()
+    usd = total * (listed.inter_region_gb + listed.nat_gateway_gb)
+    least = "at least " if len(objects) == _MEASURED else ""
+    size = f"{least}{total:,.1f} GB in {quantity(len(objects), 'object')}"
+    return f"{size}, {usd:.2f} USD for each read from this region"

@@ -242,3 +242,37 @@ def test_any_value_loads_or_raises_input_error(junk: Any, tmp_path: Path) -> Non
     for path, selector in setting_keys(StackSettings):
         with suppress(InputError):
             load_settings(changed({**selector, path: junk}), tmp_path, "stacks/x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data", "s3://corpora/books", "s3://corpora/books/"),
+        ("data", "s3://corpora", "s3://corpora/"),
+        ("data", "fsx", "fsx"),
+        ("model", "s3://m-1/llama/8b/", "s3://m-1/llama/8b/"),
+        ("model", "hf://meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-8B"),
+        ("model", "dataset:llama", "dataset:llama"),
+    ],
+)
+def test_sources_are_prefixes_with_a_slash(key: str, value: str, expected: str) -> None:
+    assert getattr(StackSettings.model_validate(changed({f"job.{key}": value})).job, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data", "disk"),
+        ("data", "s3://corpora/*"),  # a wildcard in the policy of the nodes
+        ("data", "s3://corpora/${aws:username}/"),
+        ("data", "s3://corpora//books/"),
+        ("data", "S3://Corpora/"),
+        ("model", "meta-llama/Llama-3.1-8B"),
+        ("model", "hf://llama"),
+        ("model", "dataset:My Model"),
+        ("model", "/fsx/models/llama"),
+    ],
+)
+def test_other_sources_are_refused(key: str, value: str) -> None:
+    with pytest.raises(ValidationError, match="must be"):
+        StackSettings.model_validate(changed({f"job.{key}": value}))

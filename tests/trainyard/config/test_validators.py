@@ -37,6 +37,10 @@ def custom_job(source: str | None, command: list[str] | None) -> dict[str, Any]:
     return {"job.train": None, "job.source": source, "job.command": command}
 
 
+CUSTOM = custom_job("mine", ["train.py"])
+OFFLINE = {"network": {"nat_gateway": False}, "node": {"provisioning": "skip"}}
+PRETRAINED = {"kind": "hugging_face", "weights": True}
+KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
 UNEVEN_BATCH = "batch_size_not_divisible"
 EXAMPLES: dict[str, list[Example]] = {
     "one_purchase_option": [
@@ -292,6 +296,29 @@ EXAMPLES: dict[str, list[Example]] = {
     "health_checks_fit_startup": [
         Example({"launch.health_check_timeout_minutes": 30}, "launch.health_check_timeout_minutes", ("= 30.0",)),
         Example({"launch.startup_timeout_minutes": 6}, "launch.health_check_timeout_minutes", ("less than 3,",)),
+    ],
+    "one_source_of_data": [
+        Example({"job.data": "s3://corpora/books"}, "job.dataset", ("s3://corpora/books/",)),
+        Example({"job.data": "s3://corpora/b", "job.dataset": None, "job.builtin_corpus": True}, "job.builtin_corpus"),
+    ],
+    "dataset_named": [
+        Example({"job.dataset": None}, "job.dataset", ("built-in trainer",)),
+        Example({**CUSTOM, "job.dataset": None, "job.builtin_corpus": True}, "job.dataset", ("builtin_corpus",)),
+        Example({**CUSTOM, "job.dataset": None, "job.data": "fsx"}, "job.dataset", ("fsx",)),
+    ],
+    "kms_keys_used": [Example({"job.kms_keys": [KEY]}, "job.kms_keys", ("another bucket",))],
+    "hub_reachable": [
+        Example({"job.model": "hf://org/m"}, "job.model", ("built-in trainer",), "hub_not_supported"),
+        Example({**CUSTOM, **OFFLINE, "job.model": "hf://org/m"}, "job.model", ("without a NAT gateway",)),
+    ],
+    "model_path_exists": [
+        Example({"job.train": {"model": {**PRETRAINED, "path": "$MODEL_PATH"}}}, "job.train.model.path"),
+        Example({"job.train": {"model": {**PRETRAINED, "path": "models/m"}}}, "job.train.model.path", ("absolute",)),
+    ],
+    "fsx_paths_have_a_file_system": [
+        Example({"job.train": {"model": {**PRETRAINED, "path": "/fsx/m"}}}, "job.train.model.path", ("/fsx",)),
+        Example({**CUSTOM, "job.command": ["train.py", "--model=/fsx/m"]}, "job.command.1", ("/fsx",)),
+        Example({"job.environment": {"WEIGHTS": "/fsx"}}, "job.environment.WEIGHTS", ("MODEL_PATH",)),
     ],
 }
 BY_NAME = {validator.__name__: validator for validator in VALIDATORS}

@@ -30,7 +30,7 @@ def read(bucket: Bucket, index: TokenDataset) -> tuple[bytes, bytes]:
 
 
 def test_every_module_is_in_a_single_split(bucket: Bucket, library: Path) -> None:
-    train, validation = read(bucket, corpus.upload_corpus(bucket, "d", lambda text: None, library))
+    train, validation = read(bucket, corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, library))
     library_content = b"".join(file.read_bytes() + b"\n" for file in library.glob("*.py"))
     assert len(train) + len(validation) == len(library_content)
     assert validation.count(b"\n\n") == 2
@@ -39,7 +39,7 @@ def test_every_module_is_in_a_single_split(bucket: Bucket, library: Path) -> Non
 
 def test_index_matches_the_shards(bucket: Bucket, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "SHARD_BYTES", 512)
-    index = corpus.upload_corpus(bucket, "d", lambda text: None, library)
+    index = corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, library)
     assert len(index.train) > 2
     for shard in index.train:
         content = bucket.read(f"datasets/d/{shard.key}")
@@ -52,9 +52,9 @@ def test_corpus_does_not_depend_on_the_librarys_folder(
 ) -> None:
     other = tmp_path_factory.mktemp("other") / "lib"
     library.rename(other)
-    expected = corpus.upload_corpus(bucket, "d", lambda text: None, other)
+    expected = corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, other)
     other.rename(library)
-    assert corpus.upload_corpus(bucket, "d", lambda text: None, library) == expected
+    assert corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, library) == expected
 
 
 def test_interrupted_upload_writes_no_index(bucket: Bucket, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +69,10 @@ def test_interrupted_upload_writes_no_index(bucket: Bucket, library: Path, monke
 
     monkeypatch.setattr(bucket, "write", interrupt)
     with pytest.raises(OSError, match="interrupted"):
-        corpus.upload_corpus(bucket, "d", lambda text: None, library)
+        corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, library)
     assert bucket.find("datasets/d/dataset.json") is None
 
 
 def test_python_without_library_sources_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     with rejects("corpus_source_missing", str(tmp_path)):
-        corpus.upload_corpus(bucket, "d", lambda text: None, tmp_path)
+        corpus.upload_corpus(bucket, "datasets/d/", lambda text: None, tmp_path)

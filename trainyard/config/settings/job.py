@@ -5,7 +5,15 @@ from pathlib import PurePosixPath
 from pydantic import Field, field_validator
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import DatasetName, Integer, Number, validation_error
+from trainyard.config.field_types import (
+    DATASET_SCHEME,
+    DatasetName,
+    Integer,
+    KeyArn,
+    Number,
+    is_s3_uri,
+    validation_error,
+)
 from trainyard.config.shared_settings import JobSpec
 
 KEEP_AFTER_FAILURE_MINUTES = 15.0  # time to correct a job; the nodes are billed meanwhile
@@ -14,7 +22,16 @@ KEEP_AFTER_FAILURE_MINUTES = 15.0  # time to correct a job; the nodes are billed
 class JobSettings(JobSpec):
     """The job: the built-in trainer (`train`), or a custom job (`source` and `command`)."""
 
-    dataset: DatasetName = Field(description="Dataset under datasets/ in the data bucket.")
+    dataset: DatasetName | None = Field(
+        None,
+        description="Dataset under datasets/ in the data bucket (`trainyard data put`); none: the job reads the bucket "
+        "of job.data, or no data.",
+    )
+    kms_keys: tuple[KeyArn, ...] = Field(
+        (),
+        description="KMS keys with which the objects of job.data and job.model in other buckets are encrypted. Nodes "
+        "may decrypt with them, through S3 only.",
+    )
     processes_per_node: Integer | None = Field(
         None, gt=0, description="Processes on each node; none: one per GPU, or one on CPU nodes."
     )
@@ -46,6 +63,24 @@ class JobSettings(JobSpec):
     def keep_after_failure_minutes(self) -> float:
         """Minutes for which the nodes are kept after a failure of the job."""
         return KEEP_AFTER_FAILURE_MINUTES if self.keep_nodes_minutes is None else self.keep_nodes_minutes
+
+    @property
+    def model_dataset(self) -> str | None:
+        """Name of the dataset of the data bucket that `model` names, if it does."""
+        model = self.model or ""
+        return model.removeprefix(DATASET_SCHEME) if model.startswith(DATASET_SCHEME) else None
+
+    @property
+    def s3_sources(self) -> dict[str, str]:
+        """Setting -> S3 prefix of each bucket other than the data bucket that the job reads."""
+        values = {"data": self.data, "model": self.model or ""}
+        return {f"job.{key}": value for key, value in values.items() if is_s3_uri(value)}
+
+    @property
+    def datasets(self) -> dict[str, str]:
+        """Setting -> name of each dataset of the data bucket that the job reads."""
+        names = {"job.dataset": self.dataset, "job.model": self.model_dataset}
+        return {key: name for key, name in names.items() if name is not None}
 
     @field_validator("source")
     @classmethod

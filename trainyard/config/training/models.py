@@ -9,6 +9,7 @@ from trainyard.config.field_types import Integer, Number, validation_error
 from trainyard.config.training.presets import DECODERS, HUGGING_FACE, DecoderPreset, HuggingFacePreset
 
 Task = Literal["causal", "masked", "images"]
+MODEL_PATH = "$MODEL_PATH"  # as a path: the environment variable, the folder of job.model
 IGNORED = -100  # target of a token without a loss: the default ignore_index of torch's losses
 
 
@@ -67,7 +68,8 @@ class HuggingFaceConfig(StrictModel):
     preset: HuggingFacePreset | None = Field(None, description="Preset of the configuration; `config` overrides it.")
     path: str | None = Field(
         None,
-        description="Folder on the nodes, such as on FSx, with config.json and, for its weights, safetensors files.",
+        description="Folder on the nodes, such as on FSx, with config.json and, for its weights, safetensors files; "
+        "$MODEL_PATH: that of job.model.",
     )
     weights: bool = Field(False, description="Load the weights in `path`; false: random weights.")
     config: dict[str, JsonValue] = Field(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainyard.config.settings import StackSettings
-from trainyard.config.validators import cost, hardware, job, network, node, source, storage, unused
+from trainyard.config.validators import cost, data, hardware, job, network, node, source, storage, unused
 from trainyard.errors import Problem
 
 Validator = Callable[[StackSettings, Path], Iterator[Problem]]
@@ -18,6 +18,7 @@ VALIDATORS: tuple[Validator, ...] = (
     *cost.VALIDATORS,
     *job.VALIDATORS,
     *source.VALIDATORS,
+    *data.VALIDATORS,
     *unused.VALIDATORS,
 )
 

@@ -15,7 +15,7 @@ from trainyard.quantity import quantity
 _RESERVED_VARIABLES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA_URI", "CHECKPOINT_URI", "RESULTS_URI", "RESUME_URI"),
-    *("METRICS_DIR", "CHECKPOINT_REQUEST"),
+    *("METRICS_DIR", "CHECKPOINT_REQUEST", "MODEL_URI", "MODEL_PATH"),
 }
 _RESERVED_PREFIXES = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
 
@@ -71,17 +71,6 @@ def source_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
             )
             fix = "Begin with a Python script of the source folder, relative to it"
             yield invalid_setting("job.command", job.command[0], reason, fix)
-
-
-def fsx_has_the_dataset(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """FSx imports the dataset that the job reads from it."""
-    if settings.job.data == "fsx" and not (settings.fsx and settings.fsx.data_repository):
-        reason = (
-            "fsx.data_repository is false: the file system does not import the dataset"
-            if settings.fsx
-            else "the stack has no file system (fsx)"
-        )
-        yield invalid_setting("job.data", "fsx", reason, "Set fsx.data_repository to true, or job.data to s3")
 
 
 def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -172,7 +161,6 @@ VALIDATORS = (
     container_for_custom_job,
     exactly_one_job_kind,
     source_exists,
-    fsx_has_the_dataset,
     training_fits_processes,
     one_gpu_per_process,
     precision_supported_by_gpu,

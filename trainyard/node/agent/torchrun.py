@@ -122,7 +122,6 @@ def job_variables(
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
     variables = {
-        "DATA_URI": manifest.local_data_path(run.job) if run.job.data == "fsx" else run.job.data_uri,
         "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
         "RESULTS_URI": f"{bucket}/{layout.results}",
         "TRAINYARD_RUN": run.run,
@@ -133,6 +132,8 @@ def job_variables(
         "TRAINYARD_CACHE": str(cache),
         **network_variables(manifest, group, address, run.job.container),
     }
+    if run.job.data_uri is not None:
+        variables["DATA_URI"] = manifest.local_data_path(run.job) if run.job.data == "fsx" else run.job.data_uri
     if uses_efa(manifest, group):
         variables["NCCL_NET"] = network or OFI_PLUGIN_NAME
     if manifest.fsx:
