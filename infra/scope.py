@@ -25,7 +25,7 @@ class Scope:
 
     def own_tags(self, role: str) -> dict[str, str]:
         """Return the tags by which Trainyard finds the resource."""
-        return {"Name": f"{self.project}-{self.stack}-{role}", tags.STACK: self.stack, tags.ROLE: role}
+        return tags.own_tags(self.project, self.stack, role)
 
     def tags(self, role: str) -> dict[str, str]:
         """Return all tags of a resource with this role. The user's tags do not replace Trainyard's."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pulumi
 
-from infra.components.key import AUTO_SCALING_ROLE
 from infra.lookups.account import AccountFacts, region_of
 from infra.validators import subnet
 from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, usable_end
 from trainyard.aws.block_payments import describe_failed_payment, describe_pending_payment
+from trainyard.aws.stack_key import AUTO_SCALING_ROLE
 from trainyard.config.quotas import increase_command, required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
@@ -235,7 +235,7 @@ def key_allows_auto_scaling(settings: StackSettings, facts: AccountFacts) -> Ite
     """
     if facts.key_policy is not None and AUTO_SCALING_ROLE not in facts.key_policy:
         reason = f"its policy does not allow {AUTO_SCALING_ROLE}, so nodes with an encrypted root volume cannot launch"
-        fix = "Allow the role to use the key and to create grants, see infra/components/key.py"
+        fix = "Allow the role to use the key and to create grants, see trainyard/aws/stack_key.py"
         yield invalid_setting("storage.kms_key", settings.storage.kms_key, reason, fix)
 
 

@@ -143,6 +143,10 @@ class Bucket:
         """Create or replace an object from a file of any size."""
         self._s3.upload_file(str(file), self.name, key)
 
+    def delete(self, key: str) -> None:
+        """Delete an object; a versioned bucket keeps its content."""
+        self._s3.delete_object(Bucket=self.name, Key=key)
+
     def download(self, key: str, file: Path) -> None:
         """Download an object to a file and create the file's folder."""
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,11 @@ def held_capacity_tags(stack: str) -> dict[str, str]:
     return {STACK: stack, ROLE: HELD_CAPACITY}
 
 
+def own_tags(project: str, stack: str, role: str) -> dict[str, str]:
+    """Return the tags by which Trainyard finds a resource of a stack."""
+    return {"Name": f"{project}-{stack}-{role}", STACK: stack, ROLE: role}
+
+
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     """Convert tags to the list form of the EC2 API."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from trainyard.aws.credentials import access_problem
 from trainyard.cli.bake import bake
 from trainyard.cli.blocks import blocks
+from trainyard.cli.data import data
 from trainyard.cli.destroy import destroy
 from trainyard.cli.launch import launch
 from trainyard.cli.logs import logs
@@ -96,6 +97,7 @@ app.command()(stop)
 app.command()(destroy)
 app.command()(bake)
 app.command()(selftest)
+app.add_typer(data, name="data")
 # All options of `rehearse` are those of the rehearsal itself, including --help.
 _PASS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(add_help_option=False, context_settings=_PASS_OPTIONS)(rehearse)

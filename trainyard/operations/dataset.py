@@ -80,6 +80,6 @@ def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, req
 def _describe_cost(objects: list[StoredObject]) -> str:
     total, listed = sum(stored.bytes for stored in objects) / 1e9, prices()
     usd = total * (listed.inter_region_gb + listed.nat_gateway_gb)
-    least = "at least " if len(objects) == _MEASURED else ""
-    size = f"{least}{total:,.1f} GB in {quantity(len(objects), 'object')}"
+    more = "more than " if len(objects) == _MEASURED else ""
+    size = f"{more}{total:,.1f} GB in {quantity(len(objects), 'object')}"
     return f"{size}, {usd:.2f} USD for each read from this region"

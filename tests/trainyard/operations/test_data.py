@@ -1,0 +1,120 @@
+"""`trainyard data`: uploads continue, and the bucket is created as `pulumi up` expects it."""
+
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from tests.trainyard.config.stacks import changed
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws import tags
+from trainyard.aws.s3 import Bucket
+from trainyard.config.settings import StackSettings
+from trainyard.errors import InputError
+from trainyard.models.dataset import INDEX
+from trainyard.models.layout import upload_key
+from trainyard.operations import data
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.data_bucket import find_data_bucket
+
+SETTINGS = StackSettings.model_validate(changed({"tags": {"team": "a"}}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "books/a").mkdir(parents=True)
+    for name, text in {INDEX: "{}", "a/1.bin": "one", "z.bin": "last"}.items():
+        (tmp_path / "books" / name).write_text(text)
+    return tmp_path / "books"
+
+
+def put(cluster: clusters.Cluster, folder: Path) -> data.UploadResult:
+    return data.put_dataset(Cluster(cluster.stack, REGION), SETTINGS, folder, "books", RecordingDisplay())
+
+
+def test_upload_has_all_files_and_is_complete(account: EmulatedAws, folder: Path) -> None:
+    cluster = clusters.create_cluster(REGION)
+    result = put(cluster, folder)
+    assert (result.files, result.bytes, result.uploaded_files, result.created_bucket) == (3, 9, 3, False)
+    assert cluster.data.read("datasets/books/a/1.bin") == b"one"
+    (listed,) = data.list_datasets(Cluster(cluster.stack, REGION), SETTINGS)
+    assert (listed.name, listed.files, listed.bytes, listed.complete) == ("books", 3, 9, True)
+
+
+def test_repeated_upload_skips_equal_files(account: EmulatedAws, folder: Path) -> None:
+    cluster = clusters.create_cluster(REGION)
+    put(cluster, folder)
+    (folder / "a/1.bin").write_text("two")  # the same size
+    assert put(cluster, folder).uploaded_files == 1
+    assert cluster.data.read("datasets/books/a/1.bin") == b"two"
+
+
+def test_objects_that_the_folder_does_not_have_are_kept_and_listed(account: EmulatedAws, folder: Path) -> None:
+    cluster = clusters.create_cluster(REGION)
+    cluster.data.write("datasets/books/old.bin", b"old")
+    assert put(cluster, folder).other_objects == ("old.bin",)
+    assert cluster.data.read("datasets/books/old.bin") == b"old"
+
+
+def test_interrupted_upload_is_incomplete_and_continues(
+    account: EmulatedAws, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, original = clusters.create_cluster(REGION), data._put
+
+    def interrupted(s3: Any, bucket: str, key: str, *arguments: Any) -> None:
+        if key.endswith("z.bin"):
+            raise KeyboardInterrupt
+        original(s3, bucket, key, *arguments)
+
+    monkeypatch.setattr(data, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        put(cluster, folder)
+    assert cluster.data.find(upload_key("books")) is not None
+    assert cluster.data.find(f"datasets/books/{INDEX}") is None
+    monkeypatch.undo()
+    result = put(cluster, folder)
+    assert (result.files, result.uploaded_files) == (3, 2)
+    assert cluster.data.find(upload_key("books")) is None
+
+
+def test_first_upload_creates_the_bucket_with_its_key(account: EmulatedAws, folder: Path) -> None:
+    cluster, display = Cluster("new-stack", REGION), RecordingDisplay()
+    result = data.put_dataset(cluster, SETTINGS, folder, "books", display)
+    assert result.created_bucket
+    name, s3 = result.uri.split("/")[2], boto3.client("s3", region_name=REGION)
+    bucket_tags = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket=name)["TagSet"]}
+    assert bucket_tags == {
+        "team": "a",
+        "Name": "trainyard-new-stack-data-bucket",
+        tags.STACK: "new-stack",
+        tags.ROLE: tags.DATA_BUCKET,
+        tags.KMS_KEY: tags.STACK_KEY,
+    }
+    (rule,) = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
+    key = rule["ApplyServerSideEncryptionByDefault"]["KMSMasterKeyID"]
+    assert s3.head_object(Bucket=name, Key=f"datasets/books/{INDEX}")["SSEKMSKeyId"] == key
+    assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
+    assert all(s3.get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"].values())
+    assert not data.put_dataset(cluster, SETTINGS, folder, "books", display).created_bucket
+
+
+def test_bucket_of_the_settings_is_used_and_must_exist(account: EmulatedAws) -> None:
+    settings = StackSettings.model_validate(changed({"storage.bucket": "data-of-the-user"}))
+    with pytest.raises(InputError, match=r"storage.bucket = 'data-of-the-user': does not exist"):
+        find_data_bucket(Cluster("any", REGION), settings)
+    boto3.client("s3", region_name=REGION).create_bucket(Bucket="data-of-the-user")
+    bucket = find_data_bucket(Cluster("any", REGION), settings)
+    assert isinstance(bucket, Bucket)
+    assert bucket.name == "data-of-the-user"
+
+
+@pytest.mark.parametrize(("name", "code"), [("empty", "folder_empty"), ("missing", "folder_missing")])
+def test_folder_without_files_is_refused(account: EmulatedAws, tmp_path: Path, name: str, code: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError) as error:
+        put(clusters.create_cluster(REGION), tmp_path / name)
+    assert [problem.code for problem in error.value.problems] == [code]
