@@ -17,7 +17,7 @@ from trainyard.config.training.presets import HUGGING_FACE
 from trainyard.errors import InputError, Problem
 
 # Exceptions of transformers and torch for an invalid model configuration.
-_CONFIG_ERRORS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)
+CONFIG_ERRORS = (ValueError, TypeError, OSError, AttributeError, RuntimeError, StrictDataclassError)
 
 # Minimum ratio of difflib for a misspelled key: matches num_hidden_layer with num_hidden_layers, and
 # position_embedding_type with no key.
@@ -60,7 +60,7 @@ def build_language_model(config: HuggingFaceConfig, loss_chunk_tokens: int | Non
             )
         else:
             inner = auto_class.from_config(library_config, dtype=torch.float32)
-    except _CONFIG_ERRORS as error:
+    except CONFIG_ERRORS as error:
         raise _config_error(config, error) from None
     module = LanguageModel(inner, loss_chunk_tokens)
     return Model(
@@ -99,7 +99,7 @@ def load_transformers_config(config: HuggingFaceConfig) -> Any:
         _require_known_keys(config.config, type(loaded))
     except InputError:
         raise
-    except _CONFIG_ERRORS as error:
+    except CONFIG_ERRORS as error:
         raise _config_error(config, error) from None
     length = getattr(loaded, "max_position_embeddings", None)
     if isinstance(length, int) and config.sequence_length > length:
