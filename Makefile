@@ -9,6 +9,8 @@ STACK ?= local
 NODES ?=
 FAULT ?=
 SET ?=
+DATA ?=
+MODEL ?=
 ENGINE ?= mocks
 BACKEND ?= process
 BAKE ?=
@@ -38,8 +40,8 @@ $(STAMP): $(REQUIREMENTS)
 	@$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value
-	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(filter-out 0,$(PREVIEW)),--preview) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(NODES),--nodes '$(NODES)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
+rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value, DATA=folder, MODEL=folder
+	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(filter-out 0,$(PREVIEW)),--preview) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(NODES),--nodes '$(NODES)') $(if $(DATA),--data '$(DATA)') $(if $(MODEL),--model '$(MODEL)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2
 

@@ -32,6 +32,7 @@ from rehearsal.profiles import select_profile
 from rehearsal.report import REPORT_FILE, print_report, write_report
 from rehearsal.report_page import PAGE_FILE, write_page
 from rehearsal.run import rehearse
+from rehearsal.sources import Sources, check_folder
 from rehearsal.timeline import Timeline
 from rehearsal.workspace import (
     ROOT,
@@ -89,6 +90,14 @@ def run(
             help="How long AWS takes: realistic (its minutes are seconds) or instant.",
         ),
     ] = "realistic",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Files to rehearse with, in place of the built-in corpus."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="FOLDER", help="Copy of the job's model; config.json is enough."),
+    ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Validate the stack file and run the preview only: create no resource.")
     ] = False,
@@ -121,6 +130,7 @@ def run(
             profile=select_profile(profile),
             changes=parse_changes(change or []),
             preview_only=preview,
+            sources=Sources(data=check_folder("--data", data), model=check_folder("--model", model)),
         )
         if update_settings:
             update_stack_settings(options)

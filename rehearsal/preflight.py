@@ -15,10 +15,13 @@ from trainyard.models.report import BackendName
 NODE_DISK_BYTES = 16 * 2**20
 
 
-def check_machine(folder: Path, root: Path, settings: StackSettings, backend: BackendName) -> None:
+def check_machine(
+    folder: Path, root: Path, settings: StackSettings, backend: BackendName, source_bytes: int = 0
+) -> None:
     """Check that this machine can run the rehearsal. Raises InputError with all problems.
 
-    `folder` is the folder that the rehearsal writes to, below the repository `root`.
+    `folder` is the folder that the rehearsal writes to, below the repository `root`. `source_bytes`: size of the data
+    and the model of the user, which the account and each node store.
     """
     problems = []
     if sys.platform != "linux":
@@ -33,7 +36,7 @@ def check_machine(folder: Path, root: Path, settings: StackSettings, backend: Ba
     elif not os.access(existing, os.W_OK | os.X_OK):
         reason = f"{existing} is not writable"
         problems.append(Problem(key, value, reason, "Give this user write access to it", "folder_not_writable"))
-    elif (free := shutil.disk_usage(existing).free) < (required := required_disk_bytes(settings)):
+    elif (free := shutil.disk_usage(existing).free) < (required := required_disk_bytes(settings, source_bytes)):
         reason = (
             f"{free // 2**20} MiB are free there, but {settings.nodes} workers and the head need {required // 2**20}"
         )
@@ -45,6 +48,6 @@ def check_machine(folder: Path, root: Path, settings: StackSettings, backend: Ba
         raise InputError(problems)
 
 
-def required_disk_bytes(settings: StackSettings) -> int:
+def required_disk_bytes(settings: StackSettings, source_bytes: int = 0) -> int:
     """Return the disk space that a rehearsal needs, in bytes. It does not include files that a custom job writes."""
-    return (settings.nodes + 2) * NODE_DISK_BYTES
+    return (settings.nodes + 2) * NODE_DISK_BYTES + (settings.nodes + 1) * source_bytes

@@ -23,6 +23,7 @@ from rehearsal.profiles import profile_faults, profile_substitution, profile_tim
 from rehearsal.result import RehearsalResult
 from rehearsal.run_progress import FollowError
 from rehearsal.seed import create_existing_resources, quota_codes
+from rehearsal.sources import folder_bytes, provide_sources
 from rehearsal.stages import Stages
 from rehearsal.teardown import Teardown
 from rehearsal.timeline import Span, Timeline
@@ -56,7 +57,8 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
         if account is not None:
             check_account_addresses(options.backend, account)
             display.print_line("account", f"uses the emulated AWS at {account.endpoint} (AWS_ENDPOINT_URL)")
-        check_machine(options.folder, options.root, settings, options.backend)
+        source_bytes = sum(map(folder_bytes, (options.sources.data, options.sources.model)))
+        check_machine(options.folder, options.root, settings, options.backend, source_bytes)
         addresses = stack.enter_context(address_block()) if options.backend == "process" else None
         killed_process = stack.enter_context(stack_lock(options.folder, options.stack))
         interrupts.require_cleanup(
@@ -71,6 +73,9 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
                 substitutions += _prepare_account(aws, options, settings, display, is_shared=account is not None)
+                for provided in provide_sources(options.sources, settings, config, options.stack, options.folder):
+                    display.print_line("account", f"{provided.original}: uploaded {provided.replacement}")
+                    substitutions.append(provided)
             context = Context(options, config, settings, aws, display, clock, result, interrupts, disk_reserve)
             with ENGINES[options.engine](context) as engine:
                 run_with_backend(context, engine)

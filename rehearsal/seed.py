@@ -11,6 +11,7 @@ from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedBucket, SeedKey, SeedNetwork, SeedReservation, SeedSubnet
 from trainyard.config.quotas import quota_of, required_vcpu_quotas
 from trainyard.config.settings import StackSettings
+from trainyard.models.layout import split_s3_uri
 
 _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of the Capacity Block does not limit the run
 
@@ -69,12 +70,18 @@ def account_seed(
     networks: tuple[SeedNetwork, ...] = ()
     if existing:
         networks = (SeedNetwork(id=existing.vpc_id, subnets=(SeedSubnet(id=existing.subnet_id, zone=zone),)),)
+    job, own = settings.job, [storage.kms_key] if storage.kms_key else []
+    keys = dict.fromkeys([*own, *job.kms_keys])
+    # A key encrypts objects of its region only.
+    source_region = job.kms_keys[0].split(":")[3] if job.kms_keys else region
+    buckets = {split_s3_uri(uri)[0]: source_region for uri in job.s3_sources.values()}
+    buckets |= {storage.bucket: region} if storage.bucket else {}
     return AccountSeed(
         region=region,
         reservations=reservations,
         networks=networks,
-        keys=(SeedKey(id=storage.kms_key.rpartition("/")[2]),) if storage.kms_key else (),
-        buckets=(SeedBucket(name=storage.bucket),) if storage.bucket else (),
+        keys=tuple(SeedKey(id=arn.rpartition("/")[2], region=arn.split(":")[3]) for arn in keys),
+        buckets=tuple(SeedBucket(name=name, region=bucket_region) for name, bucket_region in buckets.items()),
     )
 
 

@@ -7,11 +7,16 @@ from typing import Any
 
 from rehearsal.profiles import TIME_SCALE
 from rehearsal.seed import to_emulated_account
+from rehearsal.sources import REHEARSED_MODEL, SMALL_VOCABULARY, Sources, is_small_model, model_source, shrink_model
 from trainyard.config.catalog import catalog
+from trainyard.config.field_types import HUB_SCHEME, is_s3_uri
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingFaceConfig, ImageModelConfig, ModelConfig
 from trainyard.config.training.parallel import ParallelConfig
+from trainyard.config.validation_errors import invalid_setting
+from trainyard.errors import InputError, Problem
 from trainyard.models.report import BackendName, Substitution
 from trainyard.quantity import quantity
 
@@ -65,9 +70,13 @@ class SettingsSubstitution:
 
 
 def substitute_settings(
-    raw: dict[str, Any], nodes: int | None, backend: BackendName = "process"
+    raw: dict[str, Any], nodes: int | None, backend: BackendName = "process", sources: Sources | None = None
 ) -> tuple[dict[str, Any], list[Substitution]]:
-    """Return the settings to rehearse and the list of changes. `raw`: valid settings of a stack file."""
+    """Return the settings to rehearse and the list of changes. `raw`: valid settings of a stack file.
+
+    `sources`: folders of the user. Raises InputError for a model that cannot be rehearsed.
+    """
+    sources = sources or Sources()
     substitution = SettingsSubstitution(raw)
     settings, node = substitution.settings, substitution.section("node")
     if nodes is not None:
@@ -116,7 +125,9 @@ def substitute_settings(
     _move_to_emulated_account(substitution)
     if nodes is not None:
         _adjust_batch_size(substitution)
-    _replace_gpus(substitution)
+    _move_model(substitution, sources)
+    _replace_gpus(substitution, sources)
+    _provide_dataset(substitution, sources)
     return settings, substitution.changes
 
 
@@ -168,6 +179,13 @@ def _move_to_emulated_account(substitution: SettingsSubstitution) -> None:
         arn = to_emulated_account(key)
         reason = "the emulated account has another account id"
         substitution.change(storage, "kms_key", arn, original=key, replacement=arn, reason=reason)
+    job = substitution.settings["job"]
+    if keys := job.get("kms_keys"):
+        job["kms_keys"] = [to_emulated_account(each) for each in keys]
+        reason = "the emulated account has another account id"
+        substitution.changes.append(
+            Substitution(original=", ".join(keys), replacement=", ".join(job["kms_keys"]), reason=reason)
+        )
     if boundary := identity.get("permissions_boundary"):
         substitution.change(
             identity,
@@ -208,7 +226,64 @@ def _adjust_batch_size(substitution: SettingsSubstitution) -> None:
     )
 
 
-def _replace_gpus(substitution: SettingsSubstitution) -> None:
+def _move_model(substitution: SettingsSubstitution, sources: Sources) -> None:
+    """Let the nodes read the folder of --model. Raises InputError if the job reads a model and there is none."""
+    job = substitution.settings["job"]
+    model = (job.get("train") or {}).get("model") or {}
+    path, name = model.get("path"), job.get("model")
+    if sources.model is None:
+        if name or path:
+            key, value = ("job.model", name) if name else ("job.train.model.path", path)
+            reason = "the rehearsal cannot read this model"
+            fix = "Name a folder with a copy of its config.json and tokenizer, with weights or without: --model FOLDER"
+            raise InputError([invalid_setting(key, value, reason, fix, "model_not_readable")])
+        return
+    if not name and not path:
+        reason, fix = "the job of the stack reads no model", "Set job.model, or omit --model"
+        raise InputError([Problem("--model", str(sources.model), reason, fix, "model_not_used")])
+    if path is not None and path != MODEL_PATH:
+        original, reason = f"the folder {path} of the nodes", "the nodes of the rehearsal do not have it"
+        substitution.change(model, "path", MODEL_PATH, original=original, replacement="MODEL_PATH", reason=reason)
+        name = None
+    if name is None or name.startswith(HUB_SCHEME):
+        job["model"] = model_source(REHEARSED_MODEL)
+        if name:
+            original, reason = f"{name} as MODEL_PATH", "nodes cannot reach the Hugging Face hub"
+            substitution.changes.append(
+                Substitution(original=original, replacement="the folder of a copy", reason=reason)
+            )
+
+
+def _provide_dataset(substitution: SettingsSubstitution, sources: Sources) -> None:
+    """Rehearse with the files of --data, or else with the built-in corpus. Raises InputError if neither is possible."""
+    job = substitution.settings["job"]
+    own_bucket, dataset = is_s3_uri(job.get("data", "s3")), job.get("dataset")
+    if sources.data is not None:
+        if not own_bucket and not dataset:
+            reason, fix = "the job of the stack reads no data", "Set job.dataset or job.data, or omit --data"
+            raise InputError([Problem("--data", str(sources.data), reason, fix, "data_not_used")])
+        job["builtin_corpus"] = False
+        return
+    if not own_bucket and (not dataset or job.get("builtin_corpus")):
+        return
+    train = TrainerConfig.model_validate(job["train"]) if job.get("train") is not None else None
+    if train is not None and isinstance(train.model, ImageModelConfig):
+        key, value = ("job.data", job["data"]) if own_bucket else ("job.dataset", dataset)
+        reason = "the rehearsal has no images for it"
+        fix = "Name a folder of python -m trainer.prepare: --data FOLDER"
+        raise InputError([invalid_setting(key, value, reason, fix, "data_not_readable")])
+    if dataset:
+        substitution.change(
+            job,
+            "builtin_corpus",
+            True,
+            original=f"the dataset {dataset}",
+            replacement="the built-in corpus under the same name",
+            reason="the emulated account does not contain the dataset; --data names a folder of yours",
+        )
+
+
+def _replace_gpus(substitution: SettingsSubstitution, sources: Sources) -> None:
     """Run a GPU stack on CPUs, with the same nodes but few processes and a model for two cores."""
     settings = substitution.settings
     worker = catalog().get(settings["instance_type"])
@@ -242,11 +317,11 @@ def _replace_gpus(substitution: SettingsSubstitution) -> None:
         replacement=f"{quantity(processes, 'process')} per node",
         reason="all nodes share the cores of this machine",
     )
-    _replace_model(substitution, processes)
+    _replace_model(substitution, processes, sources)
 
 
-def _replace_model(substitution: SettingsSubstitution, processes: int) -> None:
-    """Train a small model on the built-in corpus, with the parallelism of the stack as far as the processes allow."""
+def _replace_model(substitution: SettingsSubstitution, processes: int, sources: Sources) -> None:
+    """Train a small model with the parallelism of the stack as far as the processes allow."""
     settings, job = substitution.settings, substitution.settings["job"]
     if job.get("train") is None:
         return
@@ -255,37 +330,56 @@ def _replace_model(substitution: SettingsSubstitution, processes: int) -> None:
     parallel = _reduce_parallelism(config.parallel, world_size, processes)
     multiple = SMALL_STEPS["micro_batch_size"] * (world_size // (parallel.tensor * parallel.pipeline))
     precision = "bf16" if config.precision == "float8" else config.precision
-    small_model = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers, {precision}, {SMALL_STEPS['steps']} steps"
+    model, text = _small_model(config.model, sources)
+    checkpoint = {**config.checkpoint.model_dump(exclude_defaults=True), **SMALL_STEPS["checkpoint"]}
     train = {
-        "model": SMALL_MODEL,
+        "model": model,
         "precision": precision,
         "parallel": parallel.model_dump(exclude_defaults=True),
         "optimizer": _SMALL_OPTIMIZER,
         "memory": config.memory.model_dump(exclude_defaults=True),
         "batch_size": multiple * parallel.pipeline,
         **SMALL_STEPS,
+        "checkpoint": checkpoint,
     }
     substitution.change(
         job,
         "train",
         train,
         original="model, optimizer, batch size, steps and intervals of the stack",
-        replacement=small_model,
+        replacement=f"{text}, {precision}, {SMALL_STEPS['steps']} steps",
         reason="a CPU is slower than a GPU",
     )
     before, after = _describe_parallelism(config.parallel), _describe_parallelism(parallel)
     if before != after:
         reason = f"the rehearsal runs {quantity(world_size, 'process')}"
         substitution.changes.append(Substitution(original=before, replacement=after, reason=reason))
-    if not job.get("builtin_corpus"):
-        substitution.change(
-            job,
-            "builtin_corpus",
-            True,
-            original=f"the dataset {job['dataset']}",
-            replacement="the built-in corpus under the same name",
-            reason="the emulated account does not contain the dataset",
-        )
+
+
+def _small_model(model: ModelConfig, sources: Sources) -> tuple[dict[str, Any], str]:
+    """Return a model for two cores, and its description: of the same kind, if there is data for it.
+
+    The vocabulary is that of the user's data, or that of the built-in corpus.
+    """
+    if isinstance(model, HuggingFaceConfig):
+        return _small_hugging_face_model(model, sources)
+    if isinstance(model, ImageModelConfig) and sources.data:
+        small: dict[str, Any] = {"kind": "images", "architecture": "resnet18", "image_size": 32}
+        return {**small, "classes": model.classes}, f"resnet18, {model.classes} classes, 32 pixels"
+    vocabulary = {"vocabulary": model.vocabulary} if isinstance(model, DecoderConfig) and sources.data else {}
+    return SMALL_MODEL | vocabulary, f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers"
+
+
+def _small_hugging_face_model(model: HuggingFaceConfig, sources: Sources) -> tuple[dict[str, Any], str]:
+    """Return the same class with few and narrow layers. Checks the model at full size; raises InputError."""
+    vocabulary = None if sources.data else SMALL_VOCABULARY
+    shape = model.model_dump(exclude_defaults=True) | {"kind": model.kind}
+    folder = sources.model if model.path is not None else None
+    shrunk = shrink_model(model.model_dump(), folder, vocabulary)
+    shape["sequence_length"] = min(SMALL_MODEL["sequence_length"], model.sequence_length)
+    if folder is None or not is_small_model(folder):
+        shape["config"] = {**model.config, **shrunk["changes"]}
+    return shape, f"{shrunk['architecture']} with {shrunk['shrunk_parameters']:,} parameters"
 
 
 def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per_node: int) -> ParallelConfig:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
+from rehearsal.sources import Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
@@ -66,7 +67,8 @@ class Options:
     """The options of `python -m rehearsal run`.
 
     `changes`: settings that replace those of the stack file, each a dotted key and its value. `preview_only`: create no
-    resource of the stack. `keep`: keep account and nodes up after the results. `root` is the root of the repository.
+    resource of the stack. `keep`: keep account and nodes up after the results. `sources`: folders of data and model.
+    `root` is the root of the repository.
     """
 
     stack: str
@@ -79,6 +81,7 @@ class Options:
     changes: tuple[tuple[str, Any], ...] = ()
     preview_only: bool = False
     keep: Keep | None = None
+    sources: Sources = field(default_factory=Sources)
     root: Path = ROOT
 
     @property
@@ -99,7 +102,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     require_known_region(str(config.get("aws:region", DEFAULT_REGION)), "aws:region", source)
     raw = change_settings(config.get(CONFIG_KEY), options.changes)
     load_changed_settings(raw, options, source)
-    substituted, changes = substitute_settings(raw, options.nodes, options.backend)
+    substituted, changes = substitute_settings(raw, options.nodes, options.backend, options.sources)
     changes += [
         Substitution(original=f"{key} of the stack file", replacement=f"{key}={value}", reason="set with --set")
         for key, value in options.changes
@@ -190,7 +193,7 @@ def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
     reports = ("report.json", "report.html", LOGS, "node-logs.txt", BAKED_STACK_FILE)
     kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE)
-    for name in ("aws", "pulumi", "results", "reserve", *reports, *kept):
+    for name in ("aws", "pulumi", "results", "reserve", "model", *reports, *kept):
         target = folder / name
         if target.is_dir():
             shutil.rmtree(target)

@@ -97,7 +97,7 @@ def cross_region_cost(facts: AccountFacts, source: SourceFacts) -> str | None:
     if source.bytes is None:
         return f"{text}. It has {count}; the launch displays their size"
     total = source.bytes / 1e9
-    return f"{text}. One read of its {total:,.1f} GB ({count}) costs {total * price:.2f} USD"
+    return f"{text}. One read of its {total:,.2f} GB ({count}) costs {total * price:.2f} USD"
 
 
 def validate_sources(

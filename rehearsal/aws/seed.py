@@ -40,13 +40,13 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
         if network.id not in backend.vpcs:
             _create_network(backend, network)
     for key in account_seed.keys:
-        kms_backend = kms.kms_backends[ACCOUNT][account_seed.region]
+        kms_backend = kms.kms_backends[ACCOUNT][key.region or account_seed.region]
         if key.id not in kms_backend.keys:
             with _next_id(kms, "generate_key_id", key.id):
                 kms_backend.create_key(_key_policy(), "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "seed", None)
     for bucket in account_seed.buckets:
         if find_bucket(bucket.name) is None:
-            created: Any = s3_backends[ACCOUNT]["aws"].create_bucket(bucket.name, account_seed.region)
+            created: Any = s3_backends[ACCOUNT]["aws"].create_bucket(bucket.name, bucket.region or account_seed.region)
             created.versioning_status = "Enabled" if bucket.versioned else None
 
 

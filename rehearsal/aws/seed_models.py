@@ -58,12 +58,14 @@ class SeedKey(StrictModel):
     """A customer managed KMS key."""
 
     id: str = Field(pattern="^[0-9a-f-]{36}$", description="Key id.")
+    region: str | None = Field(default=None, description="Its region; none: that of the other resources.")
 
 
 class SeedBucket(StrictModel):
     """An S3 bucket."""
 
     name: str = Field(description="Bucket name.")
+    region: str | None = Field(default=None, description="Its region; none: that of the other resources.")
     versioned: bool = Field(default=True, description="Whether versioning is enabled.")
 
 

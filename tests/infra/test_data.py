@@ -124,4 +124,4 @@ def test_cost_of_another_region_has_price_and_amount() -> None:
     text = cross_region_cost(facts, source)
     assert text is not None
     assert "0.065 USD per GB" in text
-    assert "1,000.0 GB (3 objects) costs 65.00 USD" in text
+    assert "1,000.00 GB (3 objects) costs 65.00 USD" in text

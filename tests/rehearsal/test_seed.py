@@ -60,3 +60,17 @@ def test_network_bucket_and_key_have_the_ids_of_the_settings(tmp_path: Path) -> 
 
 def test_arn_is_of_the_emulated_account() -> None:
     assert to_emulated_account(KEY) == KEY.replace("999988887777", "123456789012")
+
+
+def test_buckets_of_data_and_model_are_in_the_region_of_their_key(tmp_path: Path) -> None:
+    key = KEY.replace("us-east-1", "eu-west-1")
+    script = {"name": "a", "source": "mine", "command": ["train.py"]}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.py").touch()
+    job = {**script, "data": "s3://corpora/books", "model": "s3://models/llama", "kms_keys": [key]}
+    seed = account_seed(settings(tmp_path, job=job), "us-east-1", "us-east-1b")
+    assert [(bucket.name, bucket.region) for bucket in seed.buckets] == [
+        ("corpora", "eu-west-1"),
+        ("models", "eu-west-1"),
+    ]
+    assert [each.region for each in seed.keys] == ["eu-west-1"]

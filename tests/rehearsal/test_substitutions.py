@@ -1,17 +1,20 @@
 """Substitution changes only the necessary settings of a stack and lists each change."""
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
 
+from rehearsal.sources import Sources
 from rehearsal.substitutions import UNAVAILABLE_ROLES, skip_reason, substitute_settings
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import SystemRole
-from trainyard.config.training.models import DecoderConfig
+from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig
+from trainyard.errors import InputError
 from trainyard.models.report import BackendName
 
 ROOT = Path(__file__).parents[2]
@@ -147,3 +150,90 @@ def test_booted_node_skips_unavailable_roles_and_the_skipped_roles_of_the_stack(
     assert UNAVAILABLE_ROLES.keys() <= set(get_args(SystemRole))
     assert skip_reason("efa", "nspawn") == "this machine has no EFA device"
     assert skip_reason("container", "nspawn") is None  # the stack skips it, not the rehearsal
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+
+
+def hugging_face_stack(**model: Any) -> dict[str, Any]:
+    """The settings of a GPU stack that trains a Hugging Face model."""
+    raw = read_stack_settings("a100-cluster")
+    raw["job"]["train"] = {"model": {"kind": "hugging_face", **model}, "batch_size": 64, "micro_batch_size": 2}
+    return raw
+
+
+def codes(error: pytest.ExceptionInfo[InputError]) -> list[str]:
+    return [problem.code for problem in error.value.problems]
+
+
+def test_hugging_face_model_keeps_its_class_and_is_shrunk() -> None:
+    settings, changes = substitute_settings(hugging_face_stack(config=LLAMA), 2)
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    assert isinstance(train.model, HuggingFaceConfig)
+    assert train.model.config["model_type"] == "llama"
+    assert (train.model.config["num_hidden_layers"], train.model.config["hidden_size"]) == (2, 64)
+    assert any(change.replacement.startswith("LlamaForCausalLM with ") for change in changes)
+
+
+def test_hugging_face_model_is_checked_at_full_size() -> None:
+    with pytest.raises(InputError, match="not a multiple of the number of attention heads") as error:
+        substitute_settings(hugging_face_stack(config={**LLAMA, "num_attention_heads": 30}), 2)
+    assert codes(error) == ["model_config_rejected"]
+
+
+def test_model_of_a_folder_needs_a_copy() -> None:
+    with pytest.raises(InputError, match="--model FOLDER") as error:
+        substitute_settings(hugging_face_stack(path="/fsx/models/llama"), 2)
+    assert codes(error) == ["model_not_readable"]
+
+
+def test_model_of_a_folder_is_that_of_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["LlamaForCausalLM"]}))
+    raw = hugging_face_stack(path="/fsx/models/llama", weights=True)
+    settings, changes = substitute_settings(raw, 2, sources=Sources(model=tmp_path))
+    job = load_settings(settings, ROOT, "x").job
+    assert job.model == "dataset:rehearsed-model"
+    assert job.train is not None
+    assert isinstance(job.train.model, HuggingFaceConfig)
+    assert (job.train.model.path, job.train.model.weights) == ("$MODEL_PATH", True)
+    assert "the folder /fsx/models/llama of the nodes" in [change.original for change in changes]
+
+
+def test_data_of_the_user_replaces_the_builtin_corpus(tmp_path: Path) -> None:
+    settings, _ = substitute_settings(read_stack_settings("local"), None, sources=Sources(data=tmp_path))
+    assert not load_settings(settings, ROOT, "x").job.builtin_corpus
+
+
+def test_data_of_the_user_keeps_the_vocabulary_of_the_model(tmp_path: Path) -> None:
+    raw = read_stack_settings("a100-cluster")
+    raw["job"]["train"]["model"] = {"preset": "1b"}
+    settings, _ = substitute_settings(raw, 2, sources=Sources(data=tmp_path))
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    assert isinstance(train.model, DecoderConfig)
+    assert (train.model.dim, train.model.vocabulary) == (64, 128_256)
+
+
+def test_unused_folders_are_refused(tmp_path: Path) -> None:
+    raw = read_stack_settings("custom-job")
+    for sources, code in ((Sources(data=tmp_path), "data_not_used"), (Sources(model=tmp_path), "model_not_used")):
+        with pytest.raises(InputError) as error:
+            substitute_settings(raw, None, sources=sources)
+        assert codes(error) == [code]
+
+
+def test_dataset_of_a_custom_job_is_the_builtin_corpus() -> None:
+    raw = read_stack_settings("custom-job")
+    raw["job"]["dataset"] = "books"
+    settings, changes = substitute_settings(raw, None)
+    assert load_settings(settings, ROOT, "x").job.builtin_corpus
+    assert "the dataset books" in [change.original for change in changes]
+
+
+def test_images_without_data_are_refused_on_cpus() -> None:
+    raw = read_stack_settings("local")
+    raw["job"] |= {"builtin_corpus": False, "dataset": "photos", "train": {"model": {"kind": "images"}}}
+    with pytest.raises(InputError, match="--data FOLDER") as error:
+        substitute_settings(raw, None)
+    assert codes(error) == ["data_not_readable"]

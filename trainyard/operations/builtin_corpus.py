@@ -13,6 +13,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import INDEX, Shard, TokenDataset
 
 SHARD_BYTES = 4 << 20
+MASK = 255  # no byte of UTF-8 text
 VALIDATION_INTERVAL = 20  # every twentieth file is for validation
 _EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 
@@ -79,6 +80,7 @@ def upload_corpus(
         kind="tokens",
         name=name,
         source=f"sources of Python {sysconfig.get_python_version()}'s standard library, {len(files)} files",
+        mask=MASK,
         train=tuple(splits["train"]),
         validation=tuple(splits["validation"]),
     )

@@ -81,5 +81,5 @@ def _describe_cost(objects: list[StoredObject]) -> str:
     total, listed = sum(stored.bytes for stored in objects) / 1e9, prices()
     usd = total * (listed.inter_region_gb + listed.nat_gateway_gb)
     more = "more than " if len(objects) == _MEASURED else ""
-    size = f"{more}{total:,.1f} GB in {quantity(len(objects), 'object')}"
+    size = f"{more}{total:,.2f} GB in {quantity(len(objects), 'object')}"
     return f"{size}, {usd:.2f} USD for each read from this region"

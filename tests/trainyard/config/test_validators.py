@@ -18,7 +18,6 @@ EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "subnet_id": "subnet-0123456789ab
 CONTAINER = "nvcr.io/nvidia/pytorch:26.10-py3"
 P5 = {"instance_type": "p5.48xlarge", "root_volume_gib": 200, "job.train.batch_size": 64}
 EFA = {"efa": True, "storage_capacity_gib": 4800, "throughput_mbps_per_tib": 1000}
-MASKED = {"kind": "hugging_face", "task": "masked", "preset": "bert-base"}
 
 
 class Example(NamedTuple):
@@ -272,7 +271,6 @@ EXAMPLES: dict[str, list[Example]] = {
             ("= 128", "256 token ids"),
         ),
         Example({"job.builtin_corpus": True, "job.train": {"model": {"kind": "images"}}}, "job.builtin_corpus"),
-        Example({"job.builtin_corpus": True, "job.train": {"model": MASKED}}, "job.builtin_corpus"),
     ],
     "dry_run_is_possible": [
         Example({"job.dry_run": ["train.py"]}, "job.dry_run", ("built-in trainer",)),

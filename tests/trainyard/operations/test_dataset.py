@@ -75,4 +75,4 @@ def test_missing_model_is_refused(account: EmulatedAws) -> None:
 def test_cost_of_a_bucket_in_another_region_is_displayed(account: EmulatedAws) -> None:
     create_bucket("dataset-abroad", "eu-west-1", **{"books/1.txt": "x" * 1000})
     (line,) = check(clusters.create_cluster(REGION, **SCRIPT, data_uri="s3://dataset-abroad/books/"))
-    assert "is in eu-west-1: 0.0 GB in 1 object, 0.00 USD for each read from this region" in line
+    assert "is in eu-west-1: 0.00 GB in 1 object, 0.00 USD for each read from this region" in line

@@ -114,10 +114,6 @@ def builtin_corpus_matches_model(settings: StackSettings, root: Path) -> Iterato
     if model.task == "images":
         reason = f"the built-in corpus is text, and job.train.model is of kind {model.kind}"
         yield invalid_setting("job.builtin_corpus", True, reason, "Remove it, and set job.dataset to an image dataset")
-    elif model.task == "masked":
-        reason = "the built-in corpus is bytes without a mask token, and job.train.model's task is masked"
-        fix = "Remove it, and set job.dataset to a dataset prepared with the model's tokenizer"
-        yield invalid_setting("job.builtin_corpus", True, reason, fix)
     elif isinstance(model, DecoderConfig) and model.vocabulary < 256:
         reason = "the built-in corpus is bytes, 256 token ids"
         yield invalid_setting("job.train.model.vocabulary", model.vocabulary, reason, "Set it to 256 or more")
