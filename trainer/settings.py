@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
 from trainyard.config.validation_errors import problems_from
 from trainyard.errors import InputError, Problem
 
@@ -118,4 +119,15 @@ def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
         raise InputError([Problem("--config", file, reason, "Set it to a JSON file", "config_not_readable")]) from None
     if problems := config.problems(world_size, per_node):
         raise InputError([replace(problem, key=f"config.{problem.key}") for problem in problems])
-    return config
+    return _with_model_path(config)
+
+
+def _with_model_path(config: TrainerConfig) -> TrainerConfig:
+    """Replace the path MODEL_PATH by the value of that environment variable. Raises InputError if it is not set."""
+    model = config.model
+    if not isinstance(model, HuggingFaceConfig) or model.path != MODEL_PATH:
+        return config
+    if not (path := os.environ.get(MODEL_PATH.lstrip("$"))):
+        fix = "Set MODEL_PATH to the folder of the model"
+        raise InputError([Problem("config.model.path", model.path, "MODEL_PATH is not set", fix, "variable_missing")])
+    return config.model_copy(update={"model": model.model_copy(update={"path": path})})

@@ -18,6 +18,7 @@ from tests.trainer.conftest import ROOT, TINY, Job, tiny
 from trainer.data import open_data
 from trainer.settings import Environment, load_config
 from trainer.storage import open_storage
+from trainyard.config.training.models import HuggingFaceConfig
 from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 
@@ -263,3 +264,15 @@ def open_location(name: str, environment: Environment) -> None:
         open_data(tiny(), environment, rank=0, ranks=1).close()
     else:
         open_storage(getattr(environment, name), name.upper()).require(create=True)
+
+
+def test_model_path_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model": {"kind": "hugging_face", "path": "$MODEL_PATH"}}')
+    monkeypatch.setenv("MODEL_PATH", "/scratch/models/llama")
+    model = load_config(file, 1, 1).model
+    assert isinstance(model, HuggingFaceConfig)
+    assert model.path == "/scratch/models/llama"
+    monkeypatch.delenv("MODEL_PATH")
+    with pytest.raises(InputError, match="MODEL_PATH is not set"):
+        load_config(file, 1, 1)

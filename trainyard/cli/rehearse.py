@@ -2,11 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
 from trainyard.errors import InputError, Problem
 from trainyard.operations.stack_file import PROJECT_ROOT
+
+_FOLDER_OPTIONS = ("--data", "--model")
 
 
 def rehearse(context: typer.Context) -> None:
@@ -21,6 +25,21 @@ def rehearse(context: typer.Context) -> None:
         )
         raise InputError([problem])
     # The rehearsal replaces this process, so that signals reach it directly.
+    arguments = absolute_folders(context.args)
     os.chdir(PROJECT_ROOT)
     os.environ["TRAINYARD_PROGRAM"] = "trainyard rehearse"  # in its help and errors
-    os.execv(sys.executable, [sys.executable, "-m", "rehearsal", "run", *context.args])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "rehearsal", "run", *arguments])  # noqa: S606
+
+
+def absolute_folders(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with absolute paths of folders: the rehearsal runs in the folder of the project."""
+    result: list[str] = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option in _FOLDER_OPTIONS and equals:
+            result.append(f"{option}={Path(value).absolute()}")
+        elif result and result[-1] in _FOLDER_OPTIONS:
+            result.append(str(Path(argument).absolute()))
+        else:
+            result.append(argument)
+    return result

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket
+from trainyard.config.field_types import HUB_SCHEME
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
-from trainyard.models.manifest import Archive, Manifest, WorkerGroup
+from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.run import Control, RunRecord
 from trainyard.node.agent.processes import Torchrun, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.torchrun import job_variables, torchrun_command
+from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
 
@@ -62,6 +64,16 @@ def scratch_folder() -> Path:
     """Folder for caches of the job: on the instance store if the node has one."""
     disks = BASE / "scratch"
     return disks if disks.is_dir() else BASE
+
+
+def model_location(manifest: Manifest, job: Job) -> str | None:
+    """Folder of the job's model: on FSx if it is mounted, else for caches; or its name in the Hugging Face hub."""
+    if job.model_uri is None or job.reads_hub:
+        return (job.model_uri or "").removeprefix(HUB_SCHEME) or None
+    shared = Path(manifest.fsx.mount_point) if manifest.fsx else None
+    root = shared if shared is not None and shared.is_mount() else scratch_folder()
+    name = job.model_uri.rstrip("/").rpartition("/")[2]
+    return str(root / "models" / f"{name}-{hashlib.sha256(job.model_uri.encode()).hexdigest()[:12]}")
 
 
 class AttemptTorchrun(Torchrun):
@@ -121,6 +133,9 @@ class AttemptTorchrun(Torchrun):
             lock = run.requirements.uri if run.requirements else ""
             options = [str(requirements), lock, manifest.node.package_index or ""]
             command = [sys.executable, source_environment.__file__, *options, *command]
+        model, prepare = model_location(manifest, run.job), []
+        if run.job.model_uri is not None and model is not None and not run.job.reads_hub:
+            prepare = [sys.executable, model_program.__file__, run.job.model_uri, model, node.region]
         variables = job_variables(
             manifest=manifest,
             group=group,
@@ -131,9 +146,11 @@ class AttemptTorchrun(Torchrun):
             metrics=self._metrics,
             request=self._request,
             cache=scratch_folder() / "cache",
+            model=model,
             network=network,
         )
-        self.start(command, folder, variables | read_secrets(run.job.secrets, node.region), run.job.container)
+        variables |= read_secrets(run.job.secrets, node.region)
+        self.start(command, folder, variables, run.job.container, prepare)
 
     def are_workers_up(self) -> bool:
         """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""

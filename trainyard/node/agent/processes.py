@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -70,11 +70,22 @@ class Torchrun:
             prefix = chunk_prefix(stream or self._layout.logs, node.instance, node.boot, self._source(name))
             self._tails[name] = FileTail(file, self._stack.enter_context(ChunkWriter(self._data, prefix, latest)))
 
-    def start(self, command: list[str], folder: Path, variables: Mapping[str, str], image: str | None) -> None:
-        """Start torchrun in `folder` with the agent's environment and `variables`; in a container if `image` is set."""
+    def start(
+        self,
+        command: list[str],
+        folder: Path,
+        variables: Mapping[str, str],
+        image: str | None,
+        prepare: Sequence[str] = (),
+    ) -> None:
+        """Start torchrun in `folder` with the agent's environment and `variables`; in a container if `image` is set.
+
+        `prepare`: command on the node that is executed first and then executes its further arguments.
+        """
         self._image = image
         if image is not None:
             command = [str(BASE / CONTAINER_WRAPPER), image, *command]
+        command = [*prepare, *command]
         with (self._folder / "torchrun.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT

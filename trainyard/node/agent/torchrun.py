@@ -112,12 +112,14 @@ def job_variables(
     metrics: Path,
     request: Path,
     cache: Path,
+    model: str | None = None,
     network: str | None = None,
 ) -> dict[str, str]:
     """Environment variables of the job.
 
-    `instance`: EC2 instance id of this node. `address`: its private IPv4 address. `network`: NCCL's name for the
-    network of the health check; None without a health check. With EFA, NCCL fails if it does not find that network.
+    `instance`: EC2 instance id of this node. `address`: its private IPv4 address. `model`: folder of the
+    job's model, or its name in the Hugging Face hub. `network`: NCCL's name for the network of the health check; None
+    without a health check. With EFA, NCCL fails if it does not find that network.
     """
     layout = RunLayout(run.run)
     bucket = f"s3://{manifest.data_bucket}"
@@ -134,6 +136,10 @@ def job_variables(
     }
     if run.job.data_uri is not None:
         variables["DATA_URI"] = manifest.local_data_path(run.job) if run.job.data == "fsx" else run.job.data_uri
+    if run.job.model_uri is not None and model is not None:
+        variables |= {"MODEL_URI": run.job.model_uri, "MODEL_PATH": model}
+    if run.job.reads_hub:
+        variables["HF_HOME"] = str(cache / "huggingface")
     if uses_efa(manifest, group):
         variables["NCCL_NET"] = network or OFI_PLUGIN_NAME
     if manifest.fsx:

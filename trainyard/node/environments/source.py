@@ -31,6 +31,7 @@ from trainyard.node.environments.wheelhouse import download  # noqa: E402
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
 _ERROR_PREFIX = f"{REQUIREMENTS} of the job"
+MODEL_ERROR_PREFIX = "model of the job"  # of trainyard.node.environments.model, which has the same exit code
 _UNTRUSTED = re.compile(r"peer certificate|CERTIFICATE_VERIFY_FAILED")
 _TRUST = "To trust the CA of a proxy that intercepts TLS, set node.ca_certificate"
 _MESSAGE_LINES, _MESSAGE_CHARACTERS = 4, 800
@@ -133,12 +134,13 @@ def _link(source: str, target: str) -> None:
 
 
 def find_error(output: str) -> tuple[str, str, bool]:
-    """Error message of this program in its output.
+    """Error message of this program, or of the download of the model, in their output.
 
     Returns the message in one line, the details that it does not contain, such as the output of a failed build, and
     whether another attempt fails in the same way.
     """
-    error = output[output.rfind(_ERROR_PREFIX) :].partition("\nhint: ")[0].strip()
+    start = max(map(output.rfind, (_ERROR_PREFIX, MODEL_ERROR_PREFIX)))
+    error = output[start:].partition("\nhint: ")[0].strip()
     command, separator, reason = error.partition("\nerror: ")  # uv prints its progress before
     lines = [line.strip().removeprefix("cause: ") for line in reason.splitlines() if line.strip()]
     details = reason[-_DETAILS_CHARACTERS:] if len(lines) > _MESSAGE_LINES else ""

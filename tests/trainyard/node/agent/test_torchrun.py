@@ -7,6 +7,7 @@ import pytest
 from tests.manifests import MANIFEST
 from trainyard.models.manifest import Fsx, Manifest
 from trainyard.models.run import RunRecord
+from trainyard.node.agent.attempt import model_location
 from trainyard.node.agent.torchrun import find_interface, job_variables
 
 
@@ -25,6 +26,7 @@ def create_variables(
     environment: dict[str, str] | None = None,
     image: str | None = None,
     manifest: Manifest = MANIFEST,
+    model: str | None = None,
 ) -> dict[str, str]:
     """Variables of a job on GPU nodes with `efa` EFA devices."""
     group = manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": efa})
@@ -50,6 +52,7 @@ def create_variables(
         metrics=folder,
         request=folder,
         cache=folder,
+        model=model,
         network=network,
     )
 
@@ -79,3 +82,25 @@ def test_job_reads_its_dataset_from_the_folder_that_fsx_imports() -> None:
     assert create_variables(None, 0, manifest=MANIFEST.model_copy(update={"fsx": fsx}))["DATA_URI"] == (
         "s3://data/datasets/d/"
     )
+
+
+@pytest.mark.parametrize(
+    ("uri", "source", "expected"),
+    [
+        (None, None, {}),
+        ("hf://org/m", "hf://org/m", {"MODEL_URI": "hf://org/m", "MODEL_PATH": "org/m", "HF_HOME": "/x/huggingface"}),
+        ("s3://m/llama/", "s3://m/llama/", {"MODEL_URI": "s3://m/llama/", "MODEL_PATH": "models/llama-"}),
+    ],
+)
+def test_job_has_the_location_of_its_model(uri: str | None, source: str | None, expected: dict[str, str]) -> None:
+    job = MANIFEST.job.model_copy(update={"model": source, "model_uri": uri})
+    manifest = MANIFEST.model_copy(update={"job": job})
+    result = create_variables(None, 0, manifest=manifest, model=model_location(manifest, job))
+    names = {"MODEL_URI", "MODEL_PATH", "HF_HOME"}
+    assert names & result.keys() == expected.keys()
+    assert all(value in result[name] for name, value in expected.items())
+
+
+def test_job_without_data_has_no_uri() -> None:
+    manifest = MANIFEST.model_copy(update={"job": MANIFEST.job.model_copy(update={"data_uri": None})})
+    assert "DATA_URI" not in create_variables(None, 0, manifest=manifest)
