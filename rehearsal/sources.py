@@ -26,7 +26,7 @@ SMALL_MODEL_BYTES = 256 * 2**20  # a larger model is shrunk
 SMALL_VOCABULARY = 512  # of a shrunk model on the built-in corpus: 256 bytes, and special tokens
 SHRINK_TIMEOUT_SECONDS = 600
 UPLOAD_TIMEOUT_SECONDS = 3600
-_STACK_FILE = "sources.yaml"  # the stack file as it is rehearsed, for `trainyard data put`
+SOURCES_STACK_FILE = "sources.yaml"  # the stack file as it is rehearsed, for `trainyard data put`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def provide_sources(
 
     Call it after the buckets of the settings were created. `folder` is that of the rehearsal.
     """
-    file = folder / _STACK_FILE
+    file = folder / SOURCES_STACK_FILE
     file.write_text(yaml.safe_dump({"config": dict(config)}))
     job = settings.job
     if job.reads_own_bucket:

@@ -24,7 +24,7 @@ from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
-from rehearsal.sources import Sources
+from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
@@ -191,7 +191,7 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
 
 def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
-    reports = ("report.json", "report.html", LOGS, "node-logs.txt", BAKED_STACK_FILE)
+    reports = ("report.json", "report.html", LOGS, "node-logs.txt", BAKED_STACK_FILE, SOURCES_STACK_FILE)
     kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE)
     for name in ("aws", "pulumi", "results", "reserve", "model", *reports, *kept):
         target = folder / name
