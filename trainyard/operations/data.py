@@ -137,7 +137,7 @@ def _upload(
         stored = existing.get(file.name)
         with file.path.open("rb") as content:
             checksum = hashlib.file_digest(content, "sha256").hexdigest()
-        if stored is not None and stored.bytes == file.bytes and _checksum(s3, bucket.name, stored.key) == checksum:
+        if stored is not None and stored.size == file.bytes and _checksum(s3, bucket.name, stored.key) == checksum:
             progress.add(file.bytes)
             return None
         _put(s3, bucket.name, prefix + file.name, file, checksum, progress)
@@ -185,7 +185,7 @@ def _summarize(bucket: Bucket, name: str) -> DatasetSummary:
     return DatasetSummary(
         name=name,
         files=len(objects),
-        bytes=sum(stored.bytes for stored in objects),
+        bytes=sum(stored.size for stored in objects),
         modified=max(stored.modified for stored in objects),
         complete=bucket.find(upload_key(name)) is None,
     )

@@ -78,7 +78,7 @@ def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, req
 
 
 def _describe_cost(objects: list[StoredObject]) -> str:
-    total, listed = sum(stored.bytes for stored in objects) / 1e9, prices()
+    total, listed = sum(stored.size for stored in objects) / 1e9, prices()
     usd = total * (listed.inter_region_gb + listed.nat_gateway_gb)
     more = "more than " if len(objects) == _MEASURED else ""
     size = f"{more}{total:,.2f} GB in {quantity(len(objects), 'object')}"

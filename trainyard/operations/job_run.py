@@ -1,7 +1,7 @@
 """`trainyard run`: start a job on a deployed stack, on its nodes if they are kept, without the Pulumi engine."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,8 @@ def create_manifest(deployed: Manifest, settings: StackSettings, archive: Packed
         {
             **spec.model_dump(mode="json", include=set(JobSpec.model_fields)),
             "source": source,
-            "data_uri": f"s3://{deployed.data_bucket}/{dataset_prefix(spec.dataset)}",
+            "data_uri": spec.data if spec.reads_own_bucket else _dataset_uri(deployed, spec.dataset),
+            "model_uri": _dataset_uri(deployed, spec.model_dataset) or spec.model,
         }
     )
     limits = deployed.limits.model_copy(
@@ -144,11 +145,15 @@ def create_manifest(deployed: Manifest, settings: StackSettings, archive: Packed
     processes = {"processes_per_node": settings.processes_per_node}
     groups = tuple(group.model_copy(update=processes) for group in deployed.groups)
     manifest = deployed.model_copy(update={"job": job, "limits": limits, "groups": groups})
-    _require_deployed(deployed, manifest)
+    _require_deployed(deployed, manifest, spec.s3_sources)
     return manifest
 
 
-def _require_deployed(deployed: Manifest, manifest: Manifest) -> None:
+def _dataset_uri(deployed: Manifest, name: str | None) -> str | None:
+    return None if name is None else f"s3://{deployed.data_bucket}/{dataset_prefix(name)}"
+
+
+def _require_deployed(deployed: Manifest, manifest: Manifest, s3_sources: Mapping[str, str]) -> None:
     """Raise InputError for parts of the job that only `pulumi up` makes available to the nodes."""
     problems = []
     fix = f"Apply it first: pulumi up -s {deployed.stack}"
@@ -158,6 +163,11 @@ def _require_deployed(deployed: Manifest, manifest: Manifest) -> None:
     elif manifest.node_digest() != deployed.node_digest():
         reason = "the nodes mount the data of the deployed stack"
         problems.append(invalid_setting("job.data", manifest.job.data_uri, reason, fix, "not_deployed"))
+    readable = tuple(uri for uri in (deployed.job.data_uri, deployed.job.model_uri) if uri is not None)
+    for key, uri in s3_sources.items():
+        if not uri.startswith(readable):
+            reason = "the nodes have no permission to read this prefix"
+            problems.append(invalid_setting(key, uri, reason, fix, "not_deployed"))
     for variable, name in manifest.job.secrets.items():
         if name not in deployed.job.secrets.values():
             reason = "the nodes have no permission to read this parameter"

@@ -251,7 +251,6 @@ class _Preparation:
             **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "0",
-            "DATA_URI": self._manifest.job.data_uri,
             "CHECKPOINT_URI": f"{prefix}checkpoints/",
             "RESULTS_URI": f"{prefix}results/",
             "METRICS_DIR": str(folder),
@@ -259,6 +258,7 @@ class _Preparation:
             "TRAINYARD_CACHE": str(folder),
             "AWS_REGION": self._region,
             "AWS_DEFAULT_REGION": self._region,
+            **({"DATA_URI": data_uri} if (data_uri := self._manifest.job.data_uri) is not None else {}),
         }
 
 

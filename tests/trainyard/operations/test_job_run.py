@@ -88,7 +88,12 @@ def test_manifest_has_the_job_and_its_limits() -> None:
 
 @pytest.mark.parametrize(
     ("job", "key"),
-    [({"secrets": {"TOKEN": "/team/token"}}, "job.secrets.TOKEN"), ({"container": "image:1"}, "job.container")],
+    [
+        ({"secrets": {"TOKEN": "/team/token"}}, "job.secrets.TOKEN"),
+        ({"container": "image:1"}, "job.container"),
+        ({"data": "s3://other/data/", "dataset": None}, "job.data"),
+        ({"model": "s3://other/model/"}, "job.model"),
+    ],
 )
 def test_job_that_needs_an_update_is_refused(job: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=rf"{key} = .*Apply it first: pulumi up -s"):

@@ -93,4 +93,4 @@ def test_program_without_objects_fails_with_the_cause(s3: CountingClient, tmp_pa
     command = [sys.executable, model.__file__, f"{URI}missing/", str(tmp_path / "llama"), REGION, "true"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == EXIT_FAILED
-    assert find_error(result.stderr) == f"model of the job {URI}missing/: it has no objects"
+    assert find_error(result.stderr)[0] == f"model of the job {URI}missing/: it has no objects"
