@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.adapter.deployment import Deployment, Event
@@ -36,6 +36,7 @@ class Context:
     disk_reserve: DiskReserve
     deployment: Deployment | None = None
     account_exited: bool = False
+    _in_progress: dict[str, str] = field(default_factory=dict)  # resource -> operation, the oldest first
 
     def add_error(self, message: str, reference: str | None = None) -> None:
         """Add an error to the report and print it. `reference`: printed instead where the terminal has the message.
@@ -62,19 +63,25 @@ class Context:
 
     def print_event(self, event: Event) -> None:
         """Print an event of a resource, or show it in the status line."""
+        if event.kind not in ("output", "creating", "updating", "deleting"):
+            self._in_progress.pop(f"{event.type} {event.name}", None)
         match event.kind:
             case "output":  # without the clock of the command, which started later
                 subject = "destroy" if self.clock.current == "destroy" else event.name
                 text = re.sub(r"^ *\d+\.\d s  ", "", event.text)
                 self.display.print_line(subject, text)
                 self.display.update_status(subject, " ".join(text.split()))
-            case "creating" | "deleting":
-                self.display.update_status("resources", f"{event.kind} {event.type} {event.name}")
+            case "creating" | "updating" | "deleting":
+                self._in_progress[f"{event.type} {event.name}"] = event.kind
+                self._show_operation(f"{event.kind} {event.type} {event.name}")
             case "imported":
                 self.display.print_line("resources", f"imported {event.type} {event.name} from an earlier deployment")
             case "failed":
                 self.display.print_line("resources", f"failed: {event.text.splitlines()[0]}")
             case _:
-                self.display.update_status(
-                    "resources", f"{event.kind} {event.type} {event.name}, {event.seconds:.1f} s"
-                )
+                self._show_operation(f"{event.kind} {event.type} {event.name}, {event.seconds:.1f} s")
+
+    def _show_operation(self, event: str) -> None:
+        """Show the operation that has been in progress for the longest time, or the last event."""
+        oldest = next(iter(self._in_progress.items()), None)
+        self.display.update_status("resources", f"{oldest[1]} {oldest[0]}" if oldest else event)

@@ -75,9 +75,9 @@ def test_interrupted_destroy_is_repeated(start_rehearsal: StartRehearsal) -> Non
     in_time = "DeleteVpc" not in running.journal_text()
     running.send_signal(signal.SIGINT)
     running.resume()
-    data = running.stderr().rpartition("s3://")[2].split()[0].rstrip(".")
+    data = running.stderr().partition("no checkpoint in s3://")[2].split()[0].rstrip(".")
     message = f"job.resume = 'no-such-run': that run has no checkpoint in s3://{data}"
-    reason = f"trainyard: {message}. Name another run, or remove job.resume"
+    reason = f"{message}. Name another run, or remove job.resume"
     ended = assert_destroyed(running, (reason,))
     assert f"{INTERRUPTED}; destroy runs again" in ended.stderr or not in_time
     assert ended.report["resources_deleted"] > 30
