@@ -1,6 +1,7 @@
 """The process backend: a node is a folder, a process tree and a loopback address. It needs Linux, but not root."""
 
 import json
+import shlex
 import shutil
 import signal
 import socket
@@ -72,9 +73,10 @@ class ProcessBackend:
             target.write_text(file.content)
             target.chmod(file.mode)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
-        write_script(root / "usr/bin/systemctl", f'exec {sys.executable} -S -E "{systemctl_module.__file__}" "$@"')
+        assert systemctl_module.__file__ is not None
+        write_script(root / "usr/bin/systemctl", sys.executable, "-S", "-E", systemctl_module.__file__)
         # The Python of the image: the bootstrap's unit starts /usr/bin/python3.
-        write_script(root / "usr/bin/python3", f'exec {sys.executable} "$@"')
+        write_script(root / "usr/bin/python3", sys.executable)
         with (root / "var/log/init.log").open("wb") as log:
             self._nodes[spec.id] = subprocess.Popen(
                 [sys.executable, "-m", INIT_MODULE],
@@ -171,7 +173,7 @@ class ProcessBackend:
         return [NotRehearsed(subject=subject, reason=reason) for subject, reason in parts]
 
 
-def write_script(file: Path, script: str) -> None:
-    """Write an executable shell script."""
-    file.write_text(f"#!/bin/sh\n{script}\n")
+def write_script(file: Path, *command: str) -> None:
+    """Write an executable shell script that runs the command with its own arguments appended."""
+    file.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     file.chmod(0o755)

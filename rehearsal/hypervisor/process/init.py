@@ -58,6 +58,10 @@ class Init:
         self.shutting_down = False
         (root / "run").mkdir(exist_ok=True)
         os.chdir(root / "run")
+        # Ansible quotes neither the path of systemctl nor that of a script, and `root` may contain spaces.
+        alias = f"/proc/{os.getpid()}/cwd/.."
+        for name in ("PATH", "ANSIBLE_REMOTE_TEMP"):
+            os.environ[name] = os.environ[name].replace(str(root), alias)
         Path(SOCKET).unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(SOCKET)

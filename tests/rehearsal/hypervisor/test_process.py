@@ -1,6 +1,7 @@
 """Nodes of the process backend: user data, units, systemctl, and shutdown without leftovers."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,11 +38,12 @@ def user_data(services: dict[str, str], start: list[str]) -> str:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[ProcessBackend]:
-    """A backend whose processes are killed after the test."""
-    backend = ProcessBackend(tmp_path)
-    yield backend
-    remove_leftovers(tmp_path)
-    assert not find_processes(tmp_path)
+    """A backend whose processes are killed after the test, in a folder whose path must be quoted."""
+    folder = tmp_path / "a rehearsal \u00fc"
+    folder.mkdir()
+    yield ProcessBackend(folder)
+    remove_leftovers(folder)
+    assert not find_processes(folder)
 
 
 def boot(backend: ProcessBackend, services: dict[str, str], start: list[str]) -> Path:
@@ -77,6 +79,27 @@ def test_unit_reads_environment_files(tmp_path: Path) -> None:
         units.parse("a", f"[Service]\nExecStart=/bin/true\nEnvironmentFile={tmp_path}/*.txt\n")
 
 
+def test_path_of_programs_has_no_spaces(backend: ProcessBackend) -> None:
+    """Ansible does not quote the paths of systemctl and of its scripts."""
+    root = boot(backend, {"a": unit("command -v systemctl; echo $ANSIBLE_REMOTE_TEMP; exec sleep 60")}, ["a.service"])
+    log = root / "var/log/a.service.log"
+    eventually(lambda: log.exists() and len(log.read_text().splitlines()) == 2, "the output of the unit")
+    systemctl, temporary = map(Path, log.read_text().splitlines())
+    assert " " not in f"{systemctl}{temporary}"
+    assert (systemctl.resolve(), temporary.resolve()) == (root / "usr/bin/systemctl", root / "tmp")
+
+
+def test_interpreter_in_a_path_with_spaces_starts(
+    backend: ProcessBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "a venv"
+    link.symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", str(link / "bin/python"))
+    root = boot(backend, {"a": unit("python3 -c 0 && echo started")}, ["a.service"])
+    log = root / "var/log/a.service.log"
+    eventually(lambda: log.exists() and log.read_text() == "started\n", "the output of the unit")
+
+
 def test_failed_unit_is_restarted(backend: ProcessBackend) -> None:
     root = boot(backend, {"a": unit("echo once; exit 3", restart="on-failure")}, ["a.service"])
     log = root / "var/log/a.service.log"
@@ -108,22 +131,22 @@ def test_stop_sends_sigterm_before_sigkill(backend: ProcessBackend) -> None:
     assert "bye" in log.read_text()
 
 
-def test_kill_also_ends_processes_in_other_sessions(backend: ProcessBackend, tmp_path: Path) -> None:
+def test_kill_also_ends_processes_in_other_sessions(backend: ProcessBackend) -> None:
     root = boot(backend, {"a": unit("setsid sleep 60 & setsid sleep 61 & echo up; wait")}, ["a.service"])
     log = root / "var/log/a.service.log"
     eventually(lambda: log.exists() and "up" in log.read_text(), "the start of the service")
     backend.kill("i-1")
-    assert not find_processes(tmp_path)
+    assert not find_processes(backend.folder)
 
 
-def test_closing_stdin_ends_the_node(backend: ProcessBackend, tmp_path: Path) -> None:
+def test_closing_stdin_ends_the_node(backend: ProcessBackend) -> None:
     boot(backend, {"a": unit("setsid sleep 60 & wait")}, ["a.service"])
-    eventually(lambda: len(find_processes(tmp_path)) > 2, "the start of the service")
+    eventually(lambda: len(find_processes(backend.folder)) > 2, "the start of the service")
     stdin = backend._nodes["i-1"].stdin
     assert stdin is not None
     stdin.close()
     eventually(lambda: not backend.is_running("i-1"), "the shutdown of the node")
-    eventually(lambda: not find_processes(tmp_path), "the end of its processes")
+    eventually(lambda: not find_processes(backend.folder), "the end of its processes")
 
 
 def test_unsupported_user_data_key_is_an_error() -> None:
