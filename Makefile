@@ -20,7 +20,7 @@ UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' trainyard/node/requiremen
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := requirements.txt infra/requirements.txt trainyard/node/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt constraints.txt
+REQUIREMENTS := requirements.txt infra/requirements.txt trainyard/node/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt rehearsal/requirements.txt trainyard/node/constraints.txt
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -36,7 +36,7 @@ $(STAMP): $(REQUIREMENTS)
 	@echo "setting up $(VENV) with $$($(PYTHON) -V): uv, then the pinned packages (torch with CUDA has 5 GB; TORCH_INDEX selects another source)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --system-certs --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c constraints.txt
+	$(BIN)/uv pip install --system-certs --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c trainyard/node/constraints.txt
 	@$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 

@@ -33,6 +33,7 @@ from rehearsal.workspace import aws_environment
 from tests.wheels import Wheel
 from trainyard.aws import clients
 from trainyard.config import CONFIG_KEY
+from trainyard.config.project import read_project
 from trainyard.models.layout import MANIFEST
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import LaunchResult
@@ -111,7 +112,8 @@ class EditBenchmark:
         """Start the job of the stack file, as `trainyard run` does."""
         options = JobOptions(arguments=arguments, stack_file=self.stack_file)
         launch_options = LaunchOptions(new_run=True, deployed_digest=self.cluster.manifest.digest())
-        return run_job(Cluster(self.cluster.stack, self.cluster.region), options, launch_options, NullDisplay())
+        cluster = Cluster(self.cluster.stack, self.cluster.region)
+        return run_job(cluster, read_project(ROOT), options, launch_options, NullDisplay())
 
     def update(self, change: Callable[[dict[str, Any]], None]) -> LaunchResult:
         """Change the manifest as `pulumi up` does, and start a run of it."""

@@ -1,9 +1,4 @@
-"""The Pulumi program: reads the settings of the stack, creates the components and exports the outputs."""
-# ruff: noqa: E402
-
-import gc
-
-gc.disable()  # the SDK's classes are never garbage; looking for it takes a third of a preview (benchmarks/preview.py)
+"""The Pulumi program of the stacks in this repository. `trainyard init` writes that of another repository."""
 
 import sys
 from pathlib import Path
@@ -12,56 +7,6 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # the engine adds infra/ only
 
-import pulumi
+from infra.program import run  # noqa: E402
 
-from infra import outputs
-from infra.components.manifest import manifest_uri
-from infra.components.network import create_network
-from infra.inputs import read_inputs
-from infra.job import create_launch, create_manifest
-from infra.lookups.account import zone_is_default
-from infra.lookups.errors import access_error
-from infra.nodes import create_guardrails, create_identity, create_nodes
-from infra.storage import create_filesystem, create_storage
-from trainyard.errors import InputError
-
-if not gc.get_freeze_count():  # tests run this program many times in one process
-    gc.freeze()
-gc.enable()
-
-
-def main(root: Path) -> None:
-    """Create all resources of the stack. Raises InputError for invalid settings."""
-    inputs = read_inputs(root)
-    scope, settings, facts = inputs.scope, inputs.settings, inputs.facts
-    storage = create_storage(inputs)
-    identity = create_identity(inputs, storage)
-    zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)
-    network = create_network(scope, settings, zones, pin_zone, storage.key.service_arn)
-    filesystem = create_filesystem(inputs, storage, network)
-    nodes = create_nodes(inputs, storage, network, identity)
-    create_guardrails(inputs, storage, nodes)
-    manifest = create_manifest(inputs, storage, network, filesystem, nodes)
-    stored = [storage.key, storage.data, storage.staging, storage.archives, filesystem]
-    launched = [identity, nodes.placement_group.component, nodes.head, *nodes.groups]
-    launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])
-    outputs.export(
-        scope,
-        settings,
-        storage.data.name,
-        staging_bucket=storage.staging.name,
-        manifest=storage.staging.name.apply(manifest_uri),
-        head=nodes.head.instance_id,
-        groups=[group.autoscaling_group for group in nodes.groups],
-        launch=launch.result,
-    )
-
-
-try:
-    main(ROOT)
-except InputError as error:
-    raise pulumi.RunError(str(error)) from error
-except Exception as error:
-    if user_error := access_error(error):
-        raise pulumi.RunError(str(user_error)) from user_error
-    raise
+run(ROOT)

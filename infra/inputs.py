@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pulumi
 from pulumi.runtime.config import is_config_secret
@@ -23,6 +22,7 @@ from infra.lookups.retained import RetainedResources, look_up_retained
 from infra.lookups.run import CurrentRun, look_up_current_run
 from infra.packaging.archive import Packed
 from infra.packaging.bundle import files_missing_in_bundle, pack_bundle
+from infra.packaging.files import ROOT
 from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unsearched_zones, validate_account
@@ -36,15 +36,16 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
 from trainyard.config.encrypted_settings import decrypted_settings
 from trainyard.config.loader import load_settings
+from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The inputs of one stack. `root`: folder of Pulumi.yaml. `budget_usd`: per month; None: no budget."""
+    """The inputs of one stack. `budget_usd`: per month; None: no budget."""
 
-    root: Path
+    project: Project
     settings: StackSettings
     archives: Mapping[Kind, Packed]
     facts: AccountFacts
@@ -56,11 +57,11 @@ class Inputs:
     scope: Scope
 
 
-def read_inputs(root: Path) -> Inputs:
+def read_inputs(project: Project) -> Inputs:
     """Read and validate the inputs of the stack. Raises InputError with the problems of the first step that fails."""
     stack = pulumi.get_stack()
-    settings = _read_settings(root, stack)
-    archives = _pack_archives(root, settings)
+    settings = _read_settings(project, stack)
+    archives = _pack_archives(project, settings)
     deployed = look_up_deployed()
     validate_region(pulumi.Config("aws").get("region") or environment_region(), deployed)
     facts, retained = look_up_account(settings, stack), look_up_retained(stack)
@@ -74,7 +75,7 @@ def read_inputs(root: Path) -> Inputs:
         pulumi.log.warn(warning)
     _compare_types_with_catalog(settings)
     return Inputs(
-        root=root,
+        project=project,
         settings=settings,
         archives=archives,
         facts=facts,
@@ -87,19 +88,19 @@ def read_inputs(root: Path) -> Inputs:
     )
 
 
-def _read_settings(root: Path, stack: str) -> StackSettings:
-    source = f"stacks/Pulumi.{stack}.yaml"
+def _read_settings(project: Project, stack: str) -> StackSettings:
+    source = project.source(stack)
     if is_config_secret(CONFIG_KEY):
-        raise InputError(decrypted_settings(root / source, source))
-    return load_settings(pulumi.Config().get_object("cluster"), root, source)
+        raise InputError(decrypted_settings(project.stack_file(stack), source))
+    return load_settings(pulumi.Config().get_object("cluster"), project.folder, source)
 
 
-def _pack_archives(root: Path, settings: StackSettings) -> dict[Kind, Packed]:
-    if missing := files_missing_in_bundle(root):
+def _pack_archives(project: Project, settings: StackSettings) -> dict[Kind, Packed]:
+    if missing := files_missing_in_bundle(ROOT):
         pulumi.log.warn(f"nodes do not get files that git does not track: {', '.join(missing)}. To add them: git add")
-    archives: dict[Kind, Packed] = {"bundle": pack_bundle(root)}
+    archives: dict[Kind, Packed] = {"bundle": pack_bundle(ROOT)}
     if settings.job.source:
-        archives["job"] = pack_source(root, settings.job.source)
+        archives["job"] = pack_source(project.folder, settings.job.source, settings.job.script)
         if warning := validate_source(settings, archives["job"]):
             pulumi.log.warn(warning)
     return archives

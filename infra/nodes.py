@@ -13,6 +13,7 @@ from infra.components.network import Network
 from infra.components.placement import Placement, PlacementArgs
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
 from infra.inputs import Inputs
+from infra.packaging.files import ROOT
 from infra.packaging.user_data import Role, user_data
 from infra.storage import Storage
 from trainyard.config.settings.capacity import GroupPlan
@@ -133,8 +134,8 @@ def _create_group(
 
 
 def _user_data(inputs: Inputs, storage: Storage, role: Role, group: str | None = None) -> pulumi.Output[str]:
-    region, root = inputs.scope.region, inputs.root
-    return storage.staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), region, root))
+    region = inputs.scope.region
+    return storage.staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), region, ROOT))
 
 
 def _after_network(network: Network) -> pulumi.ResourceOptions:

@@ -39,7 +39,7 @@ def create_storage(inputs: Inputs) -> Storage:
         ),
     )
     staging = StagingBucket("staging", StagingArgs(scope=scope))
-    folder = inputs.root / "build" / "archives"
+    folder = inputs.project.archives
     archives = Archives(
         "archives", ArchivesArgs(scope=scope, bucket=staging.name, archives=inputs.archives, folder=folder)
     )

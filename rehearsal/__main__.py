@@ -35,7 +35,6 @@ from rehearsal.run import rehearse
 from rehearsal.sources import Sources, check_folder
 from rehearsal.timeline import Timeline
 from rehearsal.workspace import (
-    ROOT,
     Options,
     account_folder,
     check_bake,
@@ -44,8 +43,8 @@ from rehearsal.workspace import (
     remove_stale_accounts,
 )
 from trainyard.aws.region import require_known_region
+from trainyard.config.project import find_project
 from trainyard.errors import InputError
-from trainyard.models.kept_rehearsal import rehearsal_folder
 from trainyard.models.report import Report
 
 _APP_OPTIONS: dict[str, Any] = {
@@ -53,6 +52,10 @@ _APP_OPTIONS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,  # otherwise wrong options are reported in a box that breaks lines
 }
+ProjectOption = Annotated[
+    Path | None,
+    typer.Option("--project", metavar="DIR", help="Folder with stack files. Default: as for trainyard."),
+]
 app = typer.Typer(no_args_is_help=True, help=__doc__, **_APP_OPTIONS)
 
 
@@ -63,7 +66,7 @@ def root() -> None:
 
 @app.command()
 def run(
-    stack: Annotated[str, typer.Option("--stack", "-s", help="Stack file stacks/Pulumi.<stack>.yaml.")] = "local",
+    stack: Annotated[str, typer.Option("--stack", "-s", help="Stack with a file Pulumi.<stack>.yaml.")] = "local",
     nodes: Annotated[
         str | None, typer.Option("--nodes", metavar="NUMBER", help="Number of worker nodes; default: the stack's.")
     ] = None,
@@ -114,13 +117,15 @@ def run(
     update_settings: Annotated[
         bool, typer.Option("--update-settings", hidden=True, help="Used by `trainyard up` in a kept rehearsal.")
     ] = False,
+    project: ProjectOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
     """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
     if down:
-        raise typer.Exit(_end(stack, as_json))
+        raise typer.Exit(_end(project or Path.cwd(), stack, as_json))
     try:
         options = Options(
+            project=(rehearsed := find_project(project or Path.cwd())),
             stack=stack,
             nodes=parse_nodes(nodes),
             faults=parse_faults(fault or []),
@@ -132,15 +137,16 @@ def run(
             preview_only=preview,
             sources=Sources(data=check_folder("--data", data), model=check_folder("--model", model)),
         )
+        rehearsed.require_program()
         if update_settings:
             update_stack_settings(options)
             raise typer.Exit(0)
         hours = parse_hours(keep_hours)
         if keep:
             check_can_keep(options.folder, stack, preview)
-            options = replace(
-                options, keep=Keep(hours=hours, background=Background.start(), arguments=tuple(sys.argv[2:]))
-            )
+            # The last --project counts: an absolute path, because --update-settings runs in another folder.
+            arguments = (*sys.argv[2:], "--project", str(rehearsed.folder))
+            options = replace(options, keep=Keep(hours=hours, background=Background.start(), arguments=arguments))
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)
     except InputError as error:
@@ -170,10 +176,10 @@ def _print(report: Report, folder: Path, as_json: bool) -> None:
         print(f"report: {folder / REPORT_FILE}\npage:   {folder / PAGE_FILE}")
 
 
-def _end(stack: str, as_json: bool) -> int:
-    """End the kept rehearsal of a stack and print its report. Returns the exit status."""
-    folder = rehearsal_folder(ROOT, stack)
+def _end(start: Path, stack: str, as_json: bool) -> int:
+    """End the kept rehearsal of a stack of the project of `start`, and print its report. Returns the exit status."""
     try:
+        folder = find_project(start).rehearsal(stack)
         report = end_kept_rehearsal(folder, stack)
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
@@ -191,16 +197,18 @@ def _end(stack: str, as_json: bool) -> int:
 def aws(
     region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1",
     backend: Annotated[str, typer.Option("--backend", help="Backend of the rehearsals that will use it.")] = "process",
+    project: ProjectOption = None,
 ) -> None:
     """Run an emulated AWS until Ctrl-C. It prints environment variables for rehearsals and `pulumi up` to share it."""
     try:
         require_known_region(region, "--region", "the command")
         uses_loopback = select_backend(backend) == "process"
+        rehearsals = find_project(project or Path.cwd()).rehearsals
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    remove_stale_accounts(ROOT / "build" / "rehearsal")
-    folder = account_folder(ROOT / "build" / "rehearsal", os.getpid())
+    remove_stale_accounts(rehearsals)
+    folder = account_folder(rehearsals, os.getpid())
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

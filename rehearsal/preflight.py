@@ -20,8 +20,8 @@ def check_machine(
 ) -> None:
     """Check that this machine can run the rehearsal. Raises InputError with all problems.
 
-    `folder` is the folder that the rehearsal writes to, below the repository `root`. `source_bytes`: size of the data
-    and the model of the user, which the account and each node store.
+    `folder` is the folder that the rehearsal writes to, below the folder `root` of the project. `source_bytes`: size of
+    the data and the model of the user, which the account and each node store.
     """
     problems = []
     if sys.platform != "linux":

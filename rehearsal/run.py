@@ -58,7 +58,7 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
             check_account_addresses(options.backend, account)
             display.print_line("account", f"uses the emulated AWS at {account.endpoint} (AWS_ENDPOINT_URL)")
         source_bytes = sum(map(folder_bytes, (options.sources.data, options.sources.model)))
-        check_machine(options.folder, options.root, settings, options.backend, source_bytes)
+        check_machine(options.folder, options.project.folder, settings, options.backend, source_bytes)
         addresses = stack.enter_context(address_block()) if options.backend == "process" else None
         killed_process = stack.enter_context(stack_lock(options.folder, options.stack))
         interrupts.require_cleanup(
@@ -73,7 +73,7 @@ def rehearse(options: Options, display: Display, interrupts: Interrupts) -> tupl
                 aws = stack.enter_context(account or EmulatedAws.start(options.folder / "aws", addresses, region))
                 stack.enter_context(aws_environment(aws.environment()))
                 substitutions += _prepare_account(aws, options, settings, display, is_shared=account is not None)
-                for provided in provide_sources(options.sources, settings, config, options.stack, options.folder):
+                for provided in provide_sources(options.sources, settings, config, options.stack, options.project):
                     display.print_line("account", f"{provided.original}: uploaded {provided.replacement}")
                     substitutions.append(provided)
             context = Context(options, config, settings, aws, display, clock, result, interrupts, disk_reserve)

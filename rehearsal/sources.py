@@ -14,6 +14,7 @@ import yaml
 from trainyard.aws.s3 import Bucket
 from trainyard.config import CONFIG_KEY
 from trainyard.config.field_types import DATASET_SCHEME
+from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
 from trainyard.models.layout import split_s3_uri
@@ -92,19 +93,20 @@ def shrink_model(
 
 
 def provide_sources(
-    sources: Sources, settings: StackSettings, config: Mapping[str, Any], stack: str, folder: Path
+    sources: Sources, settings: StackSettings, config: Mapping[str, Any], stack: str, project: Project
 ) -> Iterator[Substitution]:
     """Upload what the job reads to where the stack expects it in the account of the environment. Yields substitutions.
 
-    Call it after the buckets of the settings were created. `folder` is that of the rehearsal.
+    Call it after the buckets of the settings were created. `project` is that of the stack.
     """
+    folder = project.rehearsal(stack)
     file = folder / SOURCES_STACK_FILE
     file.write_text(yaml.safe_dump({"config": dict(config)}))
     job = settings.job
     if job.reads_own_bucket:
         yield _provide_prefix(job.data, sources.data, job.kms_keys)
     elif sources.data and job.dataset:
-        _put_dataset(sources.data, job.dataset, stack, file)
+        _put_dataset(sources.data, job.dataset, stack, project, file)
         yield _provided(f"the dataset {job.dataset}", sources.data)
     if sources.model and job.model:
         model, text = sources.model, f"the files of {sources.model}"
@@ -115,7 +117,7 @@ def provide_sources(
             shrunk = shrink_model(None, sources.model, vocabulary, model)
             text = f"{shrunk['architecture']} with {shrunk['shrunk_parameters']:,} new weights"
         if name := job.model_dataset:
-            _put_dataset(model, name, stack, file)
+            _put_dataset(model, name, stack, project, file)
         else:
             _provide_prefix(job.model, model, job.kms_keys)
         yield Substitution(original=f"the model {job.model}", replacement=text, reason="a CPU is slower than a GPU")
@@ -127,9 +129,10 @@ def _provided(original: str, folder: Path) -> Substitution:
     return Substitution(original=original, replacement=replacement, reason="set with --data")
 
 
-def _put_dataset(folder: Path, name: str, stack: str, file: Path) -> None:
+def _put_dataset(folder: Path, name: str, stack: str, project: Project, file: Path) -> None:
     """Run `trainyard data put` as an operator does. Raises RuntimeError with its error message."""
-    command = [sys.executable, "-m", "trainyard", "data", "put", str(folder), name, "--stack", stack]
+    trainyard = [sys.executable, "-m", "trainyard", "-C", str(project.folder)]
+    command = [*trainyard, "data", "put", str(folder), name, "--stack", stack]
     process = subprocess.run(
         [*command, "--file", str(file)],
         cwd=Path(__file__).parents[1],

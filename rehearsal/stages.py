@@ -18,7 +18,7 @@ from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait
 from rehearsal.workspace import BAKED_STACK_FILE, LOGS
 from trainyard.aws.s3 import Bucket
 from trainyard.config.cost import max_run_usd, usd_per_hour
-from trainyard.config.stack_config import find_stack_file
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
 from trainyard.operations.runs import DownloadedResults
@@ -174,7 +174,7 @@ class Stages:
         self.context.clock.start("bake")
         options = self.context.options
         file = options.folder / BAKED_STACK_FILE
-        shutil.copy(find_stack_file(options.stack, options.root / "stacks"), file)
+        shutil.copy(options.project.find_stack_file(options.stack), file)
         arguments = ["--file", str(file), "--minutes", str(BAKE_TIMEOUT_SECONDS // 60), "--json"]
         baked = json.loads(self.run_cli("bake", *arguments, timeout_seconds=BAKE_TIMEOUT_SECONDS))
         text = f"image {baked['image']}, baked from {baked['source_image']}, written to {file.name}"
@@ -183,9 +183,11 @@ class Stages:
     def run_cli(self, command: str, *arguments: str, timeout_seconds: int = COMMAND_TIMEOUT_SECONDS) -> str:
         """Run a `trainyard` command as an operator does. Returns its stdout; raises RuntimeError with its stderr."""
         self.context.display.update_status(self.context.clock.current, f"running trainyard {command}")
+        options = self.context.options
+        trainyard = [sys.executable, "-m", "trainyard", "-C", str(options.project.folder)]
         process = subprocess.run(
-            [sys.executable, "-m", "trainyard", command, "--stack", self.context.options.stack, *arguments],
-            cwd=self.context.options.root,
+            [*trainyard, command, "--stack", options.stack, *arguments],
+            cwd=PROJECT_ROOT,
             capture_output=True,
             text=True,
             timeout=timeout_seconds,

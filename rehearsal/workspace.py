@@ -29,14 +29,14 @@ from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
+from trainyard.config.project import Project
 from trainyard.config.settings import MAX_NODES, StackSettings
-from trainyard.config.stack_config import find_stack_file, read_config
+from trainyard.config.stack_config import read_config
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, STACK_FILE, rehearsal_folder
+from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, STACK_FILE
 from trainyard.models.report import BackendName, EngineName, Substitution
 from trainyard.quantity import quantity
 
-ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_REGION = "us-east-1"
 LOGS = "logs.txt"  # the output of the ranks
 BAKED_STACK_FILE = "baked.yaml"  # a copy of the stack file that names the baked image
@@ -68,9 +68,9 @@ class Options:
 
     `changes`: settings that replace those of the stack file, each a dotted key and its value. `preview_only`: create no
     resource of the stack. `keep`: keep account and nodes up after the results. `sources`: folders of data and model.
-    `root` is the root of the repository.
     """
 
+    project: Project
     stack: str
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
@@ -82,12 +82,11 @@ class Options:
     preview_only: bool = False
     keep: Keep | None = None
     sources: Sources = field(default_factory=Sources)
-    root: Path = ROOT
 
     @property
     def folder(self) -> Path:
         """The folder that the rehearsal writes to."""
-        return rehearsal_folder(self.root, self.stack)
+        return self.project.rehearsal(self.stack)
 
 
 def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Substitution]]:
@@ -96,8 +95,8 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     Returns the stack config with the substituted settings, the validated settings, and the list of changes. Raises
     InputError for an invalid stack file, before any resource is created.
     """
-    file = find_stack_file(options.stack, options.root / "stacks")
-    source = f"stacks/{file.name}"
+    project = options.project
+    file, source = project.find_stack_file(options.stack), project.source(options.stack)
     config = read_config(file, source)
     require_known_region(str(config.get("aws:region", DEFAULT_REGION)), "aws:region", source)
     raw = change_settings(config.get(CONFIG_KEY), options.changes)
@@ -110,11 +109,11 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     if "aws:region" not in config:
         reason = "the stack file has none: pulumi up uses that of the environment or the AWS profile"
         changes.append(Substitution(original="aws:region", replacement=DEFAULT_REGION, reason=reason))
-    settings = load_settings(substituted, options.root, source)
+    settings = load_settings(substituted, project.folder, source)
     check_faults(options.faults, settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:
         # The Pulumi program does this again; this finds errors earlier.
-        validate_source(settings, pack_source(options.root, settings.job.source))
+        validate_source(settings, pack_source(project.folder, settings.job.source, settings.job.script))
     return {**config, CONFIG_KEY: substituted}, settings, changes
 
 
@@ -122,7 +121,7 @@ def load_changed_settings(raw: Any, options: Options, source: str) -> StackSetti
     """Validate settings that --set may have changed. Raises InputError, which names --set for a key that it changed."""
     keys = [f"{CONFIG_KEY}.{key}" for key, _ in options.changes]
     try:
-        return load_settings(raw, options.root, source)
+        return load_settings(raw, options.project.folder, source)
     except InputError as error:
         problems = [
             replace(problem, fix=problem.fix.replace(f"in {source}", "in --set"))
@@ -252,7 +251,7 @@ def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(variables)
-    os.environ["VIRTUAL_ENV"] = sys.prefix  # trainyard/launcher uses it when the repository has no .venv
+    os.environ["VIRTUAL_ENV"] = sys.prefix  # infra/launcher uses it
     try:
         yield
     finally:

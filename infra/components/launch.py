@@ -31,7 +31,8 @@ class LaunchArgs:
 class Launch(pulumi.ComponentResource):
     """Run `trainyard launch`. `result` is the last line of its stdout, a JSON object.
 
-    Any changed input runs `update`, so the inputs contain no time and no absolute path. `trainyard launch --update`
+    The command runs in the folder of the program, which contains `launcher`. Any changed input runs `update`, so the
+    inputs contain no time and no absolute path. `trainyard launch --update`
     decides whether to do nothing, add nodes to the current run or start a new run. A replacement runs `delete` first:
     otherwise `trainyard stop` would end the new run.
     """
@@ -49,14 +50,13 @@ class Launch(pulumi.ComponentResource):
         environment = {"AWS_REGION": args.scope.region, **({"AWS_PROFILE": profile} if profile else {})}
         digest = pulumi.Output.from_input(args.manifest).apply(lambda text: hashlib.sha256(text.encode()).hexdigest())
         # With `exec` the provider's shell is the launcher, so that the launcher ends when the provider kills its shell.
-        launcher = "exec ./trainyard/launcher"
+        launcher = "exec ./launcher"
         launch = pulumi.Output.concat(launcher, " launch ", target, " --sha256 ", digest, *_options(args))
         command = local.Command(
             name,
             create=launch,
             update=pulumi.Output.concat(launch, " --update"),
             delete=pulumi.Output.concat(launcher, " stop ", target),
-            dir="..",
             environment=environment,
             add_previous_output_in_env=False,  # a long log in the environment makes later calls fail
             triggers=[args.trigger, again(args.settings)],

@@ -8,14 +8,13 @@ from infra.packaging.files import list_files, untracked_files
 from trainyard.models.schemas import schema_text
 
 FOLDERS = ("playbooks", "trainyard", "trainer")
-FILES = ("constraints.txt",)
 # Files that nodes do not use. Changing them does not change the bundle.
 OPERATOR_ONLY = frozenset(
     f"trainyard/{name}"
     for name in (
-        *("__main__.py", "launcher", "cli", "operations", "job_source"),
+        *("__main__.py", "cli", "operations", "job_source"),
         *(f"config/{name}" for name in ("settings", "validators", "catalog.py", "catalog.json", "prices.py")),
-        *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py")),
+        *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py", "project.py")),
         *(
             "aws/ec2.py",
             "aws/placement.py",
@@ -33,7 +32,7 @@ def pack_bundle(root: Path, extra: Mapping[str, Entry] | None = None) -> Packed:
     """Pack the static files of the project, and `extra`. The content does not depend on the stack."""
     for folder in FOLDERS:
         assert (root / folder).is_dir(), f"{root} has no folder {folder}/"
-    names = [*(name for name in list_files(root, FOLDERS) if not _is_operator_only(name)), *FILES]
+    names = [name for name in list_files(root, FOLDERS) if not _is_operator_only(name)]
     entries = {name: Entry((root / name).read_bytes()) for name in names}
     return pack({SCHEMA: Entry(schema_text("manifest").encode()), **(extra or {}), **entries})
 

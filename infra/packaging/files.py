@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+# Trainyard: this repository, or the folder of the installed packages.
+ROOT = Path(__file__).parents[2]
 # Types of the files that nodes use. `.md` is not among them: nodes do not read documents.
 SUFFIXES = frozenset({".py", ".yml", ".sh", ".j2", ".txt", ".json", ".cfg"})
 
@@ -15,19 +17,19 @@ def list_files(root: Path, folders: Sequence[str]) -> list[str]:
     A file belongs to the project if it has a type of SUFFIXES and, where `root` is in a git repository that tracks
     files of the folders, if git tracks it.
     """
-    names = _git_files(root, folders, "--cached") or _walk(root, folders)
+    names = git_files(root, "--cached", folders=folders) or _walk(root, folders)
     return sorted(name for name in names if _has_known_type(name) and (root / name).is_file())
 
 
 def untracked_files(root: Path, folders: Sequence[str]) -> list[str]:
     """Return the files that `list_files` omits because git does not track or ignore them, sorted."""
-    if not _git_files(root, folders, "--cached"):
+    if not git_files(root, "--cached", folders=folders):
         return []
-    return sorted(filter(_has_known_type, _git_files(root, folders, "--others", "--exclude-standard")))
+    return sorted(filter(_has_known_type, git_files(root, "--others", "--exclude-standard", folders=folders)))
 
 
-def _git_files(root: Path, folders: Sequence[str], *options: str) -> list[str]:
-    """Return what `git ls-files` prints; no files without git, or outside a repository."""
+def git_files(root: Path, *options: str, folders: Sequence[str] = ()) -> list[str]:
+    """Return what `git ls-files` prints, relative to `root`; nothing without git, or outside a repository."""
     # A git hook that runs the program sets GIT_DIR, which need not be the repository of `root`.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "ls-files", "-z", *options, "--", *folders]

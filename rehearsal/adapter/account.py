@@ -44,16 +44,16 @@ class ResourceRequest:
 class Account(Protocol):
     """An AWS account as the engine's front ends use it. Every method raises AdapterError that names the resource.
 
-    `root`: the source tree of the program. `on_output`: receives each line of output of a local command.
+    `folder`: the program's, in which commands run. `on_output`: receives each line of output of a local command.
     """
 
-    def create(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def create(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Create a resource, and return its id and its outputs."""
 
-    def import_resource(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def import_resource(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Import the existing resource `request.id`, and return its id and its outputs."""
 
-    def delete(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> None:
+    def delete(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> None:
         """Delete a resource."""
 
     def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,35 +74,35 @@ class EmulatedAccount:
         self._command = Command(skip=not run_commands)
         self.handlers = handlers(self._command)
 
-    def create(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def create(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Create a resource, and return its id and its outputs."""
         handler = self.handler(request)
         with self._requests_for(request):
-            return handler.create(self._call(request, root, on_output))
+            return handler.create(self._call(request, folder, on_output))
 
-    def import_resource(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def import_resource(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Import the existing resource `request.id`, and update the inputs that differ."""
         handler = self.handler(request)
         with self._requests_for(request):
-            return handler.import_resource(self._call(request, root, on_output))
+            return handler.import_resource(self._call(request, folder, on_output))
 
-    def read(self, request: ResourceRequest, root: Path) -> ReadResult | None:
+    def read(self, request: ResourceRequest, folder: Path) -> ReadResult | None:
         """Return the current state of the resource `request.id`, or None when it does not exist."""
         handler = self.handler(request)
         with self._requests_for(request):
-            return handler.read_existing(self._call(request, root, lambda line: None))
+            return handler.read_existing(self._call(request, folder, lambda line: None))
 
-    def update(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> dict[str, Any]:
+    def update(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> dict[str, Any]:
         """Update a resource from `request.old_inputs` to `request.inputs`, and return the changed outputs."""
         handler = self.handler(request)
         with self._requests_for(request):
-            return handler.update(self._call(request, root, on_output))
+            return handler.update(self._call(request, folder, on_output))
 
-    def delete(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> None:
+    def delete(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> None:
         """Delete a resource. A resource that no longer exists is no error."""
         handler = self.handler(request)
         with self._requests_for(request), ignore_missing():
-            handler.delete(self._call(request, root, on_output))
+            handler.delete(self._call(request, folder, on_output))
 
     def invoke(self, token: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the provider function `token`, such as aws:ec2/getVpc:getVpc."""
@@ -121,14 +121,14 @@ class EmulatedAccount:
         """Return the handler of the request's type. Raises an error when it does not support one of the inputs."""
         return select_handler(self.handlers, request)
 
-    def _call(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> HandlerCall:
+    def _call(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> HandlerCall:
         return HandlerCall(
             aws=self.aws,
             urn=request.urn,
             type=request.type,
             name=request.name,
             inputs=request.inputs,
-            root=root,
+            folder=folder,
             id=request.id,
             outputs=request.outputs or {},
             old_inputs=request.old_inputs or {},

@@ -67,7 +67,7 @@ class Command(Handler):
     def _run(self, call: HandlerCall, command: str | None, unless_stopped: bool = False) -> dict[str, Any]:
         if command is None or self.skip:
             return {"stdout": "", "stderr": ""}
-        folder = Path(os.path.normpath(call.root / "infra" / call.inputs.get("dir", ".")))
+        folder = Path(os.path.normpath(call.folder / call.inputs.get("dir", ".")))
         with self._lock:  # so that stop() knows every command that has started
             if unless_stopped and self._stopped:
                 raise CommandFailedError(f"`{command}` was not started, because the run was stopped")

@@ -68,10 +68,10 @@ class Resource:
 
 @dataclass(kw_only=True)
 class Deployment:
-    """The resources and exports of one `up`, complete or not."""
+    """The resources and exports of one `up`, complete or not. `program`: the folder of the Pulumi program."""
 
     stack: str
-    root: Path
+    program: Path
     account: Account
     preview: bool
     resources: dict[str, Resource] = field(default_factory=dict)

@@ -26,8 +26,8 @@ def input_keys(*names: str, **nested: InputKeys) -> InputKeys:
 class HandlerCall:
     """One call of a handler, for one resource.
 
-    `old_inputs`: the previous inputs, for an update. `on_output`: receives each line of output of the resource's
-    command while the command runs.
+    `folder`: the program's, in which commands run. `old_inputs`: the previous inputs, for an update. `on_output`:
+    receives each line of output of the resource's command while the command runs.
     """
 
     aws: AwsClients
@@ -35,7 +35,7 @@ class HandlerCall:
     type: str
     name: str
     inputs: Mapping[str, Any]
-    root: Path
+    folder: Path
     id: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     old_inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -54,9 +54,11 @@ def up(
     on_event: OnEvent = lambda event: None,
     on_start: Callable[[Deployment], None] = lambda deployment: None,
     earlier_outputs: Mapping[str, Any] | None = None,
+    program: Path | None = None,
 ) -> Deployment:
-    """Run `infra/__main__.py` of the source tree `root`, and create the resources that it registers.
+    """Run the Pulumi program with the packages of the source tree `root`, and create the resources that it registers.
 
+    `program`: the folder of its `__main__.py`, by default `infra` in `root`.
     `stack_file`: a Pulumi.<stack>.yaml, or its `config` as a mapping. `account`: where resources are created; by
     default the emulated AWS in the stack's region. `preview`: create nothing; functions return results, and outputs are
     unknown. `on_start`: receives the deployment before the program starts. `earlier_outputs`: type of a component ->
@@ -67,15 +69,17 @@ def up(
     """
     values = stack_file if isinstance(stack_file, Mapping) else _config_of(stack_file)
     region = str(values.get("aws:region", "us-east-1"))
-    deployment = Deployment(stack=stack_name, root=root, account=account or EmulatedAccount(region), preview=preview)
+    deployment = Deployment(
+        stack=stack_name, program=program or root / "infra", account=account or EmulatedAccount(region), preview=preview
+    )
     on_start(deployment)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     monitor = Monitor(deployment, on_event, earlier_outputs or {})
     with _RUN_LOCK, joining_threads(ThreadPoolExecutor(1, thread_name_prefix="program")) as pool:
         try:
             context = contextvars.copy_context()
-            (program,) = wait_for_any([pool.submit(context.run, _run_program, deployment, texts, monitor)])
-            program.result()
+            (run,) = wait_for_any([pool.submit(context.run, _run_program, deployment, root, texts, monitor)])
+            run.result()
         except KeyboardInterrupt:
             monitor.stop()
             raise
@@ -88,7 +92,7 @@ def _config_of(stack_file: Path) -> dict[str, Any]:
     return config
 
 
-def _run_program(deployment: Deployment, texts: dict[str, str], monitor: "Monitor") -> None:
+def _run_program(deployment: Deployment, root: Path, texts: dict[str, str], monitor: "Monitor") -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     thread_loops: list[asyncio.AbstractEventLoop] = []
@@ -102,10 +106,10 @@ def _run_program(deployment: Deployment, texts: dict[str, str], monitor: "Monito
     settings.set_root_resource(None)  # type: ignore[arg-type] # it belongs to the previous run
     settings.SETTINGS.outputs.clear()  # outputs of an earlier failed run belong to a closed event loop
     config.set_all_config(texts)
-    program = deployment.root / "infra" / "__main__.py"
+    program = deployment.program / "__main__.py"
     finished = False
     try:
-        with _fresh_modules(deployment.root):
+        with _fresh_modules(root):
             loop.run_until_complete(stack.run_in_stack(lambda: _execute(program)))
         finished = True
     except pulumi.RunError as error:
@@ -268,7 +272,7 @@ class Monitor(mocks.MockMonitor):
     def _create(self, resource: Resource) -> None:
         if self.failure is not None:
             raise AdapterError(f"{resource.type} {resource.name}: not started, because another resource failed")
-        account, root = self._deployment.account, self._deployment.root
+        account, folder = self._deployment.account, self._deployment.program
         started = time.monotonic()
         self._report("creating", resource)
 
@@ -279,9 +283,9 @@ class Monitor(mocks.MockMonitor):
             if resource.import_id:
                 _check_import_keeps_name(resource)
                 resource.id = resource.import_id
-                resource.id, resource.outputs = account.import_resource(resource.request, root, on_output)
+                resource.id, resource.outputs = account.import_resource(resource.request, folder, on_output)
             else:
-                resource.id, resource.outputs = account.create(resource.request, root, on_output)
+                resource.id, resource.outputs = account.create(resource.request, folder, on_output)
         except Exception as error:
             failure = (
                 error

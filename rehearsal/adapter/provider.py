@@ -32,12 +32,12 @@ _KIND_NAMES: dict[ChangeKind, str] = {"add": "ADD", "delete": "DELETE", "update"
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
     """Serves consecutive runs of the engine; each run starts with Configure, which sets the region.
 
-    `root`: the source tree of the program. In a preview, unknown values stay unknown and nothing is created.
+    `folder`: the program's, in which commands run. In a preview, unknown values stay unknown and nothing is created.
     Secrets are not distinguished here: the engine itself keeps an output secret when its input is secret.
     """
 
-    def __init__(self, root: Path, region: str) -> None:
-        self._root = root
+    def __init__(self, folder: Path, region: str) -> None:
+        self._folder = folder
         self._region = region
         self._account = EmulatedAccount(region)
         self._engine: Any = None
@@ -134,7 +134,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             if request.preview:
                 self._account.handler(resource)
                 return provider_pb2.CreateResponse(properties=property_codec.encode(resource.inputs))
-            resource_id, outputs = self._account.create(resource, self._root, self._output_reporter(resource))
+            resource_id, outputs = self._account.create(resource, self._folder, self._output_reporter(resource))
             properties = property_codec.encode({**resource.inputs, **outputs})
             return provider_pb2.CreateResponse(id=resource_id, properties=properties)
 
@@ -143,7 +143,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         with _reporting_errors(context):
             inputs, outputs = property_codec.decode(request.inputs), property_codec.decode(request.properties)
             resource = _resource_request(request, inputs, id=request.id, outputs=outputs)
-            current = self._account.read(resource, self._root)
+            current = self._account.read(resource, self._folder)
             if current is None:
                 return provider_pb2.ReadResponse()
             handler = self._account.handler(resource)
@@ -174,7 +174,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
                 unknown = self._account.handler(resource).outputs_changed_by(changed_keys)
                 known = {key: value for key, value in outputs.items() if key not in unknown}
                 return provider_pb2.UpdateResponse(properties=property_codec.encode({**known, **resource.inputs}))
-            changed = self._account.update(resource, self._root, self._output_reporter(resource))
+            changed = self._account.update(resource, self._folder, self._output_reporter(resource))
             properties = property_codec.encode({**outputs, **resource.inputs, **changed})
             return provider_pb2.UpdateResponse(properties=properties)
 
@@ -184,7 +184,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             outputs = property_codec.decode(request.properties)
             old_inputs = property_codec.decode(request.old_inputs)
             resource = _resource_request(request, old_inputs, id=request.id, outputs=outputs)
-            self._account.delete(resource, self._root, self._output_reporter(resource))
+            self._account.delete(resource, self._folder, self._output_reporter(resource))
             return empty_pb2.Empty()
 
     def Invoke(self, request: Any, context: Any) -> Any:

@@ -90,17 +90,17 @@ class StaticAccount:
         )
         self._handlers = handlers(Command(skip=True))
 
-    def create(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def create(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Return an id and outputs, without creating anything."""
         select_handler(self._handlers, request)
         return f"{request.name}-id", _outputs(request, f"{request.name}-0000000", self.region)
 
-    def import_resource(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> CreateResult:
+    def import_resource(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> CreateResult:
         """Return the outputs of an existing resource."""
         select_handler(self._handlers, request)
         return request.id, _outputs(request, request.id, self.region)
 
-    def delete(self, request: ResourceRequest, root: Path, on_output: Callable[[str], None]) -> None:
+    def delete(self, request: ResourceRequest, folder: Path, on_output: Callable[[str], None]) -> None:
         """Check the request, without deleting anything."""
         select_handler(self._handlers, request)
 

@@ -47,7 +47,8 @@ def destroy(deployment: Deployment, *, on_event: Callable[[Event], None] = lambd
     def delete(resource: Resource) -> None:
         started = time.monotonic()
         report("deleting", resource)
-        deployment.account.delete(resource.request, deployment.root, lambda line: report("output", resource, text=line))
+        account, folder = deployment.account, deployment.program
+        account.delete(resource.request, folder, lambda line: report("output", resource, text=line))
         resource.exists, resource.deleted = False, True
         report("deleted", resource, time.monotonic() - started)
 

@@ -49,7 +49,7 @@ def attached_providers(context: Context, *packages: str) -> Iterator[dict[str, i
 
     Yields the port of each package's provider. The providers stop at exit.
     """
-    provider = Provider(context.options.root, context.aws.region)
+    provider = Provider(context.options.project.program, context.aws.region)
     missing = [name for name in ("command",) if not has_plugin(name)]
     with ExitStack() as stack:
         yield {name: stack.enter_context(serve_provider(provider)) for name in (*packages, *missing)}
@@ -76,7 +76,7 @@ class CliEngine:
         self._ports = ports
         self._config = {**context.config, **(extra_config or {})}
         options = context.options
-        self._workspace = Workspace(options.folder / "pulumi", options.root, options.stack, ports)
+        self._workspace = Workspace(options.folder / "pulumi", options.project.program, options.stack, ports)
 
     def preview(self) -> int:
         """Return how many AWS resources an `up` would create. Raises InputError when the program raises it."""
@@ -91,7 +91,7 @@ class CliEngine:
     def up(self, on_start: Callable[[Deployment], None]) -> Deployment:
         """Create the resources, and read the deployment from the CLI's state. Raises UpError."""
         options, account = self._context.options, EmulatedAccount(self._context.aws.region)
-        deployment = Deployment(stack=options.stack, root=options.root, account=account, preview=False)
+        deployment = Deployment(stack=options.stack, program=options.project.program, account=account, preview=False)
         on_start(deployment)
         seconds: dict[str, float] = {}
         try:

@@ -12,6 +12,7 @@ from rehearsal.audit import check_journal
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.context import Context
 from rehearsal.engine.base import UPDATES
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.models.report import NotRehearsed, Substitution
 
 
@@ -25,7 +26,14 @@ class MocksEngine:
     def preview(self) -> int:
         """Return how many AWS resources an `up` would create. Raises InputError when the program raises it."""
         context = self._context
-        planned = up(context.config, context.options.stack, context.options.root, preview=True, account=self._account)
+        planned = up(
+            context.config,
+            context.options.stack,
+            PROJECT_ROOT,
+            preview=True,
+            account=self._account,
+            program=context.options.project.program,
+        )
         resources = planned.resources.values()
         return len([resource for resource in resources if resource.custom and resource.type.startswith("aws:")])
 
@@ -35,8 +43,9 @@ class MocksEngine:
         return up(
             context.config,
             context.options.stack,
-            context.options.root,
+            PROJECT_ROOT,
             account=self._account,
+            program=context.options.project.program,
             on_event=context.print_event,
             on_start=on_start,
         )

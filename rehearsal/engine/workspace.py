@@ -16,6 +16,7 @@ import yaml
 
 from rehearsal.adapter.deployment import Event
 from rehearsal.engine.log import EngineLog
+from trainyard.config.project import PROJECT_FILE, engine_project
 
 _POLL_SECONDS = 0.1
 _INTERRUPT_TIMEOUT_SECONDS = 120.0
@@ -25,12 +26,12 @@ _UNLOCK_TIMEOUT_SECONDS = 1800.0
 class Workspace:
     """The CLI's working folder for one stack.
 
-    `root`: the source tree of the program. `ports`: package -> port of the provider that replaces the package's plugin.
+    `program`: the folder of the Pulumi program. `ports`: package -> port of the provider that replaces its plugin.
     """
 
-    def __init__(self, folder: Path, root: Path, stack: str, ports: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, program: Path, stack: str, ports: Mapping[str, int]) -> None:
         self.folder = folder
-        self._root = root
+        self._program = program
         self._stack = stack
         self._ports = ports
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,11 +39,7 @@ class Workspace:
     def create(self, config: Mapping[str, Any]) -> None:
         """Create the folder with the program's project, these stack settings and an empty state."""
         (self.folder / "state").mkdir(parents=True)
-        project: dict[str, Any] = yaml.safe_load((self._root / "Pulumi.yaml").read_text())
-        project.pop("stackConfigDir", None)
-        project["main"] = str(self._root / project["main"])
-        project["runtime"]["options"]["virtualenv"] = sys.prefix
-        (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
+        (self.folder / PROJECT_FILE).write_text(yaml.safe_dump(engine_project(self._program, sys.prefix)))
         self.run_command("stack", "init", "--no-select", self._stack)
         self.write_config(config)
 

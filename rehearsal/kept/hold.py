@@ -99,7 +99,7 @@ class Hold:
             errors=tuple(self._context.result.errors),
             arguments=self._keep.arguments,
             pulumi_folder=str(self._folder / "pulumi") if pulumi else None,
-            # trainyard/launcher uses VIRTUAL_ENV when the repository has no .venv.
+            # infra/launcher uses VIRTUAL_ENV when the repository has no .venv.
             pulumi_environment={**pulumi, "VIRTUAL_ENV": sys.prefix} if pulumi else {},
         )
 

@@ -21,4 +21,4 @@ def update_stack_settings(options: Options) -> None:
         return
     if options.engine == "pulumi-aws":
         config |= provider_config(kept.endpoint, str(config.get("aws:region", DEFAULT_REGION)))
-    Workspace(options.folder / "pulumi", options.root, options.stack, {}).write_config(config)
+    Workspace(options.folder / "pulumi", options.project.program, options.stack, {}).write_config(config)

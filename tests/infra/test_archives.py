@@ -12,7 +12,7 @@ import pytest
 
 from infra.packaging import source
 from infra.packaging.archive import Entry, Packed, pack
-from infra.packaging.bundle import FILES, FOLDERS, OPERATOR_ONLY, SCHEMA, files_missing_in_bundle, pack_bundle
+from infra.packaging.bundle import FOLDERS, OPERATOR_ONLY, SCHEMA, files_missing_in_bundle, pack_bundle
 from infra.packaging.files import list_files
 from infra.packaging.source import pack_source
 from rehearsal.adapter.deployment import Deployment
@@ -33,8 +33,6 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / folder / "__pycache__").mkdir(parents=True)
         (tmp_path / folder / "one.py").write_text(folder)
         (tmp_path / folder / "__pycache__" / "one.pyc").write_bytes(b"x")
-    for name in FILES:
-        (tmp_path / name).write_text(name)
     return tmp_path
 
 
@@ -51,7 +49,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def test_bundle_has_the_files_of_nodes_without_byte_code(tree: Path) -> None:
-    assert names(pack_bundle(tree)) == sorted([*(f"{folder}/one.py" for folder in FOLDERS), *FILES, SCHEMA])
+    assert names(pack_bundle(tree)) == sorted([*(f"{folder}/one.py" for folder in FOLDERS), SCHEMA])
 
 
 def test_bundle_contains_every_import_of_node_programs(tmp_path: Path) -> None:
@@ -164,6 +162,16 @@ def test_archive_is_stored_under_its_sha256(tree: Path, tmp_path: Path) -> None:
     assert (path.name, path.read_bytes()) == (f"{packed.sha256}.tar", packed.data)
 
 
+def test_source_above_the_project_is_packed_without_the_project(tmp_path: Path) -> None:
+    """Otherwise a changed stack file would change the job."""
+    project = tmp_path / "trainyard"
+    project.mkdir()
+    for file in (project / "Pulumi.a.yaml", tmp_path / "train.py"):
+        file.touch()
+    assert names(pack_source(project, "..")) == ["train.py"]
+    assert pack_source(project, str(tmp_path)) == pack_source(project, "..")
+
+
 def test_source_keeps_the_executable_mode(job: Job, tmp_path: Path) -> None:
     job(**{"run.sh": "#!/bin/sh"})
     (tmp_path / "job/run.sh").chmod(0o700)
@@ -191,6 +199,12 @@ def test_private_key_is_refused_under_any_name(job: Job) -> None:
 
 def test_ignored_secret_is_no_reason_to_refuse(job: Job) -> None:
     assert names(job(**{"train.py": "1", ".env": "A=1", ".trainyardignore": ".env"})) == ["train.py"]
+
+
+def test_script_that_an_ignore_file_excludes_is_refused(job: Job, tmp_path: Path) -> None:
+    job(**{"train.py": "1", "other.py": "1", ".gitignore": "/train.py\n"})
+    with rejects("script_ignored", "job.command = 'train.py': .gitignore or .trainyardignore excludes it"):
+        pack_source(tmp_path, "job", "train.py")
 
 
 def test_link_out_of_the_folder_is_refused(job: Job, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.packaging.bundle import FILES, FOLDERS, pack_bundle
+from infra.packaging.bundle import FOLDERS, pack_bundle
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.nspawn.network import GATEWAY
 from tests.file_server import FileServer
@@ -31,17 +31,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, copy / name)
-    for name in FILES:
-        shutil.copy(ROOT / name, copy / name)
     (copy / "trainer/requirements.txt").write_text("".join(f"{stub.name}=={stub.version}\n" for stub in STUB_WHEELS))
-    (copy / "constraints.txt").write_text(constraints_without_stubs(""))
+    (copy / "trainyard/node/constraints.txt").write_text(constraints_without_stubs(""))
     return copy
 
 
 def constraints_without_stubs(extra: str) -> str:
     """Return the constraints of the project without the stub packages, and with extra text."""
     names = {stub.name for stub in STUB_WHEELS}
-    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    lines = (ROOT / "trainyard/node/constraints.txt").read_text().splitlines(keepends=True)
     return "".join(line for line in lines if line.split("==")[0].split("[")[0] not in names) + extra
 
 
@@ -49,7 +47,7 @@ def constraints_without_stubs(extra: str) -> str:
 def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Download the wheels as docs/deploy.md describes it for a mirror."""
     folder = tmp_path_factory.mktemp("wheels")
-    lists = ["-r", str(tree / "trainyard/node/requirements.txt"), "-c", str(tree / "constraints.txt")]
+    lists = ["-r", str(tree / "trainyard/node/requirements.txt"), "-c", str(tree / "trainyard/node/constraints.txt")]
     command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), *lists]
     subprocess.run(command, check=True, timeout=TIMEOUT_SECONDS)
     for stub in STUB_WHEELS:
@@ -109,7 +107,7 @@ def test_newer_environments_do_not_replace_environments_in_use(cluster: BootedCl
     process, runs = run_script(cluster, node, agent), len(cluster.playbook_events(node))
     machine = cluster.machine(node)
     machine.run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service")  # busy, as with a job
-    (tree / "constraints.txt").write_text(constraints_without_stubs("# newer\n"))
+    (tree / "trainyard/node/constraints.txt").write_text(constraints_without_stubs("# newer\n"))
     cluster.publish_manifest(pack_bundle(tree))
     assert cluster.wait_for_playbook(node, runs + 1, TIMEOUT_SECONDS).status == "ok"
     assert run_script(cluster, node, "readlink -f /opt/trainyard/venv") != before

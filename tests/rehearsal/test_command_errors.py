@@ -9,11 +9,12 @@ import pytest
 
 from rehearsal.stages import Stages
 from tests.rehearsal.conftest import ROOT
+from trainyard.config.project import read_project
 
 
 def test_message_of_a_failed_command_has_one_prefix() -> None:
     display, clock = SimpleNamespace(update_status=lambda subject, text: None), SimpleNamespace(current="reserve")
-    options = SimpleNamespace(stack="nosuch", root=ROOT)
+    options = SimpleNamespace(stack="nosuch", project=read_project(ROOT))
     context: Any = SimpleNamespace(options=options, display=display, clock=clock)
     with pytest.raises(RuntimeError, match=r"^trainyard reserve failed: --stack = 'nosuch': .* does not exist\."):
         Stages(context).run_cli("reserve", "--yes")

@@ -88,7 +88,7 @@ def clone() -> Iterator[Clone]:
     home.chmod(0o755)
     tree = home / "clone"
     shutil.copytree(ROOT, tree, ignore=COPY_IGNORE, copy_function=shutil.copyfile)
-    (tree / "trainyard/launcher").chmod(0o755)
+    (tree / "infra/launcher").chmod(0o755)
     (tree / ".venv").symlink_to(sys.prefix)
     (home / "tmp").mkdir()
     user = UNPRIVILEGED_UID if os.geteuid() == 0 else None

@@ -18,6 +18,7 @@ from rehearsal.workspace import (
 )
 from tests.problems import rejects
 from trainyard.config import CONFIG_KEY
+from trainyard.config.project import PROJECT_ROOT, read_project
 
 
 def test_only_folders_of_killed_accounts_are_removed(tmp_path: Path) -> None:
@@ -52,14 +53,13 @@ def test_invalid_change_is_refused(spec: str) -> None:
 
 def test_invalid_value_of_a_change_names_the_option() -> None:
     with rejects("int_parsing", "trainyard:cluster.nodes = 'few'", "in --set."):
-        read_stack(Options(stack="local", changes=parse_changes(["nodes=few"])))
+        read_stack(Options(project=read_project(PROJECT_ROOT), stack="local", changes=parse_changes(["nodes=few"])))
 
 
 def write_stack_file(root: Path, config: dict[str, object]) -> Options:
     cluster = {"instance_type": "c7i.xlarge", "nodes": 2, "job": {"name": "a", "dataset": "d", "train": {}}}
-    (root / "stacks").mkdir()
-    (root / "stacks/Pulumi.a.yaml").write_text(yaml.safe_dump({"config": {CONFIG_KEY: cluster, **config}}))
-    return Options(stack="a", root=root)
+    (root / "Pulumi.a.yaml").write_text(yaml.safe_dump({"config": {CONFIG_KEY: cluster, **config}}))
+    return Options(project=read_project(root), stack="a")
 
 
 def test_default_region_is_a_substitution(tmp_path: Path) -> None:

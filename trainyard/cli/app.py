@@ -1,9 +1,11 @@
 """The `trainyard` command. Exit status: 0 success, 1 failure, 2 user error, 130 interrupted."""
 
+import contextlib
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -26,9 +28,9 @@ from trainyard.cli.shell import shell
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
 from trainyard.cli.up import up
-from trainyard.errors import InputError
+from trainyard.config.project import PROJECT_ROOT, find_project
+from trainyard.errors import InputError, Problem
 from trainyard.operations.signals import separate_from_launcher
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 
 class _Commands(TyperGroup):
@@ -77,11 +79,27 @@ def _version() -> str:
 
 @app.callback()
 def root(
+    context: typer.Context,
+    folder: Annotated[
+        Path | None,
+        typer.Option("-C", metavar="DIR", help="Run as if started in this folder, and use the stack files there."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 user error."""
+    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 user error.
+
+    Stack files are those of the working directory, or of the nearest folder above it with Trainyard's Pulumi.yaml or a
+    folder `trainyard`.
+    """
+    if folder is not None:
+        if not folder.is_dir():
+            raise InputError(
+                [Problem("-C", str(folder), "no such folder", "Name an existing folder", "folder_missing")]
+            )
+        context.with_resource(contextlib.chdir(folder))
+    context.obj = find_project(Path.cwd())
 
 
 app.command()(reserve)

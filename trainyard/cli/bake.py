@@ -1,17 +1,17 @@
 """`trainyard bake`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import FileOption, JsonOption, StackOption, current_project
 from trainyard.operations import bake as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
 
 
 def bake(
+    context: typer.Context,
     stack: StackOption,
     group: Annotated[
         str | None, typer.Option("--group", help="Worker group that boots the image. Default: the first group.")
@@ -25,13 +25,13 @@ def bake(
         ),
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=1, help="Time limit; the builder then terminates.")] = 90,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
-    ] = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create the image of a stack's workers from a configured instance, and write it into the stack's file."""
+    project = current_project(context)
+    file = file or project.stack_file(stack)
     options = operation.BakeOptions(minutes=minutes, group=group, instance_type=instance_type, file=file)
     with create_display() as display:
-        result = operation.bake(Cluster.from_environment(stack), options, display)
+        result = operation.bake(Cluster.from_environment(stack, project=project), options, display)
         print(result.model_dump_json() if as_json else "\n".join(operation.format_result(result, stack)))

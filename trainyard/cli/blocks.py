@@ -2,18 +2,18 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import FileOption, JsonOption, StackOption, current_project
 from trainyard.operations import blocks as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.stack_file import read_stack_settings
 
 
 def blocks(
+    context: typer.Context,
     stack: StackOption,
     hours: Annotated[
         int | None,
@@ -26,13 +26,13 @@ def blocks(
     extend: Annotated[
         bool, typer.Option("--extend", help="List extensions of the stack's Capacity Block, or buy one with --buy.")
     ] = False,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
-    ] = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the Capacity Blocks that AWS offers for all nodes of a stack, with start and price; buy or extend one."""
-    settings, region = read_stack_settings(stack, file), Cluster.from_environment(stack).region
+    project = current_project(context)
+    settings = read_stack_settings(stack, project, file)
+    region = Cluster.from_environment(stack, project=project).region
     if extend:
         duration = operation.EXTENSION_HOURS if hours is None else hours
         offerings = operation.list_extensions(region, settings, duration)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import FileOption, JsonOption, StackOption, current_project
 from trainyard.config.field_types import DatasetName
 from trainyard.errors import InputError, Problem
 from trainyard.operations.cluster import Cluster
@@ -18,11 +18,11 @@ from trainyard.operations.stack_file import read_stack_settings
 from trainyard.quantity import quantity
 
 data = typer.Typer(no_args_is_help=True, help="Upload and list the datasets of a stack's data bucket.")
-FileOption = Annotated[Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")]
 
 
 @data.command()
 def put(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder whose files are uploaded, with its subfolders.")],
     name: Annotated[str, typer.Argument(help="Name of the dataset, for job.dataset and job.model: dataset:NAME.")],
     stack: StackOption,
@@ -38,16 +38,20 @@ def put(
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise InputError([Problem("NAME", name, reason, "Choose another name", "invalid_format")]) from None
-    settings = read_stack_settings(stack, file)
+    project = current_project(context)
+    settings = read_stack_settings(stack, project, file)
     with create_display() as display:
-        result = put_dataset(Cluster.from_environment(stack), settings, folder, name, display)
+        result = put_dataset(Cluster.from_environment(stack, project=project), settings, folder, name, display)
     print(result.model_dump_json() if as_json else describe_upload(result))
 
 
 @data.command("ls")
-def list_names(stack: StackOption, file: FileOption = None, as_json: JsonOption = False) -> None:
+def list_names(
+    context: typer.Context, stack: StackOption, file: FileOption = None, as_json: JsonOption = False
+) -> None:
     """List the datasets: name, files, bytes, age."""
-    listed = list_datasets(Cluster.from_environment(stack), read_stack_settings(stack, file))
+    project = current_project(context)
+    listed = list_datasets(Cluster.from_environment(stack, project=project), read_stack_settings(stack, project, file))
     if as_json:
         print(json.dumps({"datasets": [each.model_dump() for each in listed]}))
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import ManifestOption, ResumeReplacedOption, StackOption, WaitOption
+from trainyard.cli.options import ManifestOption, ResumeReplacedOption, StackOption, WaitOption, current_project
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.launch import Launch, LaunchOptions
@@ -15,6 +15,7 @@ from trainyard.operations.signals import terminate_with_launcher
 
 
 def launch(
+    context: typer.Context,
     stack: StackOption,
     manifest: ManifestOption = None,
     update: Annotated[
@@ -45,7 +46,7 @@ def launch(
     """
     terminate_with_launcher()
     with create_display() as display:
-        cluster = Cluster.from_environment(stack, manifest, sha256)
+        cluster = Cluster.from_environment(stack, manifest, sha256, project=current_project(context))
         options = LaunchOptions(
             trigger=trigger,
             again=again,

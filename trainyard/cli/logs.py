@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import RunOption, StackOption
+from trainyard.cli.options import RunOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_logs
 
 
 def logs(
+    context: typer.Context,
     stack: StackOption,
     run: RunOption = None,
     source: Annotated[
@@ -25,7 +26,9 @@ def logs(
 ) -> None:
     """Print the output of the ranks; each line begins with its writer."""
     has_lines = False
-    for writer, line in read_logs(Cluster.from_environment(stack), run, source, follow):
+    for writer, line in read_logs(
+        Cluster.from_environment(stack, project=current_project(context)), run, source, follow
+    ):
         print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
         has_lines = True
     if not has_lines:

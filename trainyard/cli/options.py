@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
+from trainyard.config.project import Project
+
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Pulumi stack, e.g. a100-cluster.")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", help="The stack's file. Default: Pulumi.STACK.yaml of the project.")
+]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run id. Default: the newest run.")]
 ManifestOption = Annotated[
     str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest. Default: found by the stack's tags.")
@@ -28,3 +33,10 @@ WaitOption = Annotated[
         help="Wait until the job has started. Default: only if the environment variable CI is not set.",
     ),
 ]
+
+
+def current_project(context: typer.Context) -> Project:
+    """Return the project that the command works on: that of -C, else of the working directory."""
+    project = context.obj
+    assert isinstance(project, Project), "the callback of the command `trainyard` sets it"
+    return project

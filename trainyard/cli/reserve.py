@@ -1,12 +1,11 @@
 """`trainyard reserve`."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import FileOption, JsonOption, StackOption, current_project
 from trainyard.operations import reserve as operation
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
@@ -16,6 +15,7 @@ from trainyard.times import format_time
 
 
 def reserve(
+    context: typer.Context,
     stack: StackOption,
     hours: Annotated[
         float | None,
@@ -28,9 +28,7 @@ def reserve(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the reservation, unless a run uses it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Reserve without confirmation.")] = False,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
-    ] = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Reserve the capacity of a stack's on-demand GPU nodes before `pulumi up`, in a zone that has all of it.
@@ -43,17 +41,19 @@ def reserve(
         if not yes:
             typer.confirm(question, abort=True, err=True)
 
+    project = current_project(context)
     with create_display() as display:
         if cancel:
-            cancelled = operation.cancel_held_capacity(Cluster.from_environment(stack), display)
+            cancelled = operation.cancel_held_capacity(Cluster.from_environment(stack, project=project), display)
             print(
                 json.dumps({"cancelled": cancelled})
                 if as_json
                 else f"{quantity(len(cancelled), 'reservation')} cancelled"
             )
             return
-        settings = read_stack_settings(stack, file)
-        held = operation.hold_capacity(Cluster.from_environment(stack), settings, hours, display, confirm)
+        settings = read_stack_settings(stack, project, file)
+        cluster = Cluster.from_environment(stack, project=project)
+        held = operation.hold_capacity(cluster, settings, hours, display, confirm)
         end = f" until {format_time(held.end)}" if held.end else ""
         text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}{end}"
         price = f"{held.usd_per_hour:,.2f} USD per hour, used or not"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, RunOption, StackOption
+from trainyard.cli.options import JsonOption, RunOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
 from trainyard.operations.runs import download_results
@@ -14,6 +14,7 @@ from trainyard.quantity import quantity
 
 
 def results(
+    context: typer.Context,
     stack: StackOption,
     run: RunOption = None,
     to: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
@@ -27,8 +28,9 @@ def results(
 
     A repeated download continues one that was interrupted.
     """
+    cluster = Cluster.from_environment(stack, project=current_project(context))
     with create_display() as display:
-        downloaded = download_results(Cluster.from_environment(stack), run, to, display, checkpoint)
+        downloaded = download_results(cluster, run, to, display, checkpoint)
     if as_json:
         print(downloaded.model_dump_json())
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trainyard.cli.launch import waits_for_start
-from trainyard.cli.options import JsonOption, ResumeReplacedOption, StackOption, WaitOption
+from trainyard.cli.options import JsonOption, ResumeReplacedOption, StackOption, WaitOption, current_project
 from trainyard.operations import job_run as operation
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
@@ -17,6 +17,7 @@ from trainyard.operations.status import describe_next_commands
 
 
 def run(
+    context: typer.Context,
     stack: StackOption,
     arguments: Annotated[
         list[str] | None,
@@ -30,7 +31,7 @@ def run(
         typer.Option("--file", help="YAML file with keys of `job`, which replace those of the stack file."),
     ] = None,
     stack_file: Annotated[
-        Path | None, typer.Option("--stack-file", help="The stack's file. Default: stacks/Pulumi.STACK.yaml.")
+        Path | None, typer.Option("--stack-file", help="The stack's file. Default: Pulumi.STACK.yaml of the project.")
     ] = None,
     replace_running: Annotated[
         bool, typer.Option("--replace-running", help="Stop an active run; the new run uses its nodes.")
@@ -45,8 +46,9 @@ def run(
     Pulumi engine is not used: changes of the stack file outside `job` need pulumi up.
     """
     options = operation.JobOptions(file=file, arguments=tuple(arguments or ()), stack_file=stack_file)
+    project = current_project(context)
     with create_display() as display:
-        cluster = Cluster.from_environment(stack)
+        cluster = Cluster.from_environment(stack, project=project)
         launch_options = LaunchOptions(
             replace_running=replace_running,
             resume_replaced=resume_replaced,
@@ -54,6 +56,6 @@ def run(
             new_run=True,
             deployed_digest=cluster.manifest.digest(),
         )
-        result = operation.run_job(cluster, options, launch_options, display)
+        result = operation.run_job(cluster, project, options, launch_options, display)
         tag_old_objects(cluster, display)
         print(result.model_dump_json() if as_json else "\n".join(describe_next_commands(result, stack)))

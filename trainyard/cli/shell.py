@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, StackOption
+from trainyard.cli.options import JsonOption, StackOption, current_project
 from trainyard.errors import InputError, Problem
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.sessions import Session, find_node, require_plugin
 
 
 def shell(
+    context: typer.Context,
     stack: StackOption,
     node: Annotated[
         str | None,
@@ -30,7 +31,7 @@ def shell(
         fix = "Add a command: trainyard shell -s STACK NODE --json -- COMMAND"
         raise InputError([Problem("--json", None, "an interactive shell has no JSON output", fix, "command_missing")])
     require_plugin()
-    cluster = Cluster.from_environment(stack)
+    cluster = Cluster.from_environment(stack, project=current_project(context))
     instance = find_node(cluster, node)
     session = Session(cluster.region, instance, command or ())
     if not command:

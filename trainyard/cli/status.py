@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import JsonOption, RunOption, StackOption
+from trainyard.cli.options import JsonOption, RunOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import create_display
 from trainyard.operations.runs import read_run_record
@@ -13,6 +13,7 @@ from trainyard.operations.status import format_status, read_status
 
 
 def status(
+    context: typer.Context,
     stack: StackOption,
     run: RunOption = None,
     wait: Annotated[
@@ -24,7 +25,7 @@ def status(
 
     With --wait it fails if the run fails before its job has started.
     """
-    cluster = Cluster.from_environment(stack)
+    cluster = Cluster.from_environment(stack, project=current_project(context))
     if wait:
         with create_display() as display:
             follow_startup(cluster, display, read_run_record(cluster, run))

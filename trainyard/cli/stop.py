@@ -4,7 +4,7 @@ import json
 
 import typer
 
-from trainyard.cli.options import JsonOption, ManifestOption, StackOption
+from trainyard.cli.options import JsonOption, ManifestOption, StackOption, current_project
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.image_builder import terminate_builders
@@ -14,13 +14,15 @@ from trainyard.operations.stop import stop_run
 from trainyard.quantity import quantity
 
 
-def stop(stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False) -> None:
+def stop(
+    context: typer.Context, stack: StackOption, manifest: ManifestOption = None, as_json: JsonOption = False
+) -> None:
     """Stop the stack's run, and terminate its worker nodes and image builders.
 
     Exit status 1 when capacity reservations remain, which are billed.
     """
     with create_display() as display:
-        cluster = Cluster.from_environment(stack, manifest)
+        cluster = Cluster.from_environment(stack, manifest, project=current_project(context))
         if manifest is None:  # `pulumi destroy` passes a manifest, and may run after the stack is deleted
             cluster.require_manifest()
         result = stop_run(cluster, display)

@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import CwdOption, JsonOption, StackOption
+from trainyard.cli.options import CwdOption, JsonOption, StackOption, current_project
 from trainyard.operations import up as operation
 from trainyard.operations.stack_project import stack_project
 
 
 def up(
+    context: typer.Context,
     stack: StackOption,
     preview: Annotated[bool, typer.Option("--preview", help="Show the changes only.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Change without confirmation.")] = False,
@@ -20,7 +21,10 @@ def up(
 
     Exit status 1 if Pulumi failed.
     """
-    result = operation.up(stack, stack_project(stack, cwd), preview=preview, confirmed=yes)
+    project = current_project(context)
+    if cwd is None:
+        project.require_program()
+    result = operation.up(stack, project, stack_project(stack, project, cwd), preview=preview, confirmed=yes)
     if as_json:
         print(result.model_dump_json())
     if result.pulumi_exit_status:

@@ -1,4 +1,4 @@
-"""Find and read the file of a stack, stacks/Pulumi.<stack>.yaml."""
+"""Find and read the file of a stack, Pulumi.<stack>.yaml in a folder of stack files."""
 
 import re
 from collections.abc import Mapping
@@ -33,8 +33,9 @@ def find_stack_file(stack: str, stacks: Path) -> Path:
         fix = "Use a valid stack name"
     else:
         names = stack_names(stacks)
-        reason = f"stacks/{file.name} does not exist"
-        fix = f"{did_you_mean(stack, names)}Use one of {', '.join(names)}"
+        reason = f"{stacks.name}/{file.name} does not exist"
+        known = f"{did_you_mean(stack, names)}Use one of {', '.join(names)}"
+        fix = known if names else f"Create it with trainyard init {stack}, or name the folder of the project with -C"
     raise InputError([Problem("--stack", stack, reason, fix, "unknown_stack")])
 
 
@@ -57,7 +58,7 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
         code = "config_section_missing"
         config = document.get("config") if isinstance(document, dict) else document
         if document is None or (config is None and not document):
-            reason, fix = "the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"
+            reason, fix = "the file is empty", "Write one with trainyard init NAME"
         elif not isinstance(config, dict):
             keys = map(str, document) if isinstance(document, dict) else ()
             misspelled = next(

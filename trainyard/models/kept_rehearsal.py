@@ -31,11 +31,6 @@ class KeptRehearsal(StrictModel):
     )
 
 
-def rehearsal_folder(root: Path, stack: str) -> Path:
-    """Return the folder of a stack's rehearsal; `root` is the root of the repository."""
-    return root / "build" / "rehearsal" / stack
-
-
 def find_kept_rehearsal(folder: Path) -> KeptRehearsal | None:
     """Return the rehearsal that is kept in a folder; None if there is none."""
     try:

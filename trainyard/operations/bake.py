@@ -22,7 +22,7 @@ from trainyard.operations.image_builder import Builder, LaunchTemplate, read_lau
 from trainyard.operations.images import ImageContent, StackImages, compute_content
 from trainyard.operations.progress import Display
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
-from trainyard.operations.stack_file import StackFile, stack_file_path
+from trainyard.operations.stack_file import StackFile
 from trainyard.operations.startup import Deadline
 from trainyard.quantity import quantity
 
@@ -44,13 +44,13 @@ class BakeOptions:
     """Options of a bake.
 
     `minutes`: time limit, after which the builder terminates. `group`: None for the first worker group.
-    `instance_type`: None for the group's type. `file`: None for the stack's file in stacks/.
+    `instance_type`: None for the group's type. `file`: the stack's file.
     """
 
     minutes: float
+    file: Path
     group: str | None = None
     instance_type: str | None = None
-    file: Path | None = None
 
 
 def bake(cluster: Cluster, options: BakeOptions, display: Display) -> BakeResult:
@@ -58,7 +58,7 @@ def bake(cluster: Cluster, options: BakeOptions, display: Display) -> BakeResult
 
     Raises InputError for a user error, LaunchError for every other failure.
     """
-    file = StackFile(options.file or stack_file_path(cluster.stack))
+    file = StackFile(options.file)
     group = _find_group(cluster, options.group)
     instance_type = options.instance_type or group.instance_type
     has_drivers = instance_type == group.instance_type

@@ -12,13 +12,13 @@ from trainyard.aws import tags
 from trainyard.aws.access_problems import region_missing
 from trainyard.aws.region import configured_region, require_known_region
 from trainyard.aws.s3 import Bucket, find_buckets
-from trainyard.config.stack_config import find_stack_file
+from trainyard.config.project import Project
 from trainyard.errors import InputError, Problem
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, Outcome, RunRecord
-from trainyard.operations.stack_file import PROJECT_ROOT, deploy_or_correct, stack_region
+from trainyard.operations.stack_file import deploy_or_correct, stack_region
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,19 @@ class Cluster:
     """One stack in one account and region.
 
     `manifest_uri`: S3 URI of the manifest where the caller knows it; AWS's tag index lags behind for new buckets.
-    `manifest_sha256`: SHA-256 that the manifest must have.
+    `manifest_sha256`: SHA-256 that the manifest must have. `project`: of the stack's file, where it is known.
     """
 
     stack: str
     region: str
     manifest_uri: str | None = None
     manifest_sha256: str | None = None
+    project: Project | None = None
 
     @classmethod
-    def from_environment(cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None) -> Self:
+    def from_environment(
+        cls, stack: str, manifest_uri: str | None = None, manifest_sha256: str | None = None, *, project: Project
+    ) -> Self:
         """Return the stack in aws:region of its file, else in the configured region.
 
         Raises InputError when `manifest_uri` is not an S3 URI, AWS_REGION names another region than the file, AWS does
@@ -45,7 +48,7 @@ class Cluster:
             raise InputError(
                 [Problem("--manifest", manifest_uri, "not an S3 URI", "Use s3://BUCKET/KEY", "invalid_s3_uri")]
             )
-        region, in_environment = stack_region(stack), os.environ.get("AWS_REGION")
+        region, in_environment = stack_region(stack, project), os.environ.get("AWS_REGION")
         if region and in_environment and region != in_environment:
             reason = f"stack {stack} is in {region} (aws:region of its file)"
             fix = f"Set AWS_REGION={region}, or unset it"
@@ -53,10 +56,10 @@ class Cluster:
         key, source = ("aws:region", f"the file of stack {stack}") if region else ("AWS_REGION", "the environment")
         region = region or configured_region()
         if not region:
-            find_stack_file(stack, PROJECT_ROOT / "stacks")
+            project.find_stack_file(stack)
             raise InputError([region_missing()])
         require_known_region(region, key, source)
-        return cls(stack, region, manifest_uri, manifest_sha256)
+        return cls(stack, region, manifest_uri, manifest_sha256, project)
 
     def _find_bucket(self, role: str) -> Bucket | None:
         try:
@@ -95,9 +98,9 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack has no data bucket in {self.region}",
-                f"{deploy_or_correct(self.stack)}, or correct its region (aws:region of its file, else AWS_REGION); an "
-                "existing bucket that the "
-                "stack uses (storage.bucket) is found only while the stack is deployed",
+                f"{deploy_or_correct(self.stack, self.project)}, or correct its region (aws:region of its file, else "
+                "AWS_REGION); an existing bucket that the stack uses (storage.bucket) is found only while the stack is "
+                "deployed",
                 "data_bucket_missing",
             )
             raise InputError([problem])
@@ -111,8 +114,8 @@ class Cluster:
                 "--stack",
                 self.stack,
                 f"the stack is not deployed in {self.region}: it has no manifest",
-                f"{deploy_or_correct(self.stack)}, or correct its region (aws:region of its file, else AWS_REGION) or "
-                "the account (AWS_PROFILE)",
+                f"{deploy_or_correct(self.stack, self.project)}, or correct its region (aws:region of its file, else "
+                "AWS_REGION) or the account (AWS_PROFILE)",
                 "stack_not_deployed",
             )
             raise InputError([problem])

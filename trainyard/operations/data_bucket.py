@@ -11,19 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import boto3
-import yaml
 from botocore.exceptions import ClientError
 
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket, find_buckets
 from trainyard.aws.stack_key import STACK_KEY_USAGE, key_description, key_policy
+from trainyard.config.project import NAME
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 _NAME_PREFIX = "trainyard-data-"  # as the Pulumi program names it
 INDEX_TIMEOUT_SECONDS = 180.0
@@ -90,8 +89,7 @@ def create_data_bucket(cluster: Cluster, settings: StackSettings, display: Displ
 
 
 def _tags(cluster: Cluster, settings: StackSettings, role: str) -> dict[str, str]:
-    project = yaml.safe_load((PROJECT_ROOT / "Pulumi.yaml").read_text())["name"]
-    return {**settings.tags, **tags.own_tags(project, cluster.stack, role)}
+    return {**settings.tags, **tags.own_tags(NAME, cluster.stack, role)}
 
 
 def _find_key(cluster: Cluster) -> str | None:

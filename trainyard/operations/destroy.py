@@ -49,14 +49,14 @@ class DestroyResult(StrictModel):
         return self.pulumi_exit_status == 0 and not self.remaining
 
 
-def destroy(cluster: Cluster, display: Display, project: PulumiProject) -> DestroyResult:
+def destroy(cluster: Cluster, display: Display, pulumi: PulumiProject) -> DestroyResult:
     """Stop the run, delete the stack's resources, and audit the account. It can be repeated at any point.
 
     Pulumi's output goes to stderr. Raises InputError without the Pulumi CLI, its login or project, before anything is
     stopped, and for a stack that the Pulumi backend does not have, after its run and its held capacity have ended;
     TimeoutError when nodes still exist.
     """
-    has_stack = project.has_stack(cluster.stack)
+    has_stack = pulumi.has_stack(cluster.stack)
     terminated = stop_run(cluster, display).nodes
     delete_held_placement_groups(cluster, display, keep_used=False)
     if builders := terminate_builders(cluster):
@@ -64,10 +64,10 @@ def destroy(cluster: Cluster, display: Display, project: PulumiProject) -> Destr
     if not has_stack:
         for each in audit(cluster, display, 0.0)[1]:
             display.line("remaining", str(each))
-        raise InputError([stack_missing(cluster.stack)])
+        raise InputError([stack_missing(cluster.stack, cluster.project)])
     arguments = ("destroy", "--stack", cluster.stack, "--yes")
     display.line("pulumi", " ".join(arguments))
-    exit_status = project.run(*arguments)
+    exit_status = pulumi.run(*arguments)
     retained, remaining = audit(cluster, display, 0.0 if exit_status else AUDIT_TIMEOUT_SECONDS)
     return DestroyResult(
         stack=cluster.stack,

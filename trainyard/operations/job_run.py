@@ -12,12 +12,13 @@ from infra.packaging.archive import Packed
 from infra.packaging.source import pack_source
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
+from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import JobSpec
-from trainyard.config.stack_config import find_stack_file, read_config
+from trainyard.config.stack_config import read_config
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import STACK_FILE, rehearsal_folder
+from trainyard.models.kept_rehearsal import STACK_FILE
 from trainyard.models.layout import dataset_prefix, job_source_key
 from trainyard.models.manifest import Job, Manifest
 from trainyard.models.run import LaunchResult
@@ -25,7 +26,6 @@ from trainyard.operations.cluster import Cluster
 from trainyard.operations.kept_rehearsal import current_kept_rehearsal, update_stack_settings
 from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.progress import Display
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 # The keys of the two kinds of jobs: a file with keys of one kind replaces a job of the other kind.
 _TRAINER_KEYS, _CUSTOM_KEYS = frozenset(["train"]), frozenset(["source", "command", "container"])
@@ -44,10 +44,14 @@ class JobOptions:
     stack_file: Path | None = None
 
 
-def run_job(cluster: Cluster, options: JobOptions, launch_options: LaunchOptions, display: Display) -> LaunchResult:
+def run_job(
+    cluster: Cluster, project: Project, options: JobOptions, launch_options: LaunchOptions, display: Display
+) -> LaunchResult:
     """Start a new run of the job on the deployed cluster. Raises InputError, and LaunchError as Launch does."""
-    settings = read_settings(cluster.stack, _with_rehearsed_stack_file(cluster.stack, options))
-    archive = pack_source(PROJECT_ROOT, settings.job.source) if settings.job.source is not None else None
+    settings = read_settings(cluster.stack, project, _with_rehearsed_stack_file(cluster.stack, project, options))
+    job, archive = settings.job, None
+    if job.source is not None:
+        archive = pack_source(project.folder, job.source, job.script)
     deployed = cluster.manifest
     manifest = create_manifest(deployed, settings, archive)
     if settings.nodes != deployed.nodes:
@@ -58,22 +62,22 @@ def run_job(cluster: Cluster, options: JobOptions, launch_options: LaunchOptions
     return Launch(cluster.with_manifest(manifest), display, launch_options).start()
 
 
-def _with_rehearsed_stack_file(stack: str, options: JobOptions) -> JobOptions:
+def _with_rehearsed_stack_file(stack: str, project: Project, options: JobOptions) -> JobOptions:
     """Use the stack file as it is rehearsed, in the shell of a kept rehearsal."""
-    if options.stack_file is not None or (kept := current_kept_rehearsal(stack)) is None:
+    if options.stack_file is not None or (kept := current_kept_rehearsal(stack, project)) is None:
         return options
-    update_stack_settings(kept)
-    return replace(options, stack_file=rehearsal_folder(PROJECT_ROOT, stack) / STACK_FILE)
+    update_stack_settings(kept, project)
+    return replace(options, stack_file=project.rehearsal(stack) / STACK_FILE)
 
 
-def read_settings(stack: str, options: JobOptions) -> StackSettings:
+def read_settings(stack: str, project: Project, options: JobOptions) -> StackSettings:
     """Return the settings of the stack file with the changes of the job. Raises InputError."""
-    path = options.stack_file or find_stack_file(stack, PROJECT_ROOT / "stacks")
+    path = options.stack_file or project.find_stack_file(stack)
     config = read_config(path, path.name)
     raw = copy.deepcopy(config.get(CONFIG_KEY))
     if isinstance(raw, dict) and isinstance(raw.get("job"), dict):
         raw["job"] = change_job(raw["job"], options)
-    return load_settings(raw, PROJECT_ROOT, str(options.file or path.name))
+    return load_settings(raw, project.folder, str(options.file or path.name))
 
 
 def change_job(job: dict[str, Any], options: JobOptions) -> dict[str, Any]:

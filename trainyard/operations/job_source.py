@@ -36,7 +36,6 @@ from trainyard.models.requirements import RequirementsLock
 from trainyard.models.run import RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
-from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.quantity import quantity
 
 # A check uses a lock, and a lock uses wheels, of at most this age: together less than the 365 days of the objects.
@@ -72,6 +71,7 @@ class _Preparation:
         assert cluster.staging is not None, "the manifest is in it"
         self._region, self._staging, self._display = cluster.region, cluster.staging, display
         self._manifest: Manifest = cluster.manifest
+        self._archives = cluster.project and cluster.project.archives
         self._environment = find_environment(self._manifest.node.venv, self._image_python())
 
     def prepare(self) -> Archive | None:
@@ -128,8 +128,8 @@ class _Preparation:
         """Return the archive of the source: the copy that the Pulumi program wrote, else the object in the bucket."""
         archive = self._manifest.job.source
         assert archive is not None
-        local = PROJECT_ROOT / "build" / "archives" / f"{archive.sha256}.tar"
-        if local.exists() and hashlib.sha256(content := local.read_bytes()).hexdigest() == archive.sha256:
+        local = self._archives and self._archives / f"{archive.sha256}.tar"
+        if local and local.exists() and hashlib.sha256(content := local.read_bytes()).hexdigest() == archive.sha256:
             return content
         return self._staging.read(split_s3_uri(archive.uri)[1])
 

@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from trainyard.config.project import PROJECT_ROOT, Project
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import KeptRehearsal, find_kept_rehearsal, rehearsal_folder
-from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.models.kept_rehearsal import KeptRehearsal, find_kept_rehearsal
 
 INPUT_ERROR_STATUS = 2
 _LOOPBACK = ("127.0.0.1", "localhost")
 _CONNECT_TIMEOUT_SECONDS = 5.0
 
 
-def current_kept_rehearsal(stack: str) -> KeptRehearsal | None:
-    """Return the kept rehearsal of the stack whose account AWS_ENDPOINT_URL selects; None on AWS.
+def current_kept_rehearsal(stack: str, project: Project) -> KeptRehearsal | None:
+    """Return the kept rehearsal of the project's stack whose account AWS_ENDPOINT_URL selects; None on AWS.
 
     Raises InputError when the variable selects an emulated AWS that does not respond, or that of another stack.
     """
@@ -25,7 +25,7 @@ def current_kept_rehearsal(stack: str) -> KeptRehearsal | None:
     if endpoint is None:
         return None
     _check_endpoint(endpoint)
-    folders = rehearsal_folder(PROJECT_ROOT, stack).parent.glob("*/")
+    folders = project.rehearsals.glob("*/")
     kept = next((each for each in map(find_kept_rehearsal, folders) if each and each.endpoint == endpoint), None)
     if kept is not None and kept.stack != stack:
         reason = f"this shell uses the emulated AWS of the kept rehearsal of stack {kept.stack}"
@@ -55,7 +55,7 @@ def kept_pulumi_folder(kept: KeptRehearsal) -> Path:
     return Path(kept.pulumi_folder)
 
 
-def update_stack_settings(kept: KeptRehearsal) -> None:
+def update_stack_settings(kept: KeptRehearsal, project: Project) -> None:
     """Apply the current stack file, changed for a rehearsal, to the Pulumi project of the kept rehearsal.
 
     Raises InputError when it is invalid.
@@ -64,7 +64,7 @@ def update_stack_settings(kept: KeptRehearsal) -> None:
     completed = subprocess.run(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, check=False)
     message = completed.stderr.rpartition("rehearsal: ")[2].strip()
     if completed.returncode == INPUT_ERROR_STATUS:
-        file = f"stacks/Pulumi.{kept.stack}.yaml"
+        file = project.source(kept.stack)
         raise InputError([Problem(file, None, message.rstrip("."), "Nothing was changed", "stack_file_invalid")])
     if completed.returncode:
         raise RuntimeError(f"cannot read the stack file of {kept.stack} again: {message}")

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainyard.config.stack_config import stack_names
+from trainyard.config.project import Project
 from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.operations.signals import waiting_for_child
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 _NO_STACK = "no stack named"  # pulumi/pulumi, pkg/cmd/pulumi/stack/io.go, RequireStack
 _NO_LOGIN = "PULUMI_ACCESS_TOKEN must be set for login"  # pulumi/pulumi issue 13293
@@ -81,9 +80,9 @@ class PulumiProject:
             return process.wait()
 
 
-def stack_missing(stack: str) -> Problem:
+def stack_missing(stack: str, project: Project | None) -> Problem:
     """Return the problem of a stack that the Pulumi backend does not have."""
-    names = set(stack_names(PROJECT_ROOT / "stacks")) - {stack}
+    names = set(project.stack_names if project else ()) - {stack}
     fix = "Use a stack that pulumi stack ls lists, or log in to the backend of the stack with pulumi login"
     reason = "the Pulumi backend has no such stack"
     return Problem("--stack", stack, reason, did_you_mean(stack, names) + fix, "backend_stack_missing")

@@ -1,6 +1,6 @@
 """Signals while a launch or bake holds resources: a signal leads to a rollback, which no signal interrupts.
 
-The Pulumi program starts commands through `trainyard/launcher`. On Ctrl-C Pulumi's command provider kills the launcher,
+The Pulumi program starts commands through `infra/launcher`. On Ctrl-C Pulumi's command provider kills the launcher,
 and at a second Ctrl-C the engine kills the process group of the provider. So a command of the launcher has a
 separate session, and a launch treats the end of the launcher as a signal. Sources: pulumi-command, `run` in
 commandOutputs.go, which uses exec.CommandContext; pulumi, KillChildren in sdk/go/common/util/cmdutil/child_unix.go.

@@ -8,49 +8,45 @@ import yaml
 
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
+from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
-from trainyard.config.stack_config import find_stack_file, read_config, stack_names
+from trainyard.config.stack_config import read_config
 from trainyard.errors import InputError, Problem, did_you_mean
 
-PROJECT_ROOT = Path(__file__).parents[2]
 KEY = "image"
 _PREVIOUS_KEY = "instance_type"  # every stack has this key; a new image line follows it
 
 
-def stack_file_path(stack: str) -> Path:
-    """Return the path of a stack's file (stackConfigDir in Pulumi.yaml)."""
-    return PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
-
-
-def deploy_or_correct(stack: str) -> str:
+def deploy_or_correct(stack: str, project: Project | None) -> str:
     """Return the start of a fix for a stack that is not deployed: deploy it, or correct a name similar to another's.
 
-    A stack without a file in the project can be deployed too.
+    A stack without a file in the project can be deployed too. `project`: None where it is not known.
     """
-    names = stack_names(PROJECT_ROOT / "stacks")
+    names = project.stack_names if project else []
     deploy = f"the stack first (pulumi up -s {stack})"
     if stack in names:
         return f"Deploy {deploy}"
     if suggestion := did_you_mean(stack, names):
         return f"{suggestion}Correct the name"
-    return f"Correct the name (stacks/ has no file of it), or deploy {deploy}"
+    no_file = f" ({project.stacks.name}/ has no file of it)" if project else ""
+    return f"Correct the name{no_file}, or deploy {deploy}"
 
 
-def stack_region(stack: str) -> str | None:
+def stack_region(stack: str, project: Project) -> str | None:
     """Return aws:region of a stack's file; None without the file or the key."""
     try:
-        config = (yaml.safe_load(stack_file_path(stack).read_text()) or {}).get("config") or {}
+        config = (yaml.safe_load(project.stack_file(stack).read_text()) or {}).get("config") or {}
     except (OSError, AttributeError, yaml.YAMLError):
         return None
     region = config.get("aws:region")
     return region if isinstance(region, str) else None
 
 
-def read_stack_settings(stack: str, file: Path | None) -> StackSettings:
-    """Return the settings of a stack's file. Raises InputError."""
-    path = file or find_stack_file(stack, PROJECT_ROOT / "stacks")
-    config = read_config(path, str(file) if file else f"stacks/{path.name}")
-    return load_settings(config.get(CONFIG_KEY), PROJECT_ROOT, path.name)
+def read_stack_settings(stack: str, project: Project, file: Path | None) -> StackSettings:
+    """Return the settings of a stack's file, by default that of the project. Raises InputError."""
+    path = file or project.find_stack_file(stack)
+    config = read_config(path, str(file) if file else project.source(stack))
+    return load_settings(config.get(CONFIG_KEY), project.folder, path.name)
 
 
 class StackFile:

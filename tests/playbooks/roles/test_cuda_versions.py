@@ -7,7 +7,9 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 ROLE = ROOT / "playbooks/roles/cuda"
-WHEELS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+WHEELS = dict(
+    line.split("==") for line in (ROOT / "trainyard/node/constraints.txt").read_text().splitlines() if "==" in line
+)
 DEFAULTS = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
 PACKAGES = dict(package.split("=") for package in DEFAULTS["cuda_packages"])
 # Package -> wheel of the same version.

@@ -41,7 +41,7 @@ class Node:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("pytorch")
     code = {f"{BUNDLE}/trainyard/{name}.py": (ROOT / f"trainyard/{name}.py").read_text() for name in CODE}
-    with boot_machine(folder / "node", {**code, f"{BUNDLE}/constraints.txt": ""}) as machine:
+    with boot_machine(folder / "node", {**code, f"{BUNDLE}/trainyard/node/constraints.txt": ""}) as machine:
         torch = STUB_WHEELS[0]
         for wheel in (*STUB_WHEELS, replace(torch, version="2.16.0")):
             wheel.build(folder / "index")

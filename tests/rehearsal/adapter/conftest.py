@@ -13,12 +13,12 @@ from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "constraints.txt", "Pulumi.yaml")
+PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "Pulumi.yaml")
 # Replaces trainyard's launcher: logs its arguments, and prints a result as the launch does.
 LAUNCHER = """\
 #!/bin/sh
 echo "launcher: $* in $AWS_REGION" >&2
-echo "$*" >> calls
+echo "$*" >> ../calls
 echo '{"run": "r-1"}'
 """
 
@@ -52,7 +52,7 @@ def tree(tmp_path: Path) -> Path:
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tmp_path / name)
-    launcher = tmp_path / "trainyard" / "launcher"
+    launcher = tmp_path / "infra" / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     return tmp_path

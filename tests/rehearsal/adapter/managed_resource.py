@@ -46,7 +46,7 @@ class ManagedResource:
             type=request.type,
             name=request.name,
             inputs=request.inputs,
-            root=Path(),
+            folder=Path(),
             id=id_,
             old_inputs=old_inputs or {},
         )

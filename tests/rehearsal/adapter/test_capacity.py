@@ -90,7 +90,7 @@ def test_association_is_created_updated_and_deleted(account: EmulatedAccount, fi
         type=ASSOCIATION,
         name="example",
         inputs=new_inputs,
-        root=Path(),
+        folder=Path(),
         id=created,
         old_inputs=inputs,
     )

@@ -24,7 +24,7 @@ def running(aws: EmulatedAws) -> EmulatedAccount:
 
 
 def command(create: str, delete: str = "true", **environment: str) -> ResourceRequest:
-    inputs = {"create": create, "delete": delete, "dir": "..", "environment": environment}
+    inputs = {"create": create, "delete": delete, "environment": environment}
     return ResourceRequest(urn="urn:c", type="command:local:Command", name="job", inputs=inputs)
 
 
@@ -56,8 +56,8 @@ def test_up_launches_after_the_manifest_and_destroy_stops_the_job_first(
 def test_failed_launch_fails_the_up_and_destroy_does_not_stop_a_job(
     aws: EmulatedAws, running: EmulatedAccount, tree: Path
 ) -> None:
-    launcher = tree / "trainyard/launcher"
-    launcher.write_text('#!/bin/sh\necho "$*" >> calls\necho "no capacity in us-east-1a" >&2\nexit 1\n')
+    launcher = tree / "infra/launcher"
+    launcher.write_text('#!/bin/sh\necho "$*" >> ../calls\necho "no capacity in us-east-1a" >&2\nexit 1\n')
     with pytest.raises(UpError, match=r"(?s)launch.*status 1.*no capacity in us-east-1a") as failed:
         Deploy(tree)("unlaunched", running, "local")
     destroy(failed.value.deployment)

@@ -72,17 +72,17 @@ def create_stack(parent: Path, name: str, plugins: Collection[str] = ()) -> Iter
     for part in (*PROGRAM, "examples"):
         copy: Callable[..., Any] = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tree / part)
-    launcher = tree / "trainyard" / "launcher"
+    launcher = tree / "infra" / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     with EmulatedAws.start(folder / "aws") as aws, pytest.MonkeyPatch.context() as patch:
         for key, value in aws.environment().items():
             patch.setenv(key, value)
-        provider = Provider(tree, aws.region)
+        provider = Provider(tree / "infra", aws.region)
         with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
             ports = {"aws": aws_port, "command": command_port}
             attached = {package: port for package, port in ports.items() if package not in plugins}
-            workspace = Workspace(folder / "pulumi", tree, name, attached)
+            workspace = Workspace(folder / "pulumi", tree / "infra", name, attached)
             config = yaml.safe_load((tree / f"stacks/Pulumi.{name}.yaml").read_text())["config"]
             create_existing_resources(aws, load_settings(config["trainyard:cluster"], tree, name), None)
             workspace.create(config)
@@ -117,7 +117,7 @@ def test_another_zone_replaces_head_and_file_system_without_destroy(tmp_path: Pa
 
 def test_another_region_after_a_first_up_that_failed_is_refused(tmp_path: Path) -> None:
     with create_stack(tmp_path, "local") as failed:
-        (failed.tree / "trainyard/launcher").write_text("#!/bin/sh\nexit 1\n")
+        (failed.tree / "infra/launcher").write_text("#!/bin/sh\nexit 1\n")
         assert failed.run("up").errors
         assert failed.exports() == {}
         failed.config["aws:region"] = "us-west-2"

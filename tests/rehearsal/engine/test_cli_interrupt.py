@@ -28,7 +28,7 @@ FIRST_INTERRUPT, SECOND_INTERRUPT = 1, 2
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # the copied tree has no .venv
     with create_stack(tmp_path, "local", plugins=("command",)) as created:
-        shutil.copy(ROOT / "trainyard/launcher", created.tree / "trainyard/launcher")
+        shutil.copy(ROOT / "infra/launcher", created.tree / "infra/launcher")
         clients.client.cache_clear()
         # Nodes that are pending make a rollback longer than the 5 s after which the engine kills what it has started.
         created.aws.set_timing(Timing(pending_seconds=12))

@@ -66,7 +66,7 @@ class LaunchedStack:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        launcher = stack.tree / "trainyard/launcher"
+        launcher = stack.tree / "infra/launcher"
         launcher.write_text(LAUNCHER)
         launcher.chmod(0o755)
 

@@ -12,7 +12,7 @@ from pulumi_aws import ProviderEndpointArgsDict
 from rehearsal import adapter
 from rehearsal.context import Context
 from rehearsal.engine.plugin import plugin_engine, services
-from rehearsal.workspace import ROOT
+from trainyard.config.project import PROJECT_ROOT, read_project
 
 ENDPOINT = "http://127.0.0.1:4"
 CLIENT = re.compile(r"\.client\(\"([a-z0-9-]+)\"\)")
@@ -29,7 +29,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setenv("PATH", str(cli.parent))
     monkeypatch.setenv("AWS_ENDPOINT_URL", ENDPOINT)
     parts = SimpleNamespace(
-        options=SimpleNamespace(root=ROOT, folder=tmp_path, stack="s"),
+        options=SimpleNamespace(project=read_project(PROJECT_ROOT), folder=tmp_path, stack="s"),
         config={"aws:region": "us-west-2", "trainyard:cluster": {"nodes": 2}},
         aws=SimpleNamespace(endpoint=ENDPOINT, region="us-west-2"),
     )

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from trainyard.cli import logs, rehearse
 from trainyard.cli.app import app
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.errors import InputError, Problem
 from trainyard.operations.errors import LaunchError
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 COMMANDS = ("up", "launch", "status", "logs", "results", "shell", "stop", "destroy", "bake", "selftest")
 INVALID_INPUT = InputError([Problem("--run", "x", "the stack has no such run", "Use another run", "unknown_run")])
@@ -86,16 +86,17 @@ def test_rehearse_passes_all_options_to_the_rehearsal(monkeypatch: pytest.Monkey
     monkeypatch.chdir(Path.cwd())  # restores the folder, which the command changes
     result = invoke("rehearse", "--stack", "local", "--nodes", "2", "--help")
     assert result.exit_code == 0, result.output
-    expected = [sys.executable, "-m", "rehearsal", "run", "--stack", "local", "--nodes", "2", "--help"]
+    project = ["--project", str(PROJECT_ROOT)]
+    expected = [sys.executable, "-m", "rehearsal", "run", *project, "--stack", "local", "--nodes", "2", "--help"]
     assert calls == [(sys.executable, expected)]
     assert Path.cwd() == PROJECT_ROOT
 
 
-def test_rehearse_without_the_rehearsal_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearse, "PROJECT_ROOT", tmp_path)
+def test_rehearse_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearse, "find_spec", lambda name: None if name == "torch" else object())
     result = invoke("rehearse", "--stack", "local")
     assert result.exit_code == 2
-    assert f"rehearse = '{tmp_path}': this folder does not contain the package rehearsal" in result.stderr
+    assert f"rehearse: the Python environment {sys.prefix} has no torch. Install trainyard[rehearsal]" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["reserve", "blocks"])

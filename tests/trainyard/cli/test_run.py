@@ -19,7 +19,7 @@ def calls(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> list[tuple[A
     """The options of each run that the command starts."""
     recorded: list[tuple[Any, Any]] = []
 
-    def run_job(cluster: object, options: Any, launch_options: Any, display: object) -> LaunchResult:
+    def run_job(cluster: object, project: object, options: Any, launch_options: Any, display: object) -> LaunchResult:
         recorded.append((options, launch_options))
         return LaunchResult(run="run-1", nodes=("i-1",), data_uri="s3://d/", run_uri="s3://r/", phases={})
 

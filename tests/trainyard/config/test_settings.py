@@ -37,8 +37,6 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("job.train", {"model": {"kind": "hugging_face"}}, "job.train.model", "model_source_missing"),
     ("job.train", {"optimizer": {"learning_rate": 1e-05}}, "job.train.optimizer", "learning_rate_below_minimum"),
     ("job.train", {"precision": "int8"}, "job.train.precision", "literal_error"),
-    ("job.source", "/etc", "job.source", "source_outside_project"),
-    ("job.source", "../other", "job.source", "source_outside_project"),
     ("network", {"cidr": "10.0.0.1/16"}, "network.cidr", "ip_v4_network"),
     ("fsx", {"storage_capacity_gib": 3000}, "fsx.storage_capacity_gib", "invalid_storage_capacity"),
     ("fsx", {"metadata_iops": 2000}, "fsx.metadata_iops", "invalid_metadata_iops"),

@@ -12,6 +12,7 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import MANIFEST
 from tests.trainyard.config.stacks import changed
+from trainyard.config.project import PROJECT_ROOT, read_project
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.models.layout import job_source_key
@@ -65,13 +66,14 @@ def test_unusable_file_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_settings_are_those_of_the_stack_file_with_the_changes() -> None:
-    read = read_settings("custom-job", JobOptions(arguments=("--epochs", "9")))
+    read = read_settings("custom-job", read_project(PROJECT_ROOT), JobOptions(arguments=("--epochs", "9")))
     assert read.job.command == ("train.py", "--epochs", "9")
 
 
 def test_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
+    project = read_project(PROJECT_ROOT)
     with pytest.raises(InputError, match="comand"):
-        read_settings("custom-job", JobOptions(file=job_file(tmp_path, {"comand": ["a.py"]})))
+        read_settings("custom-job", project, JobOptions(file=job_file(tmp_path, {"comand": ["a.py"]})))
 
 
 def test_manifest_has_the_job_and_its_limits() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.config.project import Project, read_project
 from trainyard.errors import InputError
-from trainyard.models.kept_rehearsal import DESCRIPTION, KeptRehearsal, rehearsal_folder
-from trainyard.operations import kept_rehearsal, stack_project
+from trainyard.models.kept_rehearsal import DESCRIPTION, KeptRehearsal
+from trainyard.operations import stack_project
 from trainyard.operations.kept_rehearsal import current_kept_rehearsal
 
 
@@ -20,14 +21,13 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept_rehearsal, "PROJECT_ROOT", tmp_path)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    return tmp_path
+    return read_project(tmp_path)
 
 
-def write_description(project: Path, endpoint: str, pulumi_folder: str | None = None) -> KeptRehearsal:
-    folder = rehearsal_folder(project, "a")
+def write_description(project: Project, endpoint: str, pulumi_folder: str | None = None) -> KeptRehearsal:
+    folder = project.rehearsal("a")
     folder.mkdir(parents=True)
     kept = KeptRehearsal(
         stack="a",
@@ -45,60 +45,63 @@ def write_description(project: Path, endpoint: str, pulumi_folder: str | None = 
     return kept
 
 
-def test_commands_use_aws_without_the_variable(project: Path, endpoint: str) -> None:
+def test_commands_use_aws_without_the_variable(project: Project, endpoint: str) -> None:
     write_description(project, endpoint)
-    assert current_kept_rehearsal("a") is None
+    assert current_kept_rehearsal("a", project) is None
 
 
-def test_variable_selects_the_kept_rehearsal(project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_selects_the_kept_rehearsal(project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = write_description(project, endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    assert current_kept_rehearsal("a") == kept
+    assert current_kept_rehearsal("a", project) == kept
 
 
 def test_other_stack_is_refused_in_the_shell_of_a_kept_rehearsal(
-    project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_description(project, endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(InputError) as error:
-        current_kept_rehearsal("b")
+        current_kept_rehearsal("b", project)
     assert error.value.problems[0].code == "kept_for_another_stack"
 
 
 def test_variable_of_another_account_does_not_select_it(
-    project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_description(project, "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    assert current_kept_rehearsal("a") is None
+    assert current_kept_rehearsal("a", project) is None
 
 
-def test_account_that_has_ended_is_refused(project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_that_has_ended_is_refused(project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_description(project, "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(InputError) as error:
-        current_kept_rehearsal("a")
+        current_kept_rehearsal("a", project)
     assert error.value.problems[0].code == "endpoint_unreachable"
 
 
 def test_rehearsal_kept_without_the_cli_is_refused(
-    project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_description(project, endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(InputError, match="trainyard rehearse --down -s a") as error:
-        stack_project.stack_project("a", None)
+        stack_project.stack_project("a", project, None)
     assert error.value.problems[0].code == "kept_without_engine"
     assert "\n" not in str(error.value)
 
 
-def test_project_of_a_kept_rehearsal_is_its_own(project: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_of_a_kept_rehearsal_is_its_own(
+    project: Project, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_description(project, endpoint, "/kept/pulumi")
     monkeypatch.setattr(stack_project, "require_pulumi", lambda: "pulumi")
-    assert stack_project.stack_project("a", Path("/x")).folder == Path("/x")
+    assert stack_project.stack_project("a", project, None).folder == project.folder
+    assert stack_project.stack_project("a", project, Path("/x")).folder == Path("/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    selected = stack_project.stack_project("a", None)
+    selected = stack_project.stack_project("a", project, None)
     assert (selected.folder, dict(selected.variables)) == (
         Path("/kept/pulumi"),
         {"PULUMI_BACKEND_URL": "file:///state"},

@@ -171,7 +171,7 @@ def test_stack_without_data_bucket_is_refused(account: EmulatedAws) -> None:
 
 
 def test_launcher_works_from_any_folder(cluster: clusters.Cluster, record: RunRecord, tmp_path: Path) -> None:
-    launcher = Path(__file__).parents[3] / "trainyard/launcher"
+    launcher = Path(__file__).parents[3] / "infra/launcher"
     completed = subprocess.run(
         [str(launcher), "status", "--stack", cluster.stack],
         cwd=tmp_path,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.polling import eventually
-from trainyard.operations.stack_file import PROJECT_ROOT
+from trainyard.config.project import PROJECT_ROOT
 
 # The command of a launcher: it holds resources until it is interrupted, and reports its rollback to stderr and a file.
 COMMAND = """

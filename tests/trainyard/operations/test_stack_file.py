@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainyard.config.project import read_project
 from trainyard.errors import InputError
-from trainyard.operations.stack_file import StackFile, deploy_or_correct, stack_file_path, with_image
+from trainyard.operations.stack_file import StackFile, deploy_or_correct, with_image
 
+PROJECT = read_project(Path(__file__).parents[3])
 STACKS = sorted((Path(__file__).parents[3] / "stacks").glob("Pulumi.*.yaml"))
 
 
@@ -88,12 +90,8 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stack_file_path_is_in_the_stacks_folder() -> None:
-    assert stack_file_path("local").exists()
-
-
 def test_name_similar_to_another_stack_is_corrected_and_not_repeated() -> None:
-    assert deploy_or_correct("lcoal") == "Did you mean local? Correct the name"
-    assert deploy_or_correct("local") == "Deploy the stack first (pulumi up -s local)"
+    assert deploy_or_correct("lcoal", PROJECT) == "Did you mean local? Correct the name"
+    assert deploy_or_correct("local", PROJECT) == "Deploy the stack first (pulumi up -s local)"
     fix = "Correct the name (stacks/ has no file of it), or deploy the stack first (pulumi up -s selftest-1a2b)"
-    assert deploy_or_correct("selftest-1a2b") == fix
+    assert deploy_or_correct("selftest-1a2b", PROJECT) == fix

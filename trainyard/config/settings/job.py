@@ -1,8 +1,6 @@
 """Settings of the job and of its launch."""
 
-from pathlib import PurePosixPath
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from trainyard.base import StrictModel
 from trainyard.config.field_types import (
@@ -12,7 +10,6 @@ from trainyard.config.field_types import (
     KeyArn,
     Number,
     is_s3_uri,
-    validation_error,
 )
 from trainyard.config.shared_settings import JobSpec
 
@@ -37,8 +34,9 @@ class JobSettings(JobSpec):
     )
     source: str | None = Field(
         None,
-        description="Folder of the custom job, relative to Pulumi.yaml. Its .trainyardignore excludes files; its "
-        "requirements.txt is installed in addition to the nodes' Python environment (see jobs.md).",
+        description="Folder of the custom job, relative to the folder of Pulumi.yaml; it may be outside, such as `..`. "
+        "Files that git ignores, and those in its .trainyardignore, are excluded; its requirements.txt is installed in "
+        "addition to the nodes' Python environment (see jobs.md).",
     )
     time_limit_minutes: Number = Field(
         1440.0,
@@ -82,12 +80,10 @@ class JobSettings(JobSpec):
         names = {"job.dataset": self.dataset, "job.model": self.model_dataset}
         return {key: name for key, name in names.items() if name is not None}
 
-    @field_validator("source")
-    @classmethod
-    def _below_project(cls, value: str | None) -> str | None:
-        if value is not None and (PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts):
-            raise validation_error("source_outside_project", "must be a path below the folder of Pulumi.yaml")
-        return value
+    @property
+    def script(self) -> str | None:
+        """The script of the custom job, relative to `source`; None for the built-in trainer."""
+        return self.command[0] if self.command else None
 
 
 class LaunchSettings(StrictModel):

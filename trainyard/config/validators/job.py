@@ -58,8 +58,9 @@ def source_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
         fix = "Write the folder of the script, and the script as the first entry of job.command"
         yield invalid_setting("job.source", job.source, "is a file, not a folder", fix)
     elif not folder.is_dir():
-        fix = "Write the job's folder relative to Pulumi.yaml"
-        yield invalid_setting("job.source", job.source, f"no such folder in {root}", fix)
+        fix = "Write the job's folder relative to that of Pulumi.yaml, such as `..` for the folder above it"
+        reason = "no such folder" if folder == Path(job.source) else f"no such folder in {root}"
+        yield invalid_setting("job.source", job.source, reason, fix)
     elif job.command:
         script = PurePosixPath(job.command[0])
         outside = script.is_absolute() or ".." in script.parts

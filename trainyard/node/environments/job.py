@@ -11,6 +11,7 @@ from pathlib import Path
 from trainyard.node.bootstrap import BootstrapError, replace_link
 from trainyard.node.environments.node import (
     BUNDLE,
+    CONSTRAINTS,
     JOB_VENV,
     create_environment,
     index_options,
@@ -26,7 +27,7 @@ def install(folder: Path, index: str | None) -> None:
     uv = [sys.executable, "-m", "uv", "--no-progress", "--system-certs"]
     run_command([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
-    lists = ["-r", str(REQUIREMENTS), "-c", str(BUNDLE / "constraints.txt")]
+    lists = ["-r", str(REQUIREMENTS), "-c", str(CONSTRAINTS)]
     run_command([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[3]
+CONSTRAINTS = BUNDLE / "trainyard/node/constraints.txt"
 sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is not in the path
 
 from trainyard.log import configure_logging  # noqa: E402
@@ -55,7 +56,7 @@ def create_environment(requirements: Path, install: Callable[[Path], None]) -> t
 
     An incomplete environment is created again. Raises BootstrapError with the last lines of the failed command.
     """
-    content = requirements.read_bytes() + (BUNDLE / "constraints.txt").read_bytes()
+    content = requirements.read_bytes() + CONSTRAINTS.read_bytes()
     folder = ENVIRONMENTS / hashlib.sha256(content).hexdigest()[:16]
     if (folder / MARK).exists():
         return folder, False
@@ -91,7 +92,7 @@ def install_node_environment(folder: Path, requirements: Path, index: str | None
         run_command([*apt, "install", "--no-install-recommends", "python3-venv"])
     run_command([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
-    run_command([*pip, "-r", str(requirements), "-c", str(BUNDLE / "constraints.txt")])
+    run_command([*pip, "-r", str(requirements), "-c", str(CONSTRAINTS)])
 
 
 def run_command(command: list[str], name: str | None = None) -> None:

@@ -20,6 +20,7 @@ from trainyard.aws import tags
 from trainyard.aws.ec2 import describe_all_instances
 from trainyard.aws.reservations import find_reservations
 from trainyard.config.cost import usd_per_hour
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.models.run import LaunchResult
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.destroy import audit
@@ -28,7 +29,6 @@ from trainyard.operations.selftest.plan import Action, Step, maximum_usd
 from trainyard.operations.selftest.project import ActionError, SelftestProject, progress_lines
 from trainyard.operations.selftest.report import ActionResult, SelftestReport, Status
 from trainyard.operations.signals import ignore_signals, sigterm_as_interrupt
-from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.operations.worker_groups import WorkerGroups
 from trainyard.quantity import quantity
 

@@ -9,9 +9,9 @@ import yaml
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import base_usd_per_hour, max_run_usd, usd_per_hour
 from trainyard.config.loader import load_settings
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
-from trainyard.operations.stack_file import PROJECT_ROOT, stack_file_path
 
 # Minutes in addition to the launch: Pulumi downloads the AWS plugin (0.7 GB) and creates network and head.
 CREATE_MINUTES = 20.0
@@ -100,7 +100,7 @@ def plan(number: str | None) -> list[Step]:
 
 def _step(number: str, option: str, actions: tuple[Action, ...], stack: str, changes: Mapping[str, Any]) -> Step:
     """Return a step with the settings of a shipped stack, with another capacity and changed values."""
-    path = stack_file_path(stack)
+    path = PROJECT_ROOT / "stacks" / f"Pulumi.{stack}.yaml"
     shipped = yaml.safe_load(path.read_text())["config"][CONFIG_KEY]
     raw = _merge({**shipped, "capacity": {}}, changes)
     settings = load_settings(raw, PROJECT_ROOT, path.name)

@@ -17,11 +17,11 @@ from typing import Any, Self
 import yaml
 
 from trainyard.config import CONFIG_KEY
+from trainyard.config.project import PROJECT_ROOT, engine_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
 from trainyard.operations.pulumi_cli import require_pulumi
 from trainyard.operations.signals import ignore_signals
-from trainyard.operations.stack_file import PROJECT_ROOT
 from trainyard.quantity import quantity
 
 POLL_SECONDS = 0.5
@@ -57,10 +57,7 @@ class SelftestProject:
         passphrase = self.folder / "passphrase"
         passphrase.touch(mode=0o600)
         passphrase.write_text(secrets.token_urlsafe(32))
-        project = yaml.safe_load((PROJECT_ROOT / "Pulumi.yaml").read_text())
-        del project["stackConfigDir"]
-        project["main"] = str(PROJECT_ROOT / project["main"])
-        project["runtime"]["options"]["virtualenv"] = sys.prefix
+        project = engine_project(PROJECT_ROOT / "infra", sys.prefix)
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
         self.write_settings({})  # the folder can be destroyed from here on
         self.query("stack", "init", self.stack, "--no-select")

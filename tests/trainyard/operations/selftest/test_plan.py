@@ -3,8 +3,8 @@
 import pytest
 
 from trainyard.config.cost import usd_per_hour
+from trainyard.config.project import PROJECT_ROOT
 from trainyard.operations.selftest.plan import maximum_usd, plan
-from trainyard.operations.stack_file import PROJECT_ROOT
 
 
 def test_maximum_cost_counts_every_launch_until_its_time_limit() -> None:

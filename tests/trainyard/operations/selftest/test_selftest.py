@@ -32,7 +32,7 @@ FAILED_UP = """\
  +  command:local:Command launch creating (5s)   12.0 s  capacity   attempt 1: none (us-east-1a: Unsupported)
 Diagnostics:
   command:local:Command (launch):
-    error: exit status 1: running "./trainyard/launcher launch"
+    error: exit status 1: running "./launcher launch"
     trainyard: the head could not be configured
 """
 NO_CAPACITY = """\
