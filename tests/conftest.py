@@ -36,6 +36,7 @@ SLOW_FILES = (
     ),
     *(
         "test_selftest",
+        "test_own_repository",
         "test_all_or_nothing",
         "test_killed",
         "test_worker",

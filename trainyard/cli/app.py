@@ -17,6 +17,7 @@ from trainyard.cli.bake import bake
 from trainyard.cli.blocks import blocks
 from trainyard.cli.data import data
 from trainyard.cli.destroy import destroy
+from trainyard.cli.init import init
 from trainyard.cli.launch import launch
 from trainyard.cli.logs import logs
 from trainyard.cli.rehearse import rehearse
@@ -102,6 +103,7 @@ def root(
     context.obj = find_project(Path.cwd())
 
 
+app.command()(init)
 app.command()(reserve)
 app.command()(blocks)
 app.command()(up)

@@ -73,11 +73,19 @@ class Project:
 
 
 def find_project(start: Path) -> Project:
-    """Return the project of the folder `start`.
+    """Return the project of the folder `start`, else this repository.
+
+    When Trainyard is installed, it is `start` instead of a repository, and then has no stack files. Raises InputError
+    for an unreadable Pulumi.yaml.
+    """
+    return find_own_project(start) or read_project(PROJECT_ROOT if _is_project(PROJECT_ROOT) else start.absolute())
+
+
+def find_own_project(start: Path) -> Project | None:
+    """Return the project of the folder `start`, if any.
 
     That is the first of `start` and the folders above it that has Trainyard's Pulumi.yaml, or a folder `trainyard` with
-    stack files; else this repository; else, when Trainyard is installed, `start`, which then has no stack files. Raises
-    InputError for an unreadable Pulumi.yaml.
+    stack files. Raises InputError for an unreadable Pulumi.yaml.
     """
     start = start.absolute()
     for folder in (start, *start.parents):
@@ -86,7 +94,7 @@ def find_project(start: Path) -> Project:
         own = folder / FOLDER
         if _is_project(own) or any(own.glob("Pulumi.*.yaml")):
             return read_project(own)
-    return read_project(PROJECT_ROOT if _is_project(PROJECT_ROOT) else start)
+    return None
 
 
 def read_project(folder: Path) -> Project:

@@ -26,16 +26,22 @@ def find_stack_file(stack: str, stacks: Path) -> Path:
     file = stacks / f"Pulumi.{stack}.yaml"
     if "/" not in stack and file.is_file():
         return file
+    check_stack_name(stack)
+    names = stack_names(stacks)
+    known = f"{did_you_mean(stack, names)}Use one of {', '.join(names)}"
+    fix = known if names else f"Create it with trainyard init {stack}, or name the folder of the project with -C"
+    raise InputError([Problem("--stack", stack, f"{stacks.name}/{file.name} does not exist", fix, "unknown_stack")])
+
+
+def check_stack_name(stack: str) -> None:
+    """Check that Pulumi allows the name. Raises InputError."""
     if match := _STACK_FILE.search(stack):
         reason, fix = "this is a stack file, but the option expects a stack name", f"Use -s {match[1]}"
     elif not _STACK_NAME.fullmatch(stack):
         reason = "not a valid stack name: letters, digits, dots, hyphens and underscores are allowed"
         fix = "Use a valid stack name"
     else:
-        names = stack_names(stacks)
-        reason = f"{stacks.name}/{file.name} does not exist"
-        known = f"{did_you_mean(stack, names)}Use one of {', '.join(names)}"
-        fix = known if names else f"Create it with trainyard init {stack}, or name the folder of the project with -C"
+        return
     raise InputError([Problem("--stack", stack, reason, fix, "unknown_stack")])
 
 

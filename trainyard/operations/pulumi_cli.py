@@ -26,9 +26,17 @@ def require_pulumi() -> str:
     return path
 
 
+def cli_environment() -> dict[str, str]:
+    """Return the environment of the CLI: the Python environment of this process is active, as the program needs it."""
+    if sys.prefix == sys.base_prefix:
+        return dict(os.environ)
+    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**os.environ, "VIRTUAL_ENV": sys.prefix, "PATH": path}
+
+
 @dataclass(frozen=True)
 class PulumiProject:
-    """The Pulumi project in `folder`. `variables`: environment variables of the CLI in addition to this process's."""
+    """The Pulumi project in `folder`. `variables`: of the CLI's environment, in addition to `cli_environment`."""
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +65,7 @@ class PulumiProject:
         return subprocess.run(
             command,
             cwd=self.folder,
-            env={**os.environ, **self.variables},
+            env={**cli_environment(), **self.variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -72,7 +80,7 @@ class PulumiProject:
         process = subprocess.Popen(
             [require_pulumi(), *arguments],
             cwd=self.folder,
-            env={**os.environ, **self.variables},
+            env={**cli_environment(), **self.variables},
             stdin=None if interactive else subprocess.DEVNULL,
             stdout=sys.stderr,
         )

@@ -114,3 +114,28 @@ def test_missing_stack_file_is_one_message(command: str, tmp_path: Path) -> None
     result = invoke(command, "--stack", "a", "--file", str(file))
     assert result.exit_code == 2
     assert result.stderr.startswith(f"trainyard: {file}: the file does not exist")
+
+
+def test_option_c_selects_the_stack_files_of_another_folder(tmp_path: Path) -> None:
+    working_directory = Path.cwd()
+    created = invoke("-C", str(tmp_path), "init", "dev", "--json")
+    assert json.loads(created.stdout)["files"][0] == "trainyard/Pulumi.dev.yaml"
+    result = invoke("-C", str(tmp_path), "reserve", "--stack", "dve")
+    reason = "trainyard/Pulumi.dve.yaml does not exist. Did you mean dev? Use one of dev"
+    assert result.stderr == f"trainyard: --stack = 'dve': {reason}.\n"
+    assert Path.cwd() == working_directory
+
+
+def test_missing_folder_of_option_c_is_refused(tmp_path: Path) -> None:
+    result = invoke("-C", str(tmp_path / "absent"), "status", "--stack", "dev")
+    assert result.exit_code == 2
+    assert result.stderr == f"trainyard: -C = '{tmp_path}/absent': no such folder. Name an existing folder.\n"
+
+
+def test_rehearse_passes_the_project_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: calls.append(arguments))
+    assert invoke("-C", str(tmp_path), "init", "dev").exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    invoke("rehearse", "--stack", "dev")
+    assert calls[0][1][3:] == ["run", "--project", str(tmp_path / "trainyard"), "--stack", "dev"]
