@@ -113,7 +113,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing source folder": (
         custom_job(source="nowhere"),
         "job.source = 'nowhere': no such folder in ",
-        "relative to Pulumi.yaml",
+        "relative to that of Pulumi.yaml",
     ),
     "source is a file": (
         custom_job(source="examples/custom-job/train.py"),
@@ -183,7 +183,7 @@ SOURCES: dict[str, tuple[str, str, str, str]] = {
 
 # Content of a stack file, part of the message, and a part of the fix.
 FILES: dict[str, tuple[bytes, str, str]] = {
-    "empty": (b"", f"{FILE}: the file is empty", "Start from a copy of stacks/Pulumi.local.yaml"),
+    "empty": (b"", f"{FILE}: the file is empty", "Write one with trainyard init NAME"),
     "invalid YAML": (b"config: [\n", f"{FILE}: not a Pulumi stack file", "Fix the YAML syntax"),
     "not an object": (
         b"trainyard\n",
