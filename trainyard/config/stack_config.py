@@ -66,7 +66,7 @@ def read_config(file: Path, source: str) -> dict[str, Any]:
         if document is None or (config is None and not document):
             reason, fix = "the file is empty", "Write one with trainyard init NAME"
         elif not isinstance(config, dict):
-            keys = map(str, document) if isinstance(document, dict) else ()
+            keys = set(map(str, document)) - {"config"} if isinstance(document, dict) else ()
             misspelled = next(
                 (f"Rename {key} to config, or add" for key in keys if did_you_mean(key, ["config"])), "Add"
             )
