@@ -28,6 +28,13 @@ def init(
             help="Script in the folder and its arguments, e.g. 'train.py --epochs 3'. Default: the built-in trainer.",
         ),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="Data of the script: a dataset of `trainyard data put`, or s3://BUCKET/PREFIX/. Default: none.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a stack file into the folder `trainyard` of this repository, and what the Pulumi CLI needs there."""
@@ -37,6 +44,7 @@ def init(
         region=region or configured_region() or DEFAULT_REGION,
         source=source.absolute(),
         command=command,
+        data=data,
     )
     result = init_project(name, Path.cwd(), options)
     print(result.model_dump_json() if as_json else "\n".join(format_result(result)))

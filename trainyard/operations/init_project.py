@@ -12,6 +12,7 @@ from pydantic import Field
 from trainyard.base import StrictModel
 from trainyard.config import CONFIG_KEY
 from trainyard.config.catalog import Gpu, catalog
+from trainyard.config.field_types import is_s3_uri
 from trainyard.config.loader import load_settings
 from trainyard.config.project import FOLDER, PROJECT_FILE, PROJECT_ROOT, Project, find_own_project, read_project
 from trainyard.config.stack_config import check_stack_name
@@ -52,7 +53,8 @@ class InitResult(StrictModel):
 class InitOptions:
     """Options of a new stack file.
 
-    `command`: script and arguments of a custom job, None for the built-in trainer. `source`: its folder.
+    `command`: script and arguments of a custom job, None for the built-in trainer. `source`: its folder. `data`: what
+    it reads, a dataset of the data bucket or an S3 prefix; None: no data.
     """
 
     instance_type: str
@@ -60,6 +62,7 @@ class InitOptions:
     region: str
     source: Path
     command: str | None = None
+    data: str | None = None
 
 
 def init_project(stack: str, start: Path, options: InitOptions) -> InitResult:
@@ -144,7 +147,7 @@ def _job(project: Project, options: InitOptions, gpu: Gpu | None) -> list[str]:
     if options.command is not None:
         command = yaml.safe_dump(shlex.split(options.command), default_flow_style=True, width=10**6).strip()
         source = yaml.safe_dump(source, width=10**6).splitlines()[0]
-        return [*own_job, f"source: {source}", f"command: {command}"]
+        return [*_data(options.data), *own_job, f"source: {source}", f"command: {command}"]
     batch_size = _MICRO_BATCH * options.nodes * (gpu.count if gpu else 1)
     precision = "bf16" if gpu is None or gpu.specs.bf16_tflops else "fp16"
     return [
@@ -164,6 +167,13 @@ def _job(project: Project, options: InitOptions, gpu: Gpu | None) -> list[str]:
         f"# source: {source}",
         '# command: [train.py, --epochs, "3"]',
     ]
+
+
+def _data(data: str | None) -> list[str]:
+    """Return the lines of the data of a custom job."""
+    if data is None:
+        return ["# dataset: NAME             # of the data bucket: trainyard data put FOLDER NAME"]
+    return [f"data: {data}"] if is_s3_uri(data) else [f"dataset: {data}"]
 
 
 def _next_commands(stack: str, folder: str) -> tuple[str, ...]:
