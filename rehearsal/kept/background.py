@@ -1,6 +1,7 @@
 """Moves a rehearsal to a background process, which uses the terminal until the rehearsal is ready to be kept."""
 
 import os
+import shlex
 import signal
 import sys
 from contextlib import suppress
@@ -95,6 +96,6 @@ def describe(kept: KeptRehearsal) -> str:
     """Return how to use the kept rehearsal and how to end it, in one line."""
     commands = "status, logs, results, run, shell, stop" + (", up, destroy" if kept.pulumi_folder else "")
     return (
-        f"kept: in another shell, source {kept.environment}; then trainyard {commands} -s {kept.stack} use the "
-        f"emulated AWS. trainyard rehearse --down -s {kept.stack} ends it"
+        f"kept: in another shell, source {shlex.quote(kept.environment)}; then trainyard {commands} "
+        f"-s {kept.stack} use the emulated AWS. trainyard rehearse --down -s {kept.stack} ends it"
     )

@@ -1,6 +1,7 @@
 """Keeps account and nodes of a rehearsal up until the user ends it, or its time is over."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import remove_files, write_environment, write_programs
 from rehearsal.teardown import Teardown
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import DESCRIPTION, LOG, KeptRehearsal, find_kept_rehearsal
+from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, KeptRehearsal, find_kept_rehearsal
 
 DEFAULT_HOURS = 12.0
 MAX_HOURS = 168.0
@@ -39,7 +40,8 @@ def check_can_keep(folder: Path, stack: str, preview: bool) -> None:
     problem = None
     if find_kept_rehearsal(folder) is not None:
         reason = f"a rehearsal of this stack is kept in {folder}"
-        fix = f"Use it (source {folder}/environment), or end it with trainyard rehearse --down -s {stack}"
+        environment = shlex.quote(str(folder / ENVIRONMENT))
+        fix = f"Use it (source {environment}), or end it with trainyard rehearse --down -s {stack}"
         problem = Problem("--keep", stack, reason, fix, "already_kept")
     elif preview:
         reason, fix = "a preview creates nothing that could be kept", "Omit --preview or --keep"

@@ -1,6 +1,7 @@
 """A rehearsal from a repository of the user with the installed package, in a path with spaces and umlauts."""
 
 import json
+import shlex
 import subprocess
 import sys
 import venv
@@ -44,10 +45,13 @@ def test_rehearsal_of_an_own_repository_succeeds(folder: Path, trainyard: Path) 
     (repository / ".gitignore").write_text(".env\n")
     (repository / ".env").write_text("TOKEN=1\n")
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, cwd: Path = repository) -> str:
+        return execute(str(trainyard), *arguments, cwd=cwd)
+
+    def execute(*command: str, cwd: Path) -> str:
         done = subprocess.run(
-            [str(trainyard), *arguments],
-            cwd=repository,
+            command,
+            cwd=cwd,
             env=clean_environment(),
             capture_output=True,
             text=True,
@@ -57,7 +61,12 @@ def test_rehearsal_of_an_own_repository_succeeds(folder: Path, trainyard: Path) 
         return done.stdout
 
     assert json.loads(run("init", "dev", "--command", "train.py --epochs 3", "--json"))["stack"] == "dev"
-    report = json.loads(run("rehearse", "-s", "dev", "--profile", "instant", "--json"))
+    kept = json.loads(run("rehearse", "-s", "dev", "--profile", "instant", "--keep", "--json"))
+    try:
+        change = f'. {shlex.quote(kept["environment"])}; trainyard -C "$0" run -s dev --no-wait -- --epochs 1'
+        execute("sh", "-c", change, str(repository), cwd=folder)
+    finally:
+        report = json.loads(run("-C", str(repository), "rehearse", "-s", "dev", "--down", "--json", cwd=folder))
     assert (report["errors"], report["nodes"]) == ([], 2)
     assert (repository / "trainyard/build/rehearsal/dev/report.json").is_file()
     status = subprocess.run(["git", "status", "--porcelain"], cwd=repository, capture_output=True, text=True)
