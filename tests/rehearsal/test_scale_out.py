@@ -102,7 +102,7 @@ def test_failed_scale_out_does_not_affect_the_run(rehearsal: ScaleOutRehearsal) 
     assert failed.returncode == 1
     assert "0 of 1 requested nodes: InsufficientInstanceCapacity" in failed.stderr
     assert "without workers" not in failed.stderr
-    assert "continues with its 1 nodes" in failed.stderr
+    assert "continues with its 1 node" in failed.stderr
     assert rehearsal.workers() == [original]
     eventually(lambda: bool(rehearsal.job_output()), "the output of the rank")  # logs are uploaded every two seconds
     assert rehearsal.job_output() == ["world size 1 from 0"]

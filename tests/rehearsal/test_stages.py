@@ -154,7 +154,7 @@ def test_failed_job_is_reported_with_its_traceback(rehearse: Rehearse, tree: Pat
     assert ended.exit_status == 1
     assert not ended.report["ok"]
     (error,) = ended.report["errors"]
-    assert "rank 1 on i-" in error
+    assert "rank 1 (local rank 0 of i-" in error
     assert "failed twice the same way: ValueError: bad value at step 3" in error
     assert "line 5, in step" in error
     assert error in ended.stderr
