@@ -38,11 +38,16 @@ class Sources:
     model: Path | None = None
 
 
+def files_of(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def check_folder(option: str, path: Path | None) -> Path | None:
     """Return the absolute path of a folder with files. Raises InputError."""
     if path is None:
         return None
-    if not any(each.is_file() for each in path.rglob("*")):
+    if not files_of(path):
         reason = "has no files" if path.is_dir() else "is not a folder"
         raise InputError([Problem(option, str(path), reason, "Name a folder with files", "folder_empty")])
     return path.resolve()
@@ -50,7 +55,7 @@ def check_folder(option: str, path: Path | None) -> Path | None:
 
 def folder_bytes(folder: Path | None) -> int:
     """Return the size of the files in a folder; 0 without one."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder else 0
+    return sum(path.stat().st_size for path in files_of(folder)) if folder else 0
 
 
 def is_small_model(folder: Path) -> bool:
@@ -124,7 +129,7 @@ def provide_sources(
 
 
 def _provided(original: str, folder: Path) -> Substitution:
-    count = quantity(sum(path.is_file() for path in folder.rglob("*")), "file")
+    count = quantity(len(files_of(folder)), "file")
     replacement = f"{count} of {folder}"
     return Substitution(original=original, replacement=replacement, reason="set with --data")
 
@@ -156,7 +161,7 @@ def _provide_prefix(uri: str, folder: Path | None, keys: Sequence[str]) -> Subst
         upload_corpus(Bucket(name, s3.meta.region_name), prefix, lambda text: None)
         reason = "the emulated account does not contain them; --data names a folder of yours"
         return Substitution(original=f"the objects below {uri}", replacement="the built-in corpus", reason=reason)
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+    for path in files_of(folder):
         s3.upload_file(str(path), name, prefix + path.relative_to(folder).as_posix())
     return _provided(f"the objects below {uri}", folder)
 

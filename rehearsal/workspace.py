@@ -28,6 +28,7 @@ from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
+from trainyard.config.dotted_keys import set_value
 from trainyard.config.loader import load_settings
 from trainyard.config.project import Project
 from trainyard.config.settings import MAX_NODES, StackSettings
@@ -163,14 +164,9 @@ def change_settings(raw: Any, changes: Iterable[tuple[str, Any]]) -> Any:
     """Return settings with changed values. Sections that do not exist are created. Raises InputError."""
     changed = copy.deepcopy(raw)
     for key, value in changes:
-        *sections, name = key.split(".")
-        target = changed
-        for section in sections:
-            target = target.setdefault(section, {}) if isinstance(target, dict) else None
-        if not isinstance(target, dict):
+        if not set_value(changed, key, value):
             reason, fix = "a part of the key is no section", "Use a key of docs/stack-reference.md"
             raise InputError([Problem("--set", f"{key}={value}", reason, fix, "invalid_change")])
-        target[name] = value
     return changed
 
 

@@ -105,11 +105,9 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "startup_timeout_minutes": settings.launch.startup_timeout_minutes,
             "capacity_wait_minutes": settings.capacity.wait_minutes,
             "lease_minutes": settings.launch.lease_minutes,
-            "time_limit_minutes": job.time_limit_minutes,
             "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
             "health_check_timeout_minutes": settings.launch.health_check_timeout_minutes,
-            "keep_after_success_minutes": job.keep_after_success_minutes,
-            "keep_after_failure_minutes": job.keep_after_failure_minutes,
+            **job.limits,
         },
     }
 

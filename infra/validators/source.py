@@ -7,7 +7,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.job_source.check import JobSource
 from trainyard.job_source.environment import find_environment, image_python
-from trainyard.job_source.resolution import index_options
+from trainyard.package_index import index_options
 
 
 def validate_source(settings: StackSettings, packed: Packed) -> str | None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from rehearsal.adapter.aws_clients import wait_until
 from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys, to_api_names
 from rehearsal.adapter.refresh import to_input_names
@@ -114,7 +116,11 @@ class AutoScalingGroup(Handler):
         return ReadResult(inputs=inputs)
 
     def delete(self, call: HandlerCall) -> None:
-        """Terminate the group's instances, then delete the group."""
+        """Terminate the group's instances, then delete the group.
+
+        A description may not contain new instances yet, so that the deletion is refused. It is then repeated, as the
+        provider does (terraform-provider-aws, resource aws_autoscaling_group).
+        """
         client = call.aws.client("autoscaling")
         client.update_auto_scaling_group(AutoScalingGroupName=call.id, MinSize=0, MaxSize=0, DesiredCapacity=0)
         wait_until(
@@ -122,10 +128,21 @@ class AutoScalingGroup(Handler):
             lambda: not self._describe(call, call.id)["Instances"],
             _DELETION_TIMEOUT_SECONDS,
         )
-        client.delete_auto_scaling_group(AutoScalingGroupName=call.id)
+        wait_until(
+            f"group {call.id} can be deleted", lambda: self._is_deletion_accepted(call), _DELETION_TIMEOUT_SECONDS
+        )
         wait_until(
             f"group {call.id} is deleted", lambda: self._describe(call, call.id) is None, _DELETION_TIMEOUT_SECONDS
         )
+
+    def _is_deletion_accepted(self, call: HandlerCall) -> bool:
+        try:
+            call.aws.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=call.id)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in {"ResourceInUse", "ScalingActivityInProgress"}:
+                return False
+            raise
+        return True
 
     def _describe(self, call: HandlerCall, name: str) -> Any:
         client = call.aws.client("autoscaling")

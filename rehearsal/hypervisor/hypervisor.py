@@ -41,7 +41,8 @@ class Machine:
 class Hypervisor:
     """Polls EC2 in a thread while the context manager is entered. On exit it kills all machines.
 
-    `failure` is the error message once the thread has failed.
+    `failure` is the message of the first error. After it no machine boots; machines are still shut down, so that
+    destroy does not wait for instances that never terminate.
     """
 
     def __init__(self, aws: EmulatedAws, backend: Backend, stack: str, log: Callable[[str], None]) -> None:
@@ -67,7 +68,7 @@ class Hypervisor:
         for record in instances_of_stack(self._aws.instances(), self._stack):
             machine = self._machines.get(record.id)
             if record.state == "running" and machine is None:
-                if self._is_disk_available(record):
+                if self.failure is None and self._is_disk_available(record):
                     self._boot(record)
             elif machine is not None:
                 machine.record = record
@@ -146,9 +147,9 @@ class Hypervisor:
             try:
                 self.reconcile()
             except Exception as error:
-                self.failure = f"the hypervisor failed: {type(error).__name__}: {error}"
-                self._log(self.failure)
-                return
+                if self.failure is None:
+                    self.failure = f"the hypervisor failed: {type(error).__name__}: {error}"
+                    self._log(self.failure)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -40,7 +40,7 @@ def kill(running: RehearsalProcess) -> None:
 
 def assert_leftovers_removed(killed: RehearsalProcess, following: RehearsalProcess) -> None:
     """Assert that the next rehearsal reports the killed process, and that its processes have ended."""
-    following.wait_for_output(f"processes of an earlier rehearsal (process {killed.process.pid}, killed)")
+    following.wait_for_output(f" of an earlier rehearsal (process {killed.process.pid}, killed)")
     eventually(lambda: not running_processes(killed), "the end of the leftover processes", 5.0)
 
 

@@ -81,13 +81,6 @@ def resolve(folder: Path, environment: NodeEnvironment, index: Sequence[str]) ->
     ]
 
 
-def index_options(index: str | None) -> list[str]:
-    """Return the options of uv and pip for a package index (node.package_index) that is not an S3 prefix."""
-    if not index:
-        return []
-    return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
-
-
 def describe_failure(folder: Path, error: ToolError, index: str | None) -> Problem:
     """Return the problem of requirements that cannot be resolved, with the lines that the error names."""
     lines = _lines_of(folder / REQUIREMENTS, error.text)

@@ -11,6 +11,7 @@ import yaml
 from infra.packaging.archive import Packed
 from infra.packaging.source import pack_source
 from trainyard.config import CONFIG_KEY
+from trainyard.config.dotted_keys import set_value
 from trainyard.config.loader import load_settings
 from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
@@ -111,15 +112,10 @@ def _change_trainer(train: Any, arguments: Sequence[str]) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(train) if isinstance(train, dict) else {}
     for argument in arguments:
         key, separator, value = argument.partition("=")
-        *sections, name = key.split(".")
-        target: Any = changed
-        for section in sections:
-            target = target.setdefault(section, {}) if isinstance(target, dict) else None
-        if not separator or not name or not isinstance(target, dict):
+        if not separator or key.endswith(".") or not key or not set_value(changed, key, yaml.safe_load(value)):
             reason = "the arguments of the built-in trainer are KEY=VALUE, with a key of job.train"
             fix = "Write, for example, -- steps=100 optimizer.learning_rate=0.001"
             raise InputError([Problem("ARGUMENTS", argument, reason, fix, "invalid_argument")])
-        target[name] = yaml.safe_load(value)
     return changed
 
 
@@ -139,13 +135,7 @@ def create_manifest(deployed: Manifest, settings: StackSettings, archive: Packed
             "model_uri": _dataset_uri(deployed, spec.model_dataset) or spec.model,
         }
     )
-    limits = deployed.limits.model_copy(
-        update={
-            "time_limit_minutes": spec.time_limit_minutes,
-            "keep_after_success_minutes": spec.keep_after_success_minutes,
-            "keep_after_failure_minutes": spec.keep_after_failure_minutes,
-        }
-    )
+    limits = deployed.limits.model_copy(update=spec.limits)
     processes = {"processes_per_node": settings.processes_per_node}
     groups = tuple(group.model_copy(update=processes) for group in deployed.groups)
     manifest = deployed.model_copy(update={"job": job, "limits": limits, "groups": groups})

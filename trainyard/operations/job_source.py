@@ -20,7 +20,7 @@ from trainyard.job_source.archive import unpacked
 from trainyard.job_source.check import JobSource
 from trainyard.job_source.environment import find_environment, image_python
 from trainyard.job_source.node_packages import node_packages
-from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS, index_options
+from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS
 from trainyard.job_source.trials import installed_wheels, try_dry_run, try_imports
 from trainyard.job_source.wheels import lock_wheels
 from trainyard.models.layout import (
@@ -36,6 +36,7 @@ from trainyard.models.requirements import RequirementsLock
 from trainyard.models.run import RunRecord
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.progress import Display
+from trainyard.package_index import PACKAGES, index_options
 from trainyard.quantity import quantity
 
 # A check uses a lock, and a lock uses wheels, of at most this age: together less than the 365 days of the objects.
@@ -193,7 +194,7 @@ class _Preparation:
         for key in bucket.keys(prefix):
             file = key.rsplit("/", 1)[-1]
             package = "-".join(file.split("-")[:2]).lower().partition("+")[0]
-            if file.endswith((".whl", ".tar.gz", ".zip")) and package not in installed:
+            if file.endswith(PACKAGES) and package not in installed:
                 self._display.detail(SUBJECT, f"downloading {file} from {uri}")
                 bucket.download(key, folder / file)
         return folder

@@ -135,7 +135,7 @@ class Launch(LaunchOperation):
         try:
             return self.with_rollback(start, self._record_failure)
         except CapacityError as error:
-            if self._kept is not None and self._kept.names:
+            if self._kept_names:
                 raise
             cost = describe_remaining_cost(self.manifest, self.reservations.describe_held())
             raise CapacityError(f"{error}. {cost}") from None
@@ -219,6 +219,11 @@ class Launch(LaunchOperation):
             self.report_capacity_limit(changed)
         return changed
 
+    @property
+    def _kept_names(self) -> list[str]:
+        """The nodes of the earlier run that the new run uses."""
+        return self._kept.names if self._kept else []
+
     def _start_run(self) -> LaunchResult:
         """Start a new run, on kept and new nodes."""
         if requires_scheduled_start(self.manifest):
@@ -226,13 +231,13 @@ class Launch(LaunchOperation):
         kept = self._kept.nodes if self._kept else {}
         counts = {group.name: group.nodes - len(kept.get(group.name, ())) for group in self.manifest.groups}
         with self.phase("capacity"):
-            self.reserve_capacity(counts, self._kept.names if self._kept else ())
+            self.reserve_capacity(counts, self._kept_names)
             record = create_run_record(self.manifest, time.time())
             self.record = record.model_copy(update=self._new_run_fields | self._node_fields())
         with self.phase("workers"):
             self._create_run()
             startup = NodeStartup(self.cluster, self.display, self.deadline, self.record.run, is_new=True)
-            nodes = self._kept.names if self._kept else []
+            nodes = self._kept_names
             if self._kept:
                 self.display.line("nodes", self._kept.describe())
             if any(counts.values()):
@@ -252,7 +257,7 @@ class Launch(LaunchOperation):
     def _node_fields(self) -> dict[str, Any]:
         """Return the fields of the record of a new run that follow from its nodes."""
         reservations = self.reservation_ids()
-        if self._kept is None or not self._kept.names:
+        if self._kept is None or not self._kept_names:
             return {"reservations": reservations}
         return {
             "reservations": tuple(dict.fromkeys([*self._kept.earlier.reservations, *reservations])),
@@ -269,7 +274,7 @@ class Launch(LaunchOperation):
         if self.cluster.data.find(layout.record) is None:
             self._kept_nodes.release(minutes)
         elif self.cluster.outcome(self.record.run) is None:
-            is_kept = self._kept is not None and bool(self._kept.names) and minutes > 0
+            is_kept = bool(self._kept_names) and minutes > 0
             outcome = Outcome(
                 state="failed",
                 reason=f"launch: {reason}",

@@ -122,8 +122,8 @@ class LaunchOperation:
         self.reservations.rollback()
         run = self.cluster.current_run()
         outcome = self.cluster.outcome(run.run) if run is not None else None
-        continues = run is not None and run.run != self.record.run and outcome is None
-        continues = continues or (outcome is not None and outcome.keeps_nodes(time.time()))
+        is_other = run is not None and run.run != self.record.run
+        continues = is_other if outcome is None else outcome.keeps_nodes(time.time())
         if not continues and not self.pending.is_cancelled:
             self.reservations.cancel_reservations_of_groups()
 

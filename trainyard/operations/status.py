@@ -77,7 +77,8 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
     metrics, outcome = metric_lines(cluster.data, record.run), cluster.outcome(record.run)
     current = cluster.current_run() if cluster.is_deployed else None
     workers = WorkerGroups(cluster.manifest) if current is not None and current.run == record.run else None
-    prices = workers.usd_per_hour(workers.members()) if workers else {}
+    groups = _group_statuses(cluster.manifest, workers) if workers else ()
+    prices = {group.name: group.node_usd_per_hour for group in cluster.manifest.groups} if workers else {}
     steps = record.job.train.steps if record.job.train else 0
     return RunStatus(
         record=record,
@@ -91,8 +92,8 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
         elapsed_seconds=max((outcome.ended_at if outcome else time.time()) - record.start, 0.0),
         scheduled_start_time=workers.scheduled_start() if workers and outcome is None else None,
         lease_end_time=workers.lease() if workers else None,
-        groups=_group_statuses(cluster.manifest, workers) if workers else (),
-        nodes_usd_per_hour=sum(prices.values()),
+        groups=groups,
+        nodes_usd_per_hour=sum(len(group.nodes) * prices[group.name] for group in groups),
     )
 
 

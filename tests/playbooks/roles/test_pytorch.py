@@ -15,10 +15,11 @@ pytestmark = pytest.mark.booted
 
 BUNDLE = "/opt/bundle"
 VENV = "/opt/trainyard/job-venv"
-CODE = (
-    *("__init__", "log", "node/__init__", "node/bootstrap", "node/environments/__init__"),
-    *(f"node/environments/{name}" for name in ("node", "wheelhouse", "job", "installed")),
-)
+CODE = [
+    *(ROOT / "trainyard").glob("*.py"),
+    *(ROOT / "trainyard/node").glob("*.py"),
+    *(ROOT / "trainyard/node/environments").glob("*.py"),
+]
 LIST = "torch==2.15.0  # training\ns3torchconnector[dcp]==1.5.0\n"
 
 
@@ -40,7 +41,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("pytorch")
-    code = {f"{BUNDLE}/trainyard/{name}.py": (ROOT / f"trainyard/{name}.py").read_text() for name in CODE}
+    code = {f"{BUNDLE}/{path.relative_to(ROOT)}": path.read_text() for path in CODE}
     with boot_machine(folder / "node", {**code, f"{BUNDLE}/trainyard/node/constraints.txt": ""}) as machine:
         torch = STUB_WHEELS[0]
         for wheel in (*STUB_WHEELS, replace(torch, version="2.16.0")):

@@ -9,9 +9,11 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process.backend import ProcessBackend
 from tests.clusters import UBUNTU_PARAMETER
-from tests.conftest import REGION
+from tests.conftest import REGION, aws_environment
 from tests.polling import eventually
 from trainyard.aws.clients import client
+
+ADDRESSES = "127.78.0.0/16"  # loopback addresses for the metadata servers
 
 
 def launch(image: str, stack: str) -> str:
@@ -38,3 +40,15 @@ def test_image_of_another_rehearsal_cannot_boot(own_account: EmulatedAws, tmp_pa
     finally:
         ec2.terminate_instances(InstanceIds=[instance, source])
         ec2.deregister_image(ImageId=image, DeleteAssociatedSnapshots=True)
+
+
+def test_instances_are_shut_down_after_a_failed_boot(tmp_path: Path) -> None:
+    (tmp_path / "nodes").touch()  # a file in the place of the folder: no node can boot
+    with EmulatedAws.start(tmp_path / "aws", ADDRESSES, REGION) as account, aws_environment(account):
+        ec2 = client("ec2", REGION)
+        instance = launch(client("ssm", REGION).get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"], "failing")
+        with Hypervisor(account, ProcessBackend(tmp_path), "failing", print) as hypervisor:
+            eventually(lambda: hypervisor.failure is not None, "the failure")
+            assert hypervisor.running_instances() == [instance]
+            ec2.terminate_instances(InstanceIds=[instance])
+            eventually(lambda: not hypervisor.running_instances(), "the shutdown of the instance")

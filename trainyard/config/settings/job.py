@@ -69,6 +69,15 @@ class JobSettings(JobSpec):
         return model.removeprefix(DATASET_SCHEME) if model.startswith(DATASET_SCHEME) else None
 
     @property
+    def limits(self) -> dict[str, float]:
+        """Fields of trainyard.models.manifest.Limits that the job sets."""
+        return {
+            "time_limit_minutes": self.time_limit_minutes,
+            "keep_after_success_minutes": self.keep_after_success_minutes,
+            "keep_after_failure_minutes": self.keep_after_failure_minutes,
+        }
+
+    @property
     def s3_sources(self) -> dict[str, str]:
         """Setting -> S3 prefix of each bucket other than the data bucket that the job reads."""
         values = {"data": self.data, "model": self.model or ""}

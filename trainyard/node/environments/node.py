@@ -20,6 +20,7 @@ BUNDLE = Path(__file__).resolve().parents[3]
 CONSTRAINTS = BUNDLE / "trainyard/node/constraints.txt"
 sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is not in the path
 
+from trainyard import package_index  # noqa: E402
 from trainyard.log import configure_logging  # noqa: E402
 from trainyard.node.bootstrap import BASE, BootstrapError, replace_link, report_failure  # noqa: E402
 from trainyard.node.environments import certificates, wheelhouse  # noqa: E402
@@ -39,16 +40,14 @@ def is_usable(python: Path) -> bool:
 
 
 def index_options(index: str | None) -> list[str]:
-    """Options of pip for the stack's package index: a PEP 503 index ends in /simple, any other value is a wheelhouse.
+    """Options of pip for the stack's package index. A wheelhouse in S3 is downloaded first.
 
-    A wheelhouse in S3 is downloaded first. Raises BootstrapError if it is empty.
+    Raises BootstrapError if that is empty.
     """
-    if not index:
-        return []
-    if index.startswith("s3://"):
+    if index and index.startswith("s3://"):
         region = json.loads((BASE / "node.json").read_text())["region"]
         return ["--no-index", "--find-links", str(wheelhouse.fetch(index, region))]
-    return ["--index-url", index] if index.rstrip("/").endswith("simple") else ["--no-index", "--find-links", index]
+    return package_index.index_options(index)
 
 
 def create_environment(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:

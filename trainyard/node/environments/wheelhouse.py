@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from trainyard.node.bootstrap import BASE, REQUEST_SECONDS, BootstrapError, retry, s3, sign_request
+from trainyard.package_index import PACKAGES
 
-PACKAGES = (".whl", ".tar.gz", ".zip")
 _NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _BLOCK = 1 << 20
 
