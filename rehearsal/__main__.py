@@ -26,7 +26,7 @@ from rehearsal.hypervisor.registry import BACKENDS, select_backend
 from rehearsal.kept.background import Background, Keep
 from rehearsal.kept.down import end_kept_rehearsal
 from rehearsal.kept.hold import DEFAULT_HOURS, check_can_keep, parse_hours
-from rehearsal.kept.stack_settings import update_stack_settings
+from rehearsal.kept.stack_settings import update_stack_settings, write_stack_settings
 from rehearsal.locks import address_block
 from rehearsal.profiles import select_profile
 from rehearsal.report import REPORT_FILE, print_report, write_report
@@ -117,6 +117,9 @@ def run(
     update_settings: Annotated[
         bool, typer.Option("--update-settings", hidden=True, help="Used by `trainyard up` in a kept rehearsal.")
     ] = False,
+    write_settings: Annotated[
+        Path | None, typer.Option("--write-settings", hidden=True, help="Used by `trainyard run` in a kept rehearsal.")
+    ] = None,
     project: ProjectOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
 ) -> None:
@@ -141,11 +144,16 @@ def run(
         if update_settings:
             update_stack_settings(options)
             raise typer.Exit(0)
+        if write_settings:
+            write_stack_settings(options, write_settings)
+            raise typer.Exit(0)
         hours = parse_hours(keep_hours)
         if keep:
             check_can_keep(options.folder, stack, preview)
-            # The last --project counts: an absolute path, because --update-settings runs in another folder.
-            arguments = (*sys.argv[2:], "--project", str(rehearsed.folder))
+            # The last of each option counts: absolute paths, because `trainyard run` repeats them in another folder.
+            paths = {"--project": rehearsed.folder, "--data": options.sources.data, "--model": options.sources.model}
+            repeated = [part for name, path in paths.items() if path for part in (name, str(path))]
+            arguments = (*sys.argv[2:], *repeated)
             options = replace(options, keep=Keep(hours=hours, background=Background.start(), arguments=arguments))
         with Display() as display:
             report, timeline = rehearse(options, display, interrupts)

@@ -34,7 +34,7 @@ from trainyard.config.project import Project
 from trainyard.config.settings import MAX_NODES, StackSettings
 from trainyard.config.stack_config import read_config
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, STACK_FILE
+from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT, LOG, RUN_STACK_FILE, STACK_FILE
 from trainyard.models.report import BackendName, EngineName, Substitution
 from trainyard.quantity import quantity
 
@@ -187,7 +187,7 @@ def prepare_folder(folder: Path, display: Display, killed_process: str) -> None:
 def clear_folder(folder: Path) -> None:
     """Remove the files of a rehearsal, except the lock."""
     reports = ("report.json", "report.html", LOGS, "node-logs.txt", BAKED_STACK_FILE, SOURCES_STACK_FILE)
-    kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE)
+    kept = (DESCRIPTION, ENVIRONMENT, LOG, PROGRAMS, STACK_FILE, RUN_STACK_FILE)
     for name in ("aws", "pulumi", "results", "reserve", "model", *reports, *kept):
         target = folder / name
         if target.is_dir():

@@ -11,6 +11,7 @@ DESCRIPTION = "kept.json"  # in the folder of the rehearsal
 LOG = "kept.log"
 ENVIRONMENT = "environment"
 STACK_FILE = "stack.yaml"  # the current stack file, changed for the rehearsal
+RUN_STACK_FILE = "run.yaml"  # the same with the job of the last `trainyard run`
 
 
 class KeptRehearsal(StrictModel):

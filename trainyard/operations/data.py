@@ -1,8 +1,6 @@
 """Upload a folder as a dataset of the data bucket, and list the datasets."""
 
 import hashlib
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -22,12 +20,11 @@ from trainyard.models.dataset import INDEX
 from trainyard.models.layout import DATASETS, dataset_prefix, upload_key
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.data_bucket import create_data_bucket, find_data_bucket
-from trainyard.operations.progress import Display
+from trainyard.operations.progress import Display, TransferProgress
 from trainyard.quantity import quantity
 
 _CHECKSUM = "sha256"  # metadata of each object: SHA-256 of the file
 _PARALLEL_FILES = 8
-_LINE_SECONDS = 10.0
 
 
 class UploadResult(StrictModel):
@@ -60,25 +57,6 @@ class _File:
     name: str
     path: Path
     bytes: int
-
-
-class _Progress:
-    """Displays the uploaded bytes: a detail at any time, a line every 10 seconds."""
-
-    def __init__(self, display: Display, total: int) -> None:
-        self._display, self._total, self._done = display, total, 0
-        self._lock, self._line_at = threading.Lock(), time.monotonic() + _LINE_SECONDS
-
-    def add(self, count: int) -> None:
-        """Add bytes; boto3's threads call it."""
-        with self._lock:
-            self._done += count
-            text = f"{self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB"
-            if time.monotonic() < self._line_at:
-                self._display.detail("upload", text)
-            else:
-                self._line_at = time.monotonic() + _LINE_SECONDS
-                self._display.line("upload", text)
 
 
 def put_dataset(cluster: Cluster, settings: StackSettings, folder: Path, name: str, display: Display) -> UploadResult:
@@ -130,7 +108,7 @@ def _upload(
     bucket: Bucket, prefix: str, files: Sequence[_File], existing: dict[str, StoredObject], display: Display
 ) -> Iterator[_File]:
     """Upload files in parallel, unless they exist. Yields the uploaded ones."""
-    progress = _Progress(display, sum(file.bytes for file in files))
+    progress = TransferProgress(display, "upload", sum(file.bytes for file in files))
     s3 = client("s3", bucket.region())
 
     def upload(file: _File) -> _File | None:
@@ -158,7 +136,7 @@ def _checksum(s3: Any, bucket: str, key: str) -> str | None:
     return str(s3.head_object(Bucket=bucket, Key=key)["Metadata"].get(_CHECKSUM))
 
 
-def _put(s3: Any, bucket: str, key: str, file: _File, checksum: str, progress: _Progress) -> None:
+def _put(s3: Any, bucket: str, key: str, file: _File, checksum: str, progress: TransferProgress) -> None:
     # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
     content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
     try:

@@ -5,21 +5,17 @@ their objects, so that it continues one that was interrupted. An ETag is no chec
 """
 
 import shutil
-import time
 from collections.abc import Iterable
 from os.path import commonpath
 from pathlib import Path, PurePosixPath
-from threading import Lock
 
 from rich.filesize import decimal
 
 from trainyard.aws.s3 import Bucket, StoredObject
 from trainyard.errors import InputError, Problem
-from trainyard.operations.progress import Display
+from trainyard.operations.progress import Display, TransferProgress
 from trainyard.operations.restore import archived_problem
 from trainyard.quantity import quantity
-
-REPORT_SECONDS = 10.0
 
 
 def download(
@@ -42,7 +38,7 @@ def download(
     _require_space(folder, total)
     kept = f", {quantity(len(names) - len(missing), 'file')} present" if len(missing) < len(names) else ""
     display.line("download", f"{quantity(len(missing), 'file')}, {decimal(total)}, to {folder}{kept}")
-    data.download_all(missing, _Progress(display, total).add)
+    data.download_all(missing, TransferProgress(display, "download", total).add)
     return tuple(names)
 
 
@@ -65,21 +61,3 @@ def _require_space(folder: Path, size: int) -> None:
     if size > (free := shutil.disk_usage(existing).free):
         reason = f"the files have {decimal(size)}, and {decimal(free)} are free"
         raise InputError([Problem("--to", str(folder), reason, "Name a folder on a larger disk", "disk_full")])
-
-
-class _Progress:
-    """Displays the downloaded bytes; as a line every REPORT_SECONDS where details are not displayed."""
-
-    def __init__(self, display: Display, total: int) -> None:
-        self._display, self._total = display, total
-        self._done, self._reported_at, self._lock = 0, time.monotonic(), Lock()
-
-    def add(self, count: int) -> None:
-        """Count downloaded bytes. Called by several threads."""
-        with self._lock:
-            self._done += count
-            text = f"{decimal(self._done)} of {decimal(self._total)}"
-            self._display.detail("download", text)
-            if time.monotonic() >= self._reported_at + REPORT_SECONDS:
-                self._reported_at = time.monotonic()
-                self._display.line("download", text)

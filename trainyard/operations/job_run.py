@@ -19,12 +19,11 @@ from trainyard.config.shared_settings import JobSpec
 from trainyard.config.stack_config import read_config
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import STACK_FILE
 from trainyard.models.layout import dataset_prefix, job_source_key
 from trainyard.models.manifest import Job, Manifest
 from trainyard.models.run import LaunchResult
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.kept_rehearsal import current_kept_rehearsal, update_stack_settings
+from trainyard.operations.kept_rehearsal import current_kept_rehearsal, write_stack_settings
 from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.progress import Display
 
@@ -64,11 +63,15 @@ def run_job(
 
 
 def _with_rehearsed_stack_file(stack: str, project: Project, options: JobOptions) -> JobOptions:
-    """Use the stack file as it is rehearsed, in the shell of a kept rehearsal."""
+    """Use the stack file as it is rehearsed, in the shell of a kept rehearsal.
+
+    The keys of the job file are changed for the rehearsal too, such as the size of a model. The arguments are not.
+    """
     if options.stack_file is not None or (kept := current_kept_rehearsal(stack, project)) is None:
         return options
-    update_stack_settings(kept, project)
-    return replace(options, stack_file=project.rehearsal(stack) / STACK_FILE)
+    changes = _read_job_file(options.file) if options.file is not None else {}
+    keys = {f"job.{key}": value for key, value in {**dict.fromkeys(_replaced_keys(changes)), **changes}.items()}
+    return replace(options, file=None, stack_file=write_stack_settings(kept, project, keys))
 
 
 def read_settings(stack: str, project: Project, options: JobOptions) -> StackSettings:
@@ -84,15 +87,20 @@ def read_settings(stack: str, project: Project, options: JobOptions) -> StackSet
 def change_job(job: dict[str, Any], options: JobOptions) -> dict[str, Any]:
     """Return the job with the keys of the file and the arguments. Raises InputError."""
     changes = _read_job_file(options.file) if options.file is not None else {}
-    replaced = (_CUSTOM_KEYS if changes.keys() & _TRAINER_KEYS else frozenset()) | (
-        _TRAINER_KEYS if changes.keys() & _CUSTOM_KEYS else frozenset()
-    )
+    replaced = _replaced_keys(changes)
     changed = {key: value for key, value in job.items() if key not in replaced} | changes
     if not options.arguments:
         return changed
     if "train" in changed:
         return {**changed, "train": _change_trainer(changed["train"], options.arguments)}
     return {**changed, "command": [*(changed.get("command") or [])[:1], *options.arguments]}
+
+
+def _replaced_keys(changes: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys of the other kind of job than that of the changes."""
+    return (_CUSTOM_KEYS if changes.keys() & _TRAINER_KEYS else frozenset()) | (
+        _TRAINER_KEYS if changes.keys() & _CUSTOM_KEYS else frozenset()
+    )
 
 
 def _read_job_file(file: Path) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Whether a command works on a kept rehearsal instead of AWS: only AWS_ENDPOINT_URL decides."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.config.project import PROJECT_ROOT, Project
 from trainyard.errors import InputError, Problem
-from trainyard.models.kept_rehearsal import KeptRehearsal, find_kept_rehearsal
+from trainyard.models.kept_rehearsal import RUN_STACK_FILE, KeptRehearsal, find_kept_rehearsal
 
 INPUT_ERROR_STATUS = 2
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -60,7 +63,23 @@ def update_stack_settings(kept: KeptRehearsal, project: Project) -> None:
 
     Raises InputError when it is invalid.
     """
-    command = [sys.executable, "-m", "rehearsal", "run", *kept.arguments, "--update-settings"]
+    _run_rehearsal(kept, project, "--update-settings")
+
+
+def write_stack_settings(kept: KeptRehearsal, project: Project, changes: Mapping[str, Any]) -> Path:
+    """Write the current stack file, changed for a rehearsal, to a file of the kept rehearsal, and return its path.
+
+    `changes`: dotted keys of the stack file and their values, which are changed for a rehearsal as well. Raises
+    InputError when the stack file is invalid.
+    """
+    file = project.rehearsal(kept.stack) / RUN_STACK_FILE
+    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    _run_rehearsal(kept, project, *settings, "--write-settings", str(file))
+    return file
+
+
+def _run_rehearsal(kept: KeptRehearsal, project: Project, *arguments: str) -> None:
+    command = [sys.executable, "-m", "rehearsal", "run", *kept.arguments, *arguments]
     completed = subprocess.run(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, check=False)
     message = completed.stderr.rpartition("rehearsal: ")[2].strip()
     if completed.returncode == INPUT_ERROR_STATUS:

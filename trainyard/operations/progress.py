@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from trainyard.times import format_duration
@@ -27,6 +28,20 @@ class Display(Protocol):
 
     def detail(self, subject: str, text: str) -> None:
         """Display the current activity of a subject, where a row can be overwritten."""
+
+
+class TransferProgress:
+    """Displays the transferred part of `total` bytes as the detail of a subject. Threads may call `add`."""
+
+    def __init__(self, display: Display, subject: str, total: int) -> None:
+        self._display, self._subject, self._total = display, subject, total
+        self._done, self._lock = 0, threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Count transferred bytes."""
+        with self._lock:
+            self._done += count
+            self._display.detail(self._subject, f"{decimal(self._done)} of {decimal(self._total)}")
 
 
 class Heartbeat:

@@ -11,16 +11,17 @@ RunInBackground = Callable[[Callable[[], bool]], None]
 
 
 class RecordingDisplay:
-    """A display that records its lines."""
+    """A display that records its lines and details."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.details: list[str] = []
 
     def line(self, subject: str, text: str) -> None:
         self.lines.append(f"{subject} {text}")
 
     def detail(self, subject: str, text: str) -> None:
-        """Not recorded."""
+        self.details.append(f"{subject} {text}")
 
 
 @pytest.fixture
