@@ -20,13 +20,13 @@ from trainyard.operations.launch_messages import describe_remaining_cost
 from trainyard.operations.launch_operation import LaunchOperation
 from trainyard.operations.prestart_checks import check_before_start
 from trainyard.operations.progress import Display
+from trainyard.operations.resume import find_newest_checkpoint
 from trainyard.operations.run_record import (
     create_run_record,
     format_run_duration,
     require_capacity_time,
     with_deadlines,
 )
-from trainyard.operations.runs import complete_checkpoints
 from trainyard.operations.scale_out import missing_nodes, scale_out_run
 from trainyard.operations.scheduled_launch import (
     can_reschedule,
@@ -164,9 +164,9 @@ class Launch(LaunchOperation):
         """Let the new run start from the newest checkpoint of the run that it replaces, unless job.resume is set."""
         if not self.options.resume_replaced or self.manifest.job.resume is not None:
             return
-        if checkpoints := complete_checkpoints(self.cluster, run.run):
+        if checkpoint := find_newest_checkpoint(self.cluster.data, run.run):
             self._new_run_fields["job"] = self.manifest.job.model_copy(update={"resume": run.run})
-            self.display.line("run", f"the new run starts from {checkpoints[-1]} (launch.resume_replaced)")
+            self.display.line("run", f"the new run starts from {checkpoint} (launch.resume_replaced)")
 
     def _update_starting_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:
         """Reschedule the run to the start in the manifest, or update the deadlines of a run whose nodes start now.

@@ -8,7 +8,6 @@ from pathlib import Path
 from pydantic import Field
 
 from trainyard.errors import InputError, Problem, did_you_mean
-from trainyard.models import layout
 from trainyard.models.layout import RunLayout, split_s3_uri
 from trainyard.models.run import RunRecord
 from trainyard.models.saved import SavedFiles, SavedItem
@@ -70,13 +69,6 @@ def read_logs(cluster: Cluster, run: str | None, source: str, follow: bool = Fal
         has_ended = cluster.outcome(record.run) is not None  # then poll once more for the last lines
         if not has_ended:
             time.sleep(POLL_SECONDS)
-
-
-def complete_checkpoints(cluster: Cluster, run: str) -> tuple[str, ...]:
-    """Return the S3 URIs of a run's checkpoints that have the commit mark, oldest first."""
-    prefix = RunLayout(run).checkpoints
-    names = layout.complete_checkpoints(cluster.data.keys(prefix), prefix)
-    return tuple(f"s3://{cluster.data.name}/{prefix}{name}/" for name in names)
 
 
 def download_results(

@@ -159,13 +159,14 @@ def test_active_run_with_the_same_manifest_is_the_result_of_a_first_launch(activ
     assert active.create_launch().start().run == active.record.run
 
 
+@pytest.mark.parametrize("file", [COMMIT_MARK, "model.safetensors"])
 @pytest.mark.parametrize(("resume_replaced", "expected"), [(True, True), (False, False)])
 def test_run_that_replaces_another_starts_from_its_newest_checkpoint(
-    active: ActiveRun, monkeypatch: pytest.MonkeyPatch, resume_replaced: bool, expected: bool
+    active: ActiveRun, monkeypatch: pytest.MonkeyPatch, resume_replaced: bool, expected: bool, file: str
 ) -> None:
     active.change_manifest(2, name="other")
     active.cluster.write_head_ready_events()
-    checkpoint = f"{RunLayout(active.record.run).checkpoints}step-00000010/{COMMIT_MARK}"
+    checkpoint = f"{RunLayout(active.record.run).checkpoints}step-00000010/{file}"
     active.cluster.data.write(checkpoint, b"")
     launch = active.create_launch(trigger="earlier", again="2", replace_running=True, resume_replaced=resume_replaced)
 
