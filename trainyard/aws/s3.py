@@ -139,6 +139,18 @@ class Bucket:
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
         self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type)
 
+    def create(self, key: str, content: bytes) -> bool:
+        """Create an object; return False, and change nothing, when it exists."""
+        content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
+        try:
+            self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, IfNoneMatch="*")
+        except ClientError as error:
+            # The second code: another request writes the object at the same time (API reference, PutObject).
+            if error.response["Error"]["Code"] in {"PreconditionFailed", "ConditionalRequestConflict"}:
+                return False
+            raise
+        return True
+
     def upload(self, key: str, file: Path) -> None:
         """Create or replace an object from a file of any size."""
         self._s3.upload_file(str(file), self.name, key)

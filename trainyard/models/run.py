@@ -208,12 +208,14 @@ def launch_trigger(run: RunRecord | None, outcome: Outcome | None) -> str:
     """Return the trigger of the Pulumi resource that launches the job. `run`: the run that was launched last, if any.
 
     It is that of the run, so that nothing is launched again, unless the state of Pulumi does not contain the run: its
-    launch failed, or the launch that stopped it to replace it has created no run.
+    launch failed, or the launch that stopped it to replace it has created no run. A failed launch of `trainyard run` is
+    not repeated: Pulumi did not request it.
     """
     if run is None:
         return NO_RUN
-    is_unknown_to_pulumi = outcome is not None and (outcome.launch_failed or outcome.keeps_reservations)
-    return run.run if is_unknown_to_pulumi else run.trigger
+    has_failed = outcome is not None and outcome.launch_failed and run.deployed_digest is None
+    is_replaced = outcome is not None and outcome.keeps_reservations
+    return run.run if has_failed or is_replaced else run.trigger
 
 
 class LaunchResult(StrictModel):

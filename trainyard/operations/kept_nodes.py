@@ -76,19 +76,23 @@ class KeptNodesOperation:
         outcome = self._cluster.outcome(run.run)
         return is_active if outcome is None else outcome.keeps_nodes(time.time() + MARGIN_SECONDS)
 
-    def take(self, run: RunRecord, keep_minutes: float) -> KeptNodes:
+    def take(self, run: RunRecord, keep_minutes: float) -> KeptNodes | None:
         """Stop the job of `run` if it is active, and keep its nodes for `keep_minutes`, for the start of the new run.
 
-        Terminates the nodes that the new run does not need, and those that do not stop the job in time.
+        Terminates the nodes that the new run does not need, and those that do not stop the job in time. None: the run
+        has ended meanwhile, and the controller terminates its nodes.
         """
         self._run, control = run, self._cluster.control(run.run) or Control()
         self._outcome_before = self._cluster.outcome(run.run)
         cursor = Cursor(self._cluster.data, RunLayout(run.run).events)
         cursor.skip_existing()
-        self._keep_until(time.time() + (keep_minutes + STOP_MINUTES) * 60)
-        usable = set(self._workers.in_service()) - set(control.unhealthy_nodes)
+        if not self._keep_until(time.time() + (keep_minutes + STOP_MINUTES) * 60):
+            self._run = None
+            return None
+        usable = set(self._in_service()) - set(control.unhealthy_nodes)
         if self._outcome_before is None and control.attempt:
-            usable &= self._wait_for_stop(usable & set(control.nodes), cursor)
+            stopped = self._wait_for_stop(usable & set(control.nodes), cursor)
+            usable &= stopped & set(self._in_service())  # a node may have been interrupted meanwhile
         kept = KeptNodes(run, find_node_change(run, self._manifest))
         members = self._workers.members_by_group()
         for group in self._manifest.groups:
@@ -96,7 +100,8 @@ class KeptNodesOperation:
             # Those of the last attempt first: other members have not run the job.
             kept.nodes[group.name] = sorted(present, key=lambda name: name not in control.nodes)[: group.nodes]
         is_same_environment = run.job.environment == self._manifest.job.environment
-        if kept.change == "none" and is_same_environment:
+        has_failed = self._outcome_before is not None and self._outcome_before.state == "failed"
+        if kept.change == "none" and is_same_environment and not has_failed:
             kept.healthy = tuple(name for name in kept.names if name in control.healthy_nodes)
         surplus = [name for names in members.values() for name in names if name not in kept.names]
         if surplus:
@@ -104,21 +109,44 @@ class KeptNodesOperation:
             self._display.line("nodes", f"terminated, because the new run does not use them: {', '.join(surplus)}")
         return kept
 
-    def _keep_until(self, until: float, *, launch_failed: bool = False) -> None:
-        """Write the outcome of the earlier run with this end of the time for which its nodes are kept.
+    def remove_lost(self, kept: KeptNodes) -> None:
+        """Remove nodes that have left their group from `kept`: the new run launches others."""
+        in_service = set(self._in_service())
+        if lost := [name for name in kept.names if name not in in_service]:
+            self._display.line("nodes", f"no longer in service, so that the new run launches others: {', '.join(lost)}")
+        kept.nodes = {group: [name for name in names if name in in_service] for group, names in kept.nodes.items()}
+        kept.healthy = tuple(name for name in kept.healthy if name in in_service)
 
-        `launch_failed`: the new run was not created, so that the controller cancels the reservations with the nodes.
+    def _in_service(self) -> list[str]:
+        """Return the instances in service, from two responses of Auto Scaling: one may omit an instance."""
+        states = self._workers.lifecycle_states() | self._workers.lifecycle_states()
+        return [name for name, state in states.items() if state == "InService"]
+
+    def _keep_until(self, until: float) -> bool:
+        """Record until when the nodes of the earlier run are kept; return False when it has ended without them.
+
+        The controller may record the end of the run at the same time: its outcome then remains.
         """
         assert self._run is not None
-        changes: dict[str, object] = {"nodes_kept_until": until}
-        outcome = self._outcome_before
-        if outcome is None:
+        key = RunLayout(self._run.run).outcome
+        if self._outcome_before is None:
             control = self._cluster.control(self._run.run)
-            attempts, reason = control.attempt if control else 0, "another run replaces it"
-            outcome = Outcome(state="stopped", reason=reason, attempts=attempts, ended_at=time.time())
-            changes |= {"keeps_reservations": not launch_failed, "launch_failed": launch_failed}
-        content = outcome.model_copy(update=changes).model_dump_json()
-        self._cluster.data.write(RunLayout(self._run.run).outcome, content.encode())
+            outcome = Outcome(
+                state="stopped",
+                reason="another run replaces it",
+                attempts=control.attempt if control else 0,
+                ended_at=time.time(),
+                nodes_kept_until=until,
+                keeps_reservations=True,
+            )
+            if self._cluster.data.create(key, outcome.model_dump_json().encode()):
+                return True
+            self._outcome_before = self._cluster.outcome(self._run.run)
+        before = self._outcome_before
+        if before is None or not before.keeps_nodes(time.time() + MARGIN_SECONDS):
+            return False
+        self._cluster.data.write(key, before.model_copy(update={"nodes_kept_until": until}).model_dump_json().encode())
+        return True
 
     def _wait_for_stop(self, nodes: set[str], cursor: Cursor) -> set[str]:
         """Wait until the agents of these nodes have stopped the job; return the nodes that have."""
@@ -141,6 +169,12 @@ class KeptNodesOperation:
 
         For a launch that failed before it created its run.
         """
-        if self._run is not None:
-            before = (self._outcome_before.nodes_kept_until if self._outcome_before else None) or 0.0
-            self._keep_until(max(before, time.time() + keep_minutes * 60), launch_failed=True)
+        outcome = self._cluster.outcome(self._run.run) if self._run is not None else None
+        if self._run is None or outcome is None:
+            return
+        before = (self._outcome_before.nodes_kept_until if self._outcome_before else None) or 0.0
+        changes: dict[str, object] = {"nodes_kept_until": max(before, time.time() + keep_minutes * 60)}
+        if self._outcome_before is None:  # the controller cancels the reservations with the nodes
+            changes |= {"keeps_reservations": False, "launch_failed": True}
+        content = outcome.model_copy(update=changes).model_dump_json()
+        self._cluster.data.write(RunLayout(self._run.run).outcome, content.encode())

@@ -128,8 +128,9 @@ class Launch(LaunchOperation):
                 ensure_dataset(self.cluster, self.display)
             with self.phase("head"):
                 wait_for_head(self.cluster, self.display, self.deadline)
+            self._require_same_current_run(earlier)
             if earlier is not None:
-                self._end_earlier_run(earlier, is_active)
+                self._end_earlier_run(earlier, is_active and self._is_active(earlier))
             return self._start_run()
 
         try:
@@ -140,6 +141,15 @@ class Launch(LaunchOperation):
             cost = describe_remaining_cost(self.manifest, self.reservations.describe_held())
             raise CapacityError(f"{error}. {cost}") from None
 
+    def _require_same_current_run(self, earlier: RunRecord | None) -> None:
+        """Raise LaunchError when another launch has created a run since this launch has read the current run."""
+        current = self.cluster.current_run()
+        if current is not None and current.run != (earlier.run if earlier else None):
+            raise LaunchError(
+                f"run {current.run} was launched while this launch was prepared, so that this launch has changed "
+                f"nothing. To see it: trainyard status -s {self.cluster.stack}. To replace it, launch again"
+            )
+
     def _end_earlier_run(self, run: RunRecord, is_active: bool) -> None:
         """Take the nodes of the earlier run if the new run can use them, otherwise wait for their termination.
 
@@ -148,8 +158,9 @@ class Launch(LaunchOperation):
         if is_active:
             self.display.line("run", f"stopping {run.run}, because another run replaces it")
         if not requires_scheduled_start(self.manifest) and self._kept_nodes.can_take(run, is_active=is_active):
-            self._kept = self._kept_nodes.take(run, self.manifest.limits.startup_timeout_minutes)
-        else:
+            limits = self.manifest.limits
+            self._kept = self._kept_nodes.take(run, limits.startup_timeout_minutes + limits.capacity_wait_minutes)
+        if self._kept is None:
             if is_active or (outcome := self.cluster.outcome(run.run)) is None or outcome.keeps_nodes(time.time()):
                 stop_run(self.cluster, self.display, for_replacement=True)
             # Large types shut down for many minutes, which do not count as startup.
@@ -228,10 +239,11 @@ class Launch(LaunchOperation):
         """Start a new run, on kept and new nodes."""
         if requires_scheduled_start(self.manifest):
             return self._schedule()
-        kept = self._kept.nodes if self._kept else {}
-        counts = {group.name: group.nodes - len(kept.get(group.name, ())) for group in self.manifest.groups}
         with self.phase("capacity"):
-            self.reserve_capacity(counts, self._kept_names)
+            self.reserve_capacity(self._missing_counts(), self._kept_names)
+            if self._kept is not None:
+                self._kept_nodes.remove_lost(self._kept)  # the wait for capacity may have been long
+            counts = self._missing_counts()
             record = create_run_record(self.manifest, time.time())
             self.record = record.model_copy(update=self._new_run_fields | self._node_fields())
         with self.phase("workers"):
@@ -253,6 +265,11 @@ class Launch(LaunchOperation):
         control = self.cluster.control(self.record.run)
         # Not the nodes that were added: one of them may have been unhealthy and replaced.
         return self.result(self.record.run, list(control.nodes) if control else nodes)
+
+    def _missing_counts(self) -> dict[str, int]:
+        """Return group -> number of nodes that the new run launches."""
+        kept = self._kept.nodes if self._kept else {}
+        return {group.name: group.nodes - len(kept.get(group.name, ())) for group in self.manifest.groups}
 
     def _node_fields(self) -> dict[str, Any]:
         """Return the fields of the record of a new run that follow from its nodes."""

@@ -11,11 +11,14 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.polling import eventually
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
+from trainyard.aws.clients import client
+from trainyard.aws.s3 import Bucket
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, Outcome, RunRecord, launch_trigger
 from trainyard.operations import kept_nodes
+from trainyard.operations import launch as launch_module
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.launch import Launch, LaunchOptions
@@ -110,6 +113,10 @@ class EarlierRun:
 @pytest.fixture
 def earlier(account: EmulatedAws, run_in_background: RunInBackground) -> EarlierRun:
     return EarlierRun(run_in_background)
+
+
+def stop_launch(*_: object) -> None:
+    raise LaunchError("stopped by the test")
 
 
 def count_launches(account: EmulatedAws, act: Callable[[], object]) -> int:
@@ -247,13 +254,79 @@ def test_nodes_are_kept_when_the_job_of_a_launch_fails(
     assert len(earlier.cluster.members()) == 2
 
 
-def test_launch_that_fails_before_its_run_keeps_the_nodes_as_long_as_before(earlier: EarlierRun) -> None:
+def test_launch_that_fails_before_its_run_keeps_the_nodes_as_long_as_before(
+    earlier: EarlierRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     earlier.end(minutes=20)
     before = earlier.outcome()
-    earlier.change_manifest({"resume": "no-such-run"})
-    with pytest.raises(LaunchError, match="no-such-run"):
-        earlier.launch()[0].start()
+    launch, _ = earlier.launch(new_run=True)
+    monkeypatch.setattr(launch, "reserve_capacity", stop_launch)
+    with pytest.raises(LaunchError, match="stopped by the test"):
+        launch.start()
     assert earlier.outcome() == before
+
+
+def test_nodes_of_a_run_that_was_launched_meanwhile_are_not_used(
+    earlier: EarlierRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier.end()
+    other = earlier.record.model_copy(update={"run": "other"})
+
+    def launch_another(*_: object) -> None:
+        earlier.cluster.staging.write(CURRENT_RUN, other.model_dump_json().encode())
+
+    monkeypatch.setattr(launch_module, "wait_for_head", launch_another)
+    with pytest.raises(LaunchError, match="run other was launched while this launch was prepared"):
+        earlier.launch(new_run=True)[0].start()
+    assert earlier.current() == other
+    assert sorted(earlier.cluster.members()) == sorted(earlier.nodes)
+
+
+def test_nodes_that_are_terminated_during_the_wait_for_capacity_are_launched_again(
+    account: EmulatedAws, earlier: EarlierRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier.end()
+    launch, _ = earlier.launch(new_run=True, wait=False)
+    terminate = {"InstanceId": earlier.nodes[0], "ShouldDecrementDesiredCapacity": True}
+
+    def wait(*_: object) -> None:
+        client("autoscaling", REGION).terminate_instance_in_auto_scaling_group(**terminate)
+        eventually(lambda: earlier.nodes[0] not in launch.workers.in_service(), "the end of the node's service")
+
+    monkeypatch.setattr(launch, "reserve_capacity", wait)
+    assert count_launches(account, launch.start) == 1
+    assert earlier.nodes[1] in earlier.cluster.members()
+
+
+def test_run_that_ends_at_the_same_time_keeps_its_outcome(
+    account: EmulatedAws, earlier: EarlierRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller records the success between the two requests of the launch."""
+    earlier.change_manifest({"command": ("train.py", "--lr", "1")})
+
+    def create(bucket: Bucket, key: str, content: bytes) -> bool:
+        earlier.end(minutes=10)
+        return False
+
+    monkeypatch.setattr(Bucket, "create", create)
+    earlier.start_job_of_next_run()
+    assert count_launches(account, earlier.launch(replace_running=True)[0].start) == 0
+    outcome = earlier.outcome()
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == ("succeeded", "done")
+
+
+def test_nodes_of_a_failed_run_pass_a_health_check_again(earlier: EarlierRun) -> None:
+    earlier.end(state="failed")
+    earlier.start_job_of_next_run()
+    earlier.launch(new_run=True)[0].start()
+    assert earlier.current().healthy_nodes == ()
+
+
+def test_failed_run_of_trainyard_run_is_not_launched_by_the_next_update(earlier: EarlierRun) -> None:
+    failed = Outcome(state="failed", reason="r", attempts=0, ended_at=1.0, launch_failed=True)
+    assert launch_trigger(earlier.record, failed) == earlier.record.run
+    assert launch_trigger(earlier.record.model_copy(update={"deployed_digest": "0" * 64}), failed) == "none"
 
 
 def test_failed_replacement_is_launched_again_by_the_next_update(
@@ -264,10 +337,7 @@ def test_failed_replacement_is_launched_again_by_the_next_update(
     earlier.stop_agents_when_requested(earlier.nodes)
     launch, _ = earlier.launch(replace_running=True)
 
-    def fail(*arguments: object) -> None:
-        raise LaunchError("stopped by the test")
-
-    monkeypatch.setattr(launch, "reserve_capacity", fail)
+    monkeypatch.setattr(launch, "reserve_capacity", stop_launch)
     with pytest.raises(LaunchError, match="stopped by the test"):
         launch.start()
     outcome = earlier.outcome()

@@ -43,6 +43,8 @@ POLL_SECONDS = 1.0
 MEMBERS_POLL_SECONDS = 5.0
 # The lease is renewed four times in its duration, so that it survives a failed call.
 RENEWALS_PER_LEASE = 4
+# The controller terminates kept nodes; the lease does so a little later if the controller does not run.
+KEPT_LEASE_MARGIN_SECONDS = 60.0
 # A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
 # minutes. The nodes that started meanwhile are paid for anyway.
 SCHEDULED_NODES_TIMEOUT_SECONDS = 15 * 60.0
@@ -69,6 +71,7 @@ class RunController:
         self._removed: set[str] = set()
         self._members_at = self._renewed_at = self._failed_at = 0.0
         self._has_ended = False
+        self._kept_until: float | None = None  # of the last renewal for kept nodes
         self._deadline = RunDeadline(node.region)
         content = self.data.find(self.layout.control)
         new = Control(healthy_nodes=run.healthy_nodes)
@@ -102,8 +105,8 @@ class RunController:
             return self.create_outcome("failed", text)
         if reason := self._find_missing_capacity(now) or self._find_failed_startup(now):
             return self.create_outcome("failed", reason)
-        if now - self._renewed_at >= limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
-            self._renew_lease(now)
+        if self._is_renewal_due(now):
+            self._renew_lease(now, self.run.lease_end(now))
         return self._advance(now)
 
     def _update_deadline(self, now: float) -> RunRecord:
@@ -142,13 +145,16 @@ class RunController:
         """Return the reason to end the run before its first attempt if the startup of a node has failed."""
         return None if self.control.attempt else self._startup.find_failure(self._members, now)
 
-    def _renew_lease(self, now: float) -> None:
+    def _is_renewal_due(self, now: float) -> bool:
+        return now - self._renewed_at >= self.run.limits.lease_minutes * 60 / RENEWALS_PER_LEASE
+
+    def _renew_lease(self, now: float, end: float) -> None:
         """Move the end of the lease and of the run's capacity reservations, which may be larger than the run."""
-        self.groups.renew_lease(self.run.lease_end(now))
+        self.groups.renew_lease(end)
         self._renewed_at = now
-        self.reservations.extend(self.run.reservations, self.run.lease_end(now))
+        self.reservations.extend(self.run.reservations, end)
         if self.control.attempt and self.control.waiting_since is None and self.run.nodes == len(self.control.nodes):
-            self.reservations.reduce(self.run.reservations, now, self.run.limits.startup_timeout_minutes * 60)
+            self.reservations.reduce(self.run.reservations, now)
         else:
             self.reservations.reset_unused_timers()
 
@@ -368,16 +374,24 @@ class RunController:
             }
         )
 
-    def write_outcome(self, outcome: Outcome) -> None:
-        """Record the end of the run."""
-        self.data.write(self.layout.outcome, outcome.model_dump_json().encode())
+    def write_outcome(self, outcome: Outcome) -> bool:
+        """Record the end of the run; return False when a launch or `trainyard stop` has recorded another outcome."""
+        if not self.data.create(self.layout.outcome, outcome.model_dump_json().encode()):
+            return False
         LOG.info("run %s: %s", outcome.state, outcome.reason)
+        return True
 
     def keep_nodes(self, outcome: Outcome, now: float) -> None:
-        """Stop the agents' jobs, and renew the lease of the nodes, which wait for another run. Idempotent."""
+        """Stop the agents' jobs, and renew the lease of the nodes, which wait for another run. Idempotent.
+
+        A launch that starts another run on the nodes may keep them longer than the deadline of this run.
+        """
+        assert outcome.nodes_kept_until is not None
         self._stop_agents(outcome)
-        if now - self._renewed_at >= self.run.limits.lease_minutes * 60 / RENEWALS_PER_LEASE:
-            self._renew_lease(now)
+        if self._is_renewal_due(now) or outcome.nodes_kept_until != self._kept_until:
+            end = min(now + self.run.limits.lease_minutes * 60, outcome.nodes_kept_until + KEPT_LEASE_MARGIN_SECONDS)
+            self._renew_lease(now, end)
+            self._kept_until = outcome.nodes_kept_until
 
     def end_run(self, outcome: Outcome) -> bool:
         """Terminate the nodes, and return whether the reservations are cancelled: repeat it until then. Idempotent."""
@@ -426,10 +440,10 @@ class Controller:
         # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
         content = self._data.find(RunLayout(run.run).outcome)
         outcome = None if content is None else Outcome.model_validate_json(content)
-        if outcome is None and (outcome := self._current.step()) is not None:
-            self._current.write_outcome(outcome)
         if outcome is None:
-            return
+            outcome = self._current.step()
+            if outcome is None or not self._current.write_outcome(outcome):
+                return  # the next step reads an outcome that was recorded meanwhile
         if outcome.keeps_nodes(now := time.time()):
             self._current.keep_nodes(outcome, now)
         # Until its reservations are cancelled, which are billed, the run is ended again in the next steps.

@@ -9,6 +9,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trainyard.aws import reservations
 
 CANCEL_POLL_SECONDS = 5.0
+# Auto Scaling replaces a node within minutes of its termination, in the place that it leaves in the reservation.
+UNUSED_SECONDS = 600.0
 LOG = logging.getLogger("controller")
 
 
@@ -29,8 +31,8 @@ class RunReservations:
         except (BotoCoreError, ClientError) as error:  # the nodes continue as On-Demand Instances
             LOG.error("the capacity reservations were not extended: %s", error)
 
-    def reduce(self, reservation_ids: Iterable[str], now: float, timeout_seconds: float) -> None:
-        """Remove capacity that was unused for longer than the timeout: such as after nodes could not be added.
+    def reduce(self, reservation_ids: Iterable[str], now: float) -> None:
+        """Remove capacity that was unused for UNUSED_SECONDS, such as that of nodes that a smaller run does not need.
 
         Call it only while the run needs no more nodes than it has.
         """
@@ -41,7 +43,7 @@ class RunReservations:
             self._unused_since = since
             for each in described:
                 used = each.instances - each.available
-                if used and now > since.get(each.id, now) + timeout_seconds:
+                if used and now > since.get(each.id, now) + UNUSED_SECONDS:
                     LOG.warning("reducing %s from %d to %d instances", each.id, each.instances, used)
                     reservations.resize_reservation(self._region, each.id, used)
         except (BotoCoreError, ClientError) as error:  # the next renewal of the lease repeats it

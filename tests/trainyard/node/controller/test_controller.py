@@ -302,7 +302,7 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     run: Run, waiting_since: float | None, instances: int
 ) -> None:
     """A scale-out that failed or was killed leaves a reservation that is larger than the run."""
-    name, timeout = reserve(run), run.record.limits.startup_timeout_minutes * 60
+    name = reserve(run)
     resize_reservation(REGION, name, 3)
     target = {"CapacityReservationTarget": {"CapacityReservationId": name}}
     parameters = {"ImageId": ubuntu_image_id(REGION), "InstanceType": "c7i.xlarge", "MinCount": 1, "MaxCount": 1}
@@ -311,9 +311,9 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     )
     run.controller.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
     now = time.time()
-    run.controller._renew_lease(now)
+    run.controller._renew_lease(now, now + 600)
     assert describe_reservation(name)["TotalInstanceCount"] == 3  # a scale-out may be about to use it
-    run.controller._renew_lease(now + timeout + 1)
+    run.controller._renew_lease(now + run_reservations.UNUSED_SECONDS + 1, now + 1200)
     remaining = describe_reservation(name)["TotalInstanceCount"]
     cancel_reservation(REGION, name)
     assert remaining == instances

@@ -11,7 +11,7 @@ from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import FAILURE, Run
 from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.run import Outcome
-from trainyard.node.controller.controller import Controller
+from trainyard.node.controller.controller import KEPT_LEASE_MARGIN_SECONDS, Controller
 
 
 class EndedRun(Run):
@@ -75,14 +75,32 @@ def test_nodes_are_kept_after_a_failure_of_the_job(kept: EndedRun) -> None:
     assert len(kept.cluster.members()) == 2
 
 
-def test_lease_of_kept_nodes_is_renewed(kept: EndedRun) -> None:
+def test_lease_of_kept_nodes_ends_shortly_after_their_time(kept: EndedRun) -> None:
     kept.end("workers_done")
     kept.loop = Controller(kept.node, kept.cluster.manifest)  # a restart
-    before = kept.cluster.lease_end()
     kept.loop.step()
-    end = kept.cluster.lease_end()
-    assert end is not None
-    assert end > (before or 0.0)
+    assert kept.cluster.lease_end() == pytest.approx(time.time() + 300 + KEPT_LEASE_MARGIN_SECONDS, abs=20)
+
+
+def test_launch_that_needs_the_nodes_longer_moves_the_lease_beyond_the_deadline(kept: EndedRun) -> None:
+    kept.end("workers_done")
+    kept.loop.step()
+    until = kept.record.deadline + 60
+    longer = kept.outcome().model_copy(update={"nodes_kept_until": until})
+    kept.cluster.data.write(kept.layout.outcome, longer.model_dump_json().encode())
+    limits = kept.record.limits.model_copy(update={"lease_minutes": 10_000.0})
+    kept.cluster.staging.write(
+        CURRENT_RUN, kept.record.model_copy(update={"limits": limits}).model_dump_json().encode()
+    )
+    kept.loop.step()
+    assert kept.cluster.lease_end() == pytest.approx(until + KEPT_LEASE_MARGIN_SECONDS, abs=2)
+
+
+def test_outcome_of_a_launch_is_not_overwritten(kept: EndedRun) -> None:
+    replaced = kept.controller.create_outcome("stopped", "another run replaces it")
+    kept.cluster.data.write(kept.layout.outcome, replaced.model_dump_json().encode())
+    assert not kept.controller.write_outcome(kept.controller.create_outcome("succeeded", "done"))
+    assert kept.outcome() == replaced
 
 
 def test_nodes_are_terminated_after_their_time(kept: EndedRun) -> None:
