@@ -142,7 +142,7 @@ def reservation_is_active(settings: StackSettings, facts: AccountFacts) -> Itera
         return
     if start is not None and reservation.state in ("assessing", "scheduled", "delayed", "pending", "payment-pending"):
         reason = f"is {reservation.state} and starts at {format_time(start)}"
-        fix = f"Run pulumi up -s {pulumi.get_stack()} again at that time"
+        fix = f"Run trainyard up -s {pulumi.get_stack()} again at that time"
     elif reservation.state == "payment-failed":
         reason = describe_failed_payment(reservation.id)
         fix = f"Buy another: trainyard blocks -s {pulumi.get_stack()}, then set its id"
@@ -302,7 +302,7 @@ def unsearched_zones(stack: str, settings: StackSettings, facts: AccountFacts) -
         return None
     return (
         f"the file system is created in {facts.worker_zones(settings)[0]}, so the launch requests capacity there only. "
-        f"trainyard reserve -s {stack} searches {', '.join(zones)}: run it before pulumi up -s {stack}, or set "
+        f"trainyard reserve -s {stack} searches {', '.join(zones)}: run it before trainyard up -s {stack}, or set "
         "capacity.zones to one zone"
     )
 

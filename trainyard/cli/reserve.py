@@ -57,4 +57,4 @@ def reserve(
         end = f" until {format_time(held.end)}" if held.end else ""
         text = f"{held.reservation}: {held.instances} x {held.instance_type} in {held.zone}{end}"
         price = f"{held.usd_per_hour:,.2f} USD per hour, used or not"
-        print(held.model_dump_json() if as_json else f"{text}, {price}; next: pulumi up -s {stack}")
+        print(held.model_dump_json() if as_json else f"{text}, {price}; next: trainyard up -s {stack}")

@@ -159,5 +159,7 @@ def format_result(result: BakeResult, stack: str) -> list[str]:
     if not result.has_drivers:
         lines.append("the image has no drivers for the group's hardware: nodes install them when they boot")
     change = "was written to" if result.stack_file_changed else "is already in"
-    lines.append(f"the image {change} {result.stack_file}; next: pulumi up -s {stack} (running nodes are not changed)")
+    lines.append(
+        f"the image {change} {result.stack_file}; next: trainyard up -s {stack} (running nodes are not changed)"
+    )
     return lines

@@ -189,9 +189,9 @@ def format_purchase(purchase: Purchase, stack: str) -> str:
         return (
             f"the extension of {name} is {purchase.state}. When AWS has received the payment, for which it has "
             f"{PAYMENT_HOURS} hours, the block ends at {end}. An active run then uses the later end, up to its time "
-            f"limit. To increase the limit: change job.time_limit_minutes, then pulumi up -s {stack}"
+            f"limit. To increase the limit: change job.time_limit_minutes, then trainyard up -s {stack}"
         )
-    action = f"Set it as capacity.capacity_block.id in the file of stack {stack}, then pulumi up -s {stack}"
+    action = f"Set it as capacity.capacity_block.id in the file of stack {stack}, then trainyard up -s {stack}"
     if purchase.state != "payment-pending":
         return f"{name} is {purchase.state}. {action}"
     return (

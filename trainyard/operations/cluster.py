@@ -129,7 +129,7 @@ class Cluster:
         if self.manifest_sha256 not in {None, sha256}:
             raise RuntimeError(
                 f"the manifest of stack {self.stack} has SHA-256 {sha256}, not {self.manifest_sha256}: another process "
-                f"has changed the stack; run pulumi up -s {self.stack} again"
+                f"has changed the stack; run trainyard up -s {self.stack} again"
             )
         return Manifest.model_validate_json(content)
 

@@ -83,7 +83,7 @@ def create_data_bucket(cluster: Cluster, settings: StackSettings, display: Displ
     }
     s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags.tag_list(bucket_tags)})
     _configure(s3, name, key)
-    display.line("data", f"created the bucket {name}; pulumi up -s {cluster.stack} imports it")
+    display.line("data", f"created the bucket {name}; trainyard up -s {cluster.stack} imports it")
     _wait_for_index(cluster, name, key if own_key else None, display)
     return Bucket(name, region)
 
@@ -136,6 +136,6 @@ def _wait_for_index(cluster: Cluster, name: str, key: str | None, display: Displ
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"AWS's tag index does not list {name} after {INDEX_TIMEOUT_SECONDS:.0f} s: run the command again "
-                f"before pulumi up -s {cluster.stack}"
+                f"before trainyard up -s {cluster.stack}"
             )
         time.sleep(0.5)

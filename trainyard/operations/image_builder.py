@@ -56,7 +56,7 @@ class LaunchTemplate:
         if count != 1 or "--until" not in text:
             stack = self.tags.get(tags.STACK, "STACK")
             raise LaunchError(
-                "the workers' launch template was created by an earlier version of Trainyard: run pulumi up -s "
+                "the workers' launch template was created by an earlier version of Trainyard: run trainyard up -s "
                 f"{stack}, then trainyard bake -s {stack}"
             )
         return changed
@@ -105,8 +105,8 @@ def read_launch_template(cluster: Cluster, group: WorkerGroup) -> LaunchTemplate
     groups = autoscaling.describe_groups(cluster.region, [group.autoscaling_group])
     if not groups:
         raise LaunchError(
-            f"the Auto Scaling group {group.autoscaling_group} does not exist: run pulumi up -s {cluster.stack}, then "
-            f"trainyard bake -s {cluster.stack}"
+            f"the Auto Scaling group {group.autoscaling_group} does not exist: run trainyard up -s {cluster.stack}, "
+            f"then trainyard bake -s {cluster.stack}"
         )
     template = autoscaling.launch_template_of(groups[0])
     data = ec2.launch_template_data(cluster.region, template["LaunchTemplateId"], template.get("Version", "$Default"))

@@ -76,7 +76,7 @@ class StackImages:
         if description is None:
             raise LaunchError(
                 f"the workers' image {image} does not exist: name another image in the stack's file (image), then run "
-                f"pulumi up -s {self._stack}"
+                f"trainyard up -s {self._stack}"
             )
         source = tags_of(description).get(tags.SOURCE)
         if source is None:
@@ -84,7 +84,7 @@ class StackImages:
         if describe_image(self._region, source) is None:
             raise LaunchError(
                 f"{source}, the source of the workers' image {image}, does not exist: name a newer image in the "
-                "stack's file (image: ubuntu-24.04, debian-12, deep-learning), then run pulumi up -s "
+                "stack's file (image: ubuntu-24.04, debian-12, deep-learning), then run trainyard up -s "
                 f"{self._stack}, then trainyard bake -s {self._stack}"
             )
         return source

@@ -127,7 +127,7 @@ def stack_text(stack: str, project: Project, options: InitOptions) -> str:
         *(f"  {line}" for line in _job(project, options, gpu)),
     ]
     lines = [
-        f"# The stack {stack}. `trainyard rehearse -s {stack}` runs it offline, `pulumi up -s {stack}` on AWS.",
+        f"# The stack {stack}. `trainyard rehearse -s {stack}` runs it offline, `trainyard up -s {stack}` on AWS.",
         "# Trainyard's docs/stack-reference.md describes every key.",
         "config:",
         f"  aws:region: {options.region}",
@@ -181,7 +181,7 @@ def _next_commands(stack: str, folder: str) -> tuple[str, ...]:
     return (
         f"trainyard rehearse -s {stack}",
         f"pulumi stack init {stack}{option}",
-        f"pulumi up -s {stack}{option}",
+        f"trainyard up -s {stack}",
     )
 
 

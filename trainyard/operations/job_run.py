@@ -158,7 +158,7 @@ def _dataset_uri(deployed: Manifest, name: str | None) -> str | None:
 def _require_deployed(deployed: Manifest, manifest: Manifest, s3_sources: Mapping[str, str]) -> None:
     """Raise InputError for parts of the job that only `pulumi up` makes available to the nodes."""
     problems = []
-    fix = f"Apply it first: pulumi up -s {deployed.stack}"
+    fix = f"Apply it first: trainyard up -s {deployed.stack}"
     if manifest.job.container != deployed.job.container:
         reason = f"the nodes have the image of the deployed stack, {deployed.job.container}"
         problems.append(invalid_setting("job.container", manifest.job.container, reason, fix, "not_deployed"))

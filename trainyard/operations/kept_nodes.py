@@ -56,8 +56,8 @@ def describe_kept_nodes(outcome: Outcome, usd_per_hour: float, stack: str) -> st
     assert outcome.nodes_kept_until is not None
     return (
         f"the nodes are kept until {format_time(outcome.nodes_kept_until)} (job.keep_nodes_minutes) and cost "
-        f"{usd_per_hour:,.2f} USD per hour. To start a job on them: trainyard run -s {stack}, or pulumi up -s {stack}; "
-        f"to terminate them: trainyard stop -s {stack}"
+        f"{usd_per_hour:,.2f} USD per hour. To start a job on them: trainyard run -s {stack}, or trainyard up -s "
+        f"{stack}; to terminate them: trainyard stop -s {stack}"
     )
 
 

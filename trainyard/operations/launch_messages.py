@@ -18,7 +18,7 @@ def describe_remaining_cost(manifest: Manifest, held: str) -> str:
     moves = f" (the file system is in {', '.join(zones)}; to search all zones first: trainyard reserve -s {stack})"
     return (
         f"The cluster has no workers and costs {price:,.2f} USD per hour (head, network{files}). {held}To "
-        f"try again: pulumi up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy -s {stack}"
+        f"try again: trainyard up -s {stack}{moves if manifest.fsx else ''}; to end it: trainyard destroy -s {stack}"
     )
 
 
@@ -34,7 +34,7 @@ def describe_remaining_reservations(cause: str, reservations: Iterable[str], sta
     reserved = (
         f" Reserved capacity is billed until AWS ends it within an hour after the lease: {names}." if names else ""
     )
-    return f"{cause} No node was added.{reserved} Then launch again: pulumi up -s {stack}"
+    return f"{cause} No node was added.{reserved} Then launch again: trainyard up -s {stack}"
 
 
 def describe_remaining_nodes(cause: str, nodes: Collection[str], manifest: Manifest) -> str:

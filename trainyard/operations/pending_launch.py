@@ -33,7 +33,7 @@ class PendingLaunch:
         if self.is_cancelled:
             raise LaunchError(
                 f"the launch of stack {self._cluster.stack} was cancelled by trainyard stop or by a later launch, "
-                f"before it created a run. To launch again: pulumi up -s {self._cluster.stack}"
+                f"before it created a run. To launch again: trainyard up -s {self._cluster.stack}"
             )
 
 

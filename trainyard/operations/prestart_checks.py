@@ -90,7 +90,7 @@ def _report_installation(cluster: Cluster, group: WorkerGroup, image_tags: dict[
         "image",
         f"{group.image} is not baked. After the start of the block, nodes install what it does not have: "
         f"{', '.join(software)}. To bake it: trainyard bake -s {cluster.stack} --instance-type {BUILDER_TYPE}, "
-        f"then pulumi up -s {cluster.stack}",
+        f"then trainyard up -s {cluster.stack}",
     )
 
 

@@ -49,8 +49,9 @@ class PulumiProject:
         pulumi = require_pulumi()
         above = self.folder.resolve()
         if not self.folder.is_dir() or not any((each / "Pulumi.yaml").is_file() for each in (above, *above.parents)):
-            reason, fix = "the folder has no Pulumi.yaml", "Name the folder of the project, or omit --cwd"
-            raise InputError([Problem("--cwd", str(self.folder), reason, fix, "project_missing")])
+            reason = "the folder has no Pulumi.yaml"
+            fix = "Run the command in the repository of the stack, or name its folder: trainyard -C DIR"
+            raise InputError([Problem("Pulumi project", str(self.folder), reason, fix, "project_missing")])
         completed = self.query(
             pulumi, "stack", "--stack", stack, "--show-name", "--non-interactive", "--color", "never"
         )

@@ -126,7 +126,7 @@ class GroupReservations:
             if reservation.state != "pending":
                 raise CapacityError(
                     f"AWS does not tag {reservation.id}: {error}. Allow ec2:CreateTags (docs/deploy.md), then launch "
-                    f"again: pulumi up -s {self._manifest.stack}"
+                    f"again: trainyard up -s {self._manifest.stack}"
                 ) from error
 
     def _reject(self, reservation: CapacityReservation, is_held: bool) -> None:
@@ -135,7 +135,7 @@ class GroupReservations:
             stack = self._manifest.stack
             raise CapacityError(
                 f"{reservation.id} of trainyard reserve ({reservation.instances} x {reservation.instance_type} in "
-                f"{reservation.zone}) does not fit the deployed stack: run pulumi up -s {stack}, or cancel it: "
+                f"{reservation.zone}) does not fit the deployed stack: run trainyard up -s {stack}, or cancel it: "
                 f"trainyard reserve -s {stack} --cancel"
             )
         self._cancel([reservation.id])
@@ -156,8 +156,8 @@ class GroupReservations:
     def _extend(self, reservation: CapacityReservation, end: float) -> None:
         stack = self._manifest.stack
         action = (
-            f"Launch again: pulumi up -s {stack}; or end the reservation first, and an active run with it: trainyard "
-            f"stop -s {stack}"
+            f"Launch again: trainyard up -s {stack}; or end the reservation first, and an active run with it: "
+            f"trainyard stop -s {stack}"
         )
         extend_reservation(self._region, reservation, end, action)
 
@@ -181,7 +181,7 @@ class GroupReservations:
             if time.monotonic() > deadline:
                 raise CapacityError(
                     f"reservation {reservation_id}: {state} after {RETURN_TIMEOUT_SECONDS / 60:g} minutes. Launch "
-                    f"again: pulumi up -s {stack}"
+                    f"again: trainyard up -s {stack}"
                 )
             if hold_seconds and reservation.end and reservation.end < time.time() + hold_seconds / 2:
                 self._extend(reservation, time.time() + hold_seconds)
@@ -247,9 +247,9 @@ def require_usable(region: str, stack: str, reservation_id: str, *, is_configure
     reservation = reservations.read_reservation(region, reservation_id)
     if reason := reservations.describe_end(reservation_id, reservation.state):
         if not is_configured:
-            raise CapacityError(f"{reason}: launch again: pulumi up -s {stack}")
+            raise CapacityError(f"{reason}: launch again: trainyard up -s {stack}")
         raise CapacityError(
             f"{reason}: set another reservation or Capacity Block (trainyard blocks -s {stack}) in the file of "
-            f"the stack, then run pulumi up -s {stack}"
+            f"the stack, then run trainyard up -s {stack}"
         )
     return reservation

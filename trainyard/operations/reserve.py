@@ -226,8 +226,8 @@ def _report_other_zone(cluster: Cluster, zone: str, display: Display) -> None:
     if (deployed := _deployed_zones(cluster)) and zone not in deployed:
         display.line(
             "capacity",
-            f"the stack is in {', '.join(deployed)}. Set capacity.zones: [{zone}], then pulumi up -s {cluster.stack} "
-            "replaces head and file system; export the data of the file system first",
+            f"the stack is in {', '.join(deployed)}. Set capacity.zones: [{zone}] and run trainyard up -s "
+            f"{cluster.stack}. This replaces head and file system: export the data of the file system first",
         )
 
 

@@ -38,7 +38,7 @@ def read_run_record(cluster: Cluster, run: str | None) -> RunRecord:
     if record is not None:
         return record
     if run is None:
-        reason, fix = "the stack has no runs", f"Launch one: pulumi up -s {cluster.stack}"
+        reason, fix = "the stack has no runs", f"Launch one: trainyard up -s {cluster.stack}"
     else:
         reason = f"s3://{cluster.data.name} has no such run"
         fix = "Use the name of a folder in runs/, or omit --run for the newest run"

@@ -23,7 +23,7 @@ def deploy_or_correct(stack: str, project: Project | None) -> str:
     A stack without a file in the project can be deployed too. `project`: None where it is not known.
     """
     names = project.stack_names if project else []
-    deploy = f"the stack first (pulumi up -s {stack})"
+    deploy = f"the stack first (trainyard up -s {stack})"
     if stack in names:
         return f"Deploy {deploy}"
     if suggestion := did_you_mean(stack, names):

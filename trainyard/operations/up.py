@@ -1,6 +1,7 @@
 """Run `pulumi up` or `pulumi preview` for a stack, on AWS or in a kept rehearsal."""
 
 import json
+import shlex
 from typing import Any
 
 from pydantic import Field
@@ -28,7 +29,10 @@ def up(stack: str, project: Project, pulumi: PulumiProject, *, preview: bool, co
     CLI, its login, project or stack, and for a stack file that is invalid there.
     """
     if not pulumi.has_stack(stack):
-        reason, fix = "the Pulumi backend has no such stack", f"Create it with pulumi stack init {stack}"
+        reason, fix = (
+            "the Pulumi backend has no such stack",
+            f"Create it: pulumi stack init {stack} -C {shlex.quote(str(pulumi.folder))}",
+        )
         raise InputError([Problem("--stack", stack, reason, fix, "backend_stack_missing")])
     if (kept := current_kept_rehearsal(stack, project)) is not None:
         update_stack_settings(kept, project)

@@ -111,7 +111,7 @@ def test_bake_creates_an_image_and_writes_it_into_the_stack_file(
     assert instance["State"]["Name"] == "terminated"
     assert file.read_text() == STACK_FILE.replace("# note\n", f"# note\n    image: {result.image}\n")
     assert any("c7i.xlarge at 0.1785 USD per hour" in line for line in display.lines)
-    assert bake.format_result(result, "a")[-1].endswith("next: pulumi up -s a (running nodes are not changed)")
+    assert bake.format_result(result, "a")[-1].endswith("next: trainyard up -s a (running nodes are not changed)")
 
 
 def test_properties_of_the_builder(cluster: clusters.Cluster, file: Path, run_in_background: RunInBackground) -> None:

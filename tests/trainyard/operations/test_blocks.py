@@ -151,7 +151,7 @@ def test_extension_is_bought_after_its_price_is_confirmed(extensible: StackSetti
     purchased = buy_offering(REGION, STACK, offerings, offerings[0].offering, questions.append)
     assert f"{offerings[0].usd:,.2f} USD" in questions[0]
     assert (purchased.reservation, purchased.state) == (EXTENDED, "payment-pending")
-    assert "pulumi up" in format_purchase(purchased, "h200-cluster")
+    assert "trainyard up -s h200-cluster" in format_purchase(purchased, "h200-cluster")
 
 
 def test_refused_extension_is_not_bought(account: EmulatedAws, extensible: StackSettings) -> None:

@@ -214,7 +214,9 @@ def test_folder_without_a_project_is_one_error(
     pulumi.install()
     completed = pulumi.run("--stack", cluster.stack, "--yes", "--cwd", str(tmp_path / name))
     assert (completed.returncode, pulumi.calls) == (2, [])
-    assert completed.stderr.startswith(f"trainyard: --cwd = '{tmp_path / name}': the folder has no Pulumi.yaml. ")
+    assert completed.stderr.startswith(
+        f"trainyard: Pulumi project = '{tmp_path / name}': the folder has no Pulumi.yaml. "
+    )
 
 
 def test_audit_lists_existing_resources_with_the_tag(cluster: clusters.Cluster) -> None:

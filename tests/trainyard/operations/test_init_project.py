@@ -72,7 +72,7 @@ def test_second_stack_is_added_to_the_project_from_a_folder_below(repository: Pa
     result = init_project("prod", repository / "src", options(repository, nodes=4))
     assert result.files == ("../trainyard/Pulumi.prod.yaml",)
     assert (repository / "trainyard/.gitignore").read_text() == "/mine/\n"
-    assert "pulumi up -s prod -C ../trainyard" in result.commands
+    assert "trainyard up -s prod" in result.commands
 
 
 def test_existing_stack_file_is_kept(repository: Path) -> None:

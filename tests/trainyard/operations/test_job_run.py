@@ -98,7 +98,7 @@ def test_manifest_has_the_job_and_its_limits() -> None:
     ],
 )
 def test_job_that_needs_an_update_is_refused(job: dict[str, Any], key: str) -> None:
-    with pytest.raises(InputError, match=rf"{key} = .*Apply it first: pulumi up -s"):
+    with pytest.raises(InputError, match=rf"{key} = .*Apply it first: trainyard up -s"):
         create_manifest(MANIFEST, settings(**job), None)
 
 

@@ -156,7 +156,7 @@ def test_launch_without_capacity_reports_the_remaining_cost(account: EmulatedAws
     shortage = clusters.capacity_limit(account, 0)
     account.inject(shortage)
     launch, _ = create_launch(cluster)
-    with pytest.raises(CapacityError, match=rf"costs 0.25 USD per hour .* pulumi up -s {cluster.stack}"):
+    with pytest.raises(CapacityError, match=rf"costs 0.25 USD per hour .* trainyard up -s {cluster.stack}"):
         launch.start()
     account.remove_faults([shortage])
 

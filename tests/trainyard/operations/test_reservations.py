@@ -263,7 +263,7 @@ def test_launch_that_ends_while_it_waits_for_the_capacity_of_terminated_nodes(
 def test_reservation_that_was_cancelled_is_replaced_by_the_next_launch(reserved: ReservedCluster) -> None:
     reservation = reserved.reserve()
     cancel_reservation(REGION, reservation.id)
-    with pytest.raises(CapacityError, match=f"^{reservation.id} is cancelled: launch again: pulumi up -s "):
+    with pytest.raises(CapacityError, match=f"^{reservation.id} is cancelled: launch again: trainyard up -s "):
         reserved.group_reservations().wait_for_capacity(reservation.id, 2)
 
 

@@ -92,6 +92,6 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_name_similar_to_another_stack_is_corrected_and_not_repeated() -> None:
     assert deploy_or_correct("lcoal", PROJECT) == "Did you mean local? Correct the name"
-    assert deploy_or_correct("local", PROJECT) == "Deploy the stack first (pulumi up -s local)"
-    fix = "Correct the name (stacks/ has no file of it), or deploy the stack first (pulumi up -s selftest-1a2b)"
+    assert deploy_or_correct("local", PROJECT) == "Deploy the stack first (trainyard up -s local)"
+    fix = "Correct the name (stacks/ has no file of it), or deploy the stack first (trainyard up -s selftest-1a2b)"
     assert deploy_or_correct("selftest-1a2b", PROJECT) == fix

@@ -86,7 +86,7 @@ def test_stack_that_the_backend_does_not_have_is_refused(pulumi: Pulumi) -> None
     pulumi.install(has_stack=False)
     completed = pulumi.run("--yes")
     assert completed.returncode == 2
-    assert "Create it with pulumi stack init a" in completed.stderr
+    assert "Create it: pulumi stack init a -C " in completed.stderr
     assert pulumi.calls == []
 
 

@@ -138,7 +138,7 @@ class RunController:
             return None
         minutes = SCHEDULED_NODES_TIMEOUT_SECONDS / 60
         text = f"AWS started {len(self._members)} of {nodes} nodes within {minutes:g} minutes of the scheduled start"
-        fix = f"Reduce nodes, then pulumi up -s {self._stack}, or contact AWS support about the Capacity Block"
+        fix = f"Reduce nodes, then trainyard up -s {self._stack}, or contact AWS support about the Capacity Block"
         return f"{': '.join([text, *self.groups.failed_launches(start)])}. {fix}"
 
     def _find_failed_startup(self, now: float) -> str | None:
