@@ -9,7 +9,7 @@ from trainyard.config.cost import cost_items, max_run_usd, usd_per_hour
 from trainyard.config.prices import prices
 from trainyard.config.settings import StackSettings
 
-_COMMAND = ".venv/bin/python -m trainyard"
+_COMMAND = "trainyard"
 
 
 def commands(stack: str, region: str) -> dict[str, str]:
@@ -17,6 +17,7 @@ def commands(stack: str, region: str) -> dict[str, str]:
     profile = pulumi.Config("aws").get("profile")
     prefix = f"AWS_REGION={region} {f'AWS_PROFILE={profile} ' if profile else ''}{_COMMAND}"
     return {
+        "run": f"{prefix} run -s {stack}",
         "status": f"{prefix} status -s {stack}",
         "logs": f"{prefix} logs -s {stack} --follow",
         "results": f"{prefix} results -s {stack} --to results",

@@ -165,7 +165,7 @@ def test_outputs_have_uris_commands_and_cost(shipped: Deployment) -> None:
     outputs = shipped.exports
     assert outputs["runs_uri"] == f"s3://{outputs['data_bucket']}/runs/"
     assert outputs["data_uri"] == f"s3://{outputs['data_bucket']}/datasets/"
-    assert outputs["commands"].keys() == {"status", "logs", "results", "stop", "destroy"}
+    assert outputs["commands"].keys() == {"run", "status", "logs", "results", "stop", "destroy"}
     cost = outputs["cost"]
     assert cost["usd_per_hour"] == pytest.approx(sum(item["usd_per_hour"] for item in cost["items"]), abs=0.01)
     assert cost["max_run_usd"] == pytest.approx(cost["usd_per_hour"] * cost["time_limit_minutes"] / 60, rel=0.02)
@@ -197,4 +197,4 @@ def test_inputs_do_not_depend_on_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_commands_use_the_configured_profile() -> None:
     config = {**stack_config("local"), "aws:profile": "training"}
     exported = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
-    assert exported["stop"] == "AWS_REGION=us-east-1 AWS_PROFILE=training .venv/bin/python -m trainyard stop -s local"
+    assert exported["stop"] == "AWS_REGION=us-east-1 AWS_PROFILE=training trainyard stop -s local"
