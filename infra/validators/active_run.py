@@ -22,23 +22,22 @@ def validate_active_run(manifest: Manifest | None, run: CurrentRun | None, setti
         return
     now = time.time()
     is_same = manifest is not None and _continues(run, manifest, settings)
+    nodes = _describe_nodes(run, manifest, now)
+    source = "the newest checkpoint of the stopped run, if it has one" if settings.resume_replaced else "step 0"
     if not run.is_active(now):
         if not is_same or run.outcome is None or run.outcome.launch_failed:
-            pulumi.log.info(f"this update starts a run. {_describe_nodes(run, manifest, now)}")
+            pulumi.log.info(f"this update starts a run. {nodes}")
         else:
             text = f"{run} has {run.outcome.state}: this update does not launch the job again. To launch it again"
             pulumi.log.info(f"{text}: change trainyard:cluster.launch.again")
     elif is_same or (run.record.scheduled_start is not None and now < run.record.scheduled_start):
         pulumi.log.info(f"{run} is active: this update does not stop it")
     elif settings.replace_running:
-        source = "its newest checkpoint, if it has one" if settings.resume_replaced else "step 0"
-        nodes = _describe_nodes(run, manifest, now)
         pulumi.log.warn(f"this update stops {run}; the new run starts from {source}. {nodes}")
     else:
         reason = f"this update stops {run}, because {_reason(run, manifest, settings)}"
         stop = f"stop it (trainyard stop -s {pulumi.get_stack()})"
-        nodes = _describe_nodes(run, manifest, now)
-        fix = f"Wait for its end, {stop}, or set true: the new run then starts from its checkpoint. {nodes}"
+        fix = f"Wait for its end, {stop}, or set this key to true. The new run then starts from {source}. {nodes}"
         raise InputError([invalid_setting("launch.replace_running", False, reason, fix, "active_run_replaced")])
 
 
@@ -51,7 +50,7 @@ def _describe_nodes(run: CurrentRun, manifest: Manifest | None, now: float) -> s
     if not kept or run.record.scheduled_start is not None:
         return f"Nodes: {quantity(manifest.nodes, 'new instance')}"
     if change == "instances":
-        text = "instance type, image, purchase option or root volume has changed"
+        text = "instance type, purchase option, image, root volume or EFA has changed"
         return f"Nodes: {quantity(manifest.nodes, 'new instance')}, because {text}"
     playbook = "the node playbook runs on them again" if change == "software" else "only the job changes"
     difference = manifest.nodes - run.record.nodes

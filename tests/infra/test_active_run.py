@@ -108,7 +108,10 @@ SAME, NEW = "Nodes: those of", "Nodes: 2 new instances"
 NODE_CHANGES = {
     "argument": ({"job": {"environment": {"SEED": "2"}}}, f"{SAME} .*, only the job changes"),
     "node role": ({"node": {"variables": {"base_nofile": 9}}}, f"{SAME} .*, the node playbook runs on them again"),
-    "root volume": ({"root_volume_gib": 80}, f"{NEW}, because instance type, image, purchase option or root volume"),
+    "root volume": (
+        {"root_volume_gib": 80},
+        f"{NEW}, because instance type, purchase option, image, root volume or EFA",
+    ),
     "more nodes": ({"nodes": 4, "launch": {"again": 2}}, f"{SAME} .*, only the job changes, and 2 new instances"),
     "fewer nodes": ({"nodes": 1, "launch": {"again": 2}}, f"{SAME} .*, only the job changes; 1 node is terminated"),
 }
