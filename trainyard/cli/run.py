@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from trainyard.cli.launch import waits_for_start
-from trainyard.cli.options import JsonOption, ResumeReplacedOption, StackOption, WaitOption, current_project
+from trainyard.cli.options import (
+    FileOption,
+    JsonOption,
+    ResumeReplacedOption,
+    StackOption,
+    WaitOption,
+    current_project,
+)
 from trainyard.operations import job_run as operation
 from trainyard.operations.archive import tag_old_objects
 from trainyard.operations.cluster import Cluster
@@ -26,13 +33,15 @@ def run(
             help="Arguments of the script instead of those in job.command; KEY=VALUE settings of the built-in trainer.",
         ),
     ] = None,
-    file: Annotated[
+    job_file: Annotated[
         Path | None,
-        typer.Option("--file", help="YAML file with keys of `job`, which replace those of the stack file."),
+        typer.Option(
+            "--job-file",
+            metavar="FILE",
+            help="YAML file with keys of `job`; they replace those of the stack file.",
+        ),
     ] = None,
-    stack_file: Annotated[
-        Path | None, typer.Option("--stack-file", help="The stack's file. Default: Pulumi.STACK.yaml of the project.")
-    ] = None,
+    file: FileOption = None,
     replace_running: Annotated[
         bool, typer.Option("--replace-running", help="Stop an active run; the new run uses its nodes.")
     ] = False,
@@ -40,12 +49,12 @@ def run(
     wait: WaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the job of the stack file, as it is now, on the nodes of the deployed stack.
+    """Start a new run of the job as the stack file defines it now.
 
-    It starts on nodes that an earlier run has left (job.keep_nodes_minutes), and launches the others, all or none. The
-    Pulumi engine is not used: changes of the stack file outside `job` need pulumi up.
+    The run uses kept nodes (job.keep_nodes_minutes) and launches the nodes that are missing, all or none. Other changes
+    of the stack file need `trainyard up`.
     """
-    options = operation.JobOptions(file=file, arguments=tuple(arguments or ()), stack_file=stack_file)
+    options = operation.JobOptions(file=job_file, arguments=tuple(arguments or ()), stack_file=file)
     project = current_project(context)
     with create_display() as display:
         cluster = Cluster.from_environment(stack, project=project)

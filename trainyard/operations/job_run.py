@@ -55,8 +55,10 @@ def run_job(
     deployed = cluster.manifest
     manifest = create_manifest(deployed, settings, archive)
     if settings.nodes != deployed.nodes:
-        text = f"the stack file has {settings.nodes} nodes, the deployed stack {deployed.nodes}: pulumi up changes that"
-        display.line("nodes", text)
+        text = (
+            f"the stack file has nodes: {settings.nodes}, but the deployed stack has {deployed.nodes}, which this run"
+        )
+        display.line("nodes", f"{text} uses. To change the number: trainyard up -s {cluster.stack}")
     if archive is not None:
         upload_source(cluster, archive)
     return Launch(cluster.with_manifest(manifest), display, launch_options).start()
@@ -108,10 +110,12 @@ def _read_job_file(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fix = "Name a YAML file with keys of `job` of the stack file"
-        raise InputError([Problem("--file", str(file), str(error), fix, "job_file_unreadable")]) from None
+        raise InputError([Problem("--job-file", str(file), str(error), fix, "job_file_unreadable")]) from None
     if not isinstance(content, dict):
         fix = "Write keys of `job` of the stack file at its top level, such as command"
-        raise InputError([Problem("--file", str(file), "it is no mapping", fix, "job_file_no_mapping")])
+        raise InputError(
+            [Problem("--job-file", str(file), "the file is not a YAML mapping", fix, "job_file_no_mapping")]
+        )
     return content
 
 

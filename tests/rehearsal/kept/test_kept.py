@@ -64,7 +64,7 @@ def test_run_starts_a_changed_job_on_the_nodes_of_the_run_before(tree_without_ch
         before = output(kept.in_shell("trainyard status -s kept-nodes --json"))
         (kept.tree / "examples/hello/train.py").write_text("import sys\nprint('changed job', sys.argv[1:])\n")
         (kept.folder / "job.yaml").write_text("name: second\n")
-        run = output(kept.in_shell(f"trainyard run -s kept-nodes --file {kept.folder}/job.yaml --json -- --lr 2"))
+        run = output(kept.in_shell(f"trainyard run -s kept-nodes --job-file {kept.folder}/job.yaml --json -- --lr 2"))
         assert "-second-" in run["run"]
         assert run["nodes"] == [node for group in before["groups"] for node in group["nodes"]]
         command = "trainyard logs -s kept-nodes --follow"

@@ -30,7 +30,7 @@ def calls(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> list[tuple[A
 
 def test_arguments_after_the_dashes_are_those_of_the_script(calls: list[tuple[Any, Any]]) -> None:
     stack = clusters.create_cluster(REGION).stack
-    result = CliRunner().invoke(app, ["run", "-s", stack, "--file", "job.yaml", "--", "--epochs", "9"])
+    result = CliRunner().invoke(app, ["run", "-s", stack, "--job-file", "job.yaml", "--", "--epochs", "9"])
     assert result.exit_code == 0, result.output
     options, launch_options = calls[0]
     assert options.arguments == ("--epochs", "9")

@@ -61,7 +61,7 @@ def test_file_of_the_other_kind_replaces_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[1]", "a: [", ""])
 def test_unusable_file_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(InputError, match="--file"):
+    with pytest.raises(InputError, match="--job-file"):
         change_job(CUSTOM, JobOptions(file=job_file(tmp_path, content)))
 
 
