@@ -74,7 +74,7 @@ def check_source(files: Mapping[str, bytes], script: str, python: str, modules: 
     """
     source = Source(files, script)
     if source.script not in files:
-        fix = f"Begin job.command with a Python script of job.source that {IGNORE_FILE} does not exclude"
+        fix = f"Begin job.command with a Python script of job.source that neither .gitignore nor {IGNORE_FILE} excludes"
         return [Problem("job.command", script, "no such file in the archive of job.source", fix, "script_missing")]
     problems = [problem for path in sorted(files) for problem in _parse(source, path, python)]
     if source.script in source.trees:

@@ -212,11 +212,20 @@ class _Preparation:
 
     def _try(self, source: JobSource, lock: RequirementsLock | None) -> None:
         """Run the job's dry run, else the imports of its script, where this machine has an environment for it."""
-        job, environment = self._manifest.job, self._environment
-        interpreter = environment.local_interpreter() if environment else None
+        interpreter = self._environment.local_interpreter() if self._environment else None
         wheels = lock.wheels if lock else ()
-        if interpreter is None or job.container is not None or sum(wheel.size for wheel in wheels) > MAX_TRIAL_BYTES:
-            self._display.line(SUBJECT, "syntax and imports are valid; not run: this machine has no such environment")
+        reason = None
+        if self._manifest.job.container is not None:
+            reason = "it runs in a container"
+        elif interpreter is None:
+            reason = "this machine does not have the nodes' torch and Python"
+        elif source.has_requirements and lock is None:
+            reason = f"the nodes resolve its {REQUIREMENTS}"
+        elif sum(wheel.size for wheel in wheels) > MAX_TRIAL_BYTES:
+            reason = f"its packages exceed {MAX_TRIAL_BYTES // 2**20} MiB"
+        if interpreter is None or reason is not None:
+            text = "the checks of the source files found no problem; the script was not tried"
+            self._display.line(SUBJECT, f"{text}: {reason}")
             return
         with TemporaryDirectory() as name, unpacked(source.archive) as folder:
             files = [Path(name) / wheel.file for wheel in wheels]

@@ -144,6 +144,13 @@ def test_requirements_that_are_not_of_the_launch_are_not_resolved(job: Job, chan
     assert job.prepare() is None
 
 
+def test_script_is_not_tried_without_the_packages_that_nodes_resolve(job: Job) -> None:
+    source = {"train.py": "import missing_package\n", "requirements.txt": "missing-package\n"}
+    job.write(source, resolve_requirements="nodes")
+    assert job.prepare() is None
+    assert job.display.lines[-1].endswith("the script was not tried: the nodes resolve its requirements.txt")
+
+
 def test_nodes_resolve_requirements_for_an_environment_that_only_they_have(job: Job, tmp_path: Path) -> None:
     job.write({"train.py": "import anything\n", "requirements.txt": "missing-package\n"}, venv=tmp_path / "on-nodes")
     assert job.prepare() is None

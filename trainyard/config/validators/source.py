@@ -9,7 +9,7 @@ from trainyard.errors import Problem
 
 
 def dry_run_is_possible(settings: StackSettings, root: Path) -> Iterator[Problem]:
-    """Only a custom job without a container has a dry run on the machine of the launch."""
+    """Only a custom job without a container has a dry run on the operator's machine."""
     job = settings.job
     if job.dry_run is None:
         return
