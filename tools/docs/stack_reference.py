@@ -14,7 +14,7 @@ from trainyard.config.settings import StackSettings
 
 _INTRO = f"""# Stack reference
 
-Every key of `{CONFIG_KEY}` in `stacks/Pulumi.<stack>.yaml`. Unknown keys are refused.
+Every key of `{CONFIG_KEY}` in the stack file `Pulumi.<stack>.yaml`. Unknown keys are refused.
 `python -m tools.docs.stack_reference > docs/stack-reference.md` generates this page from `trainyard/config/settings/`.
 """
 

@@ -103,7 +103,7 @@ def is_s3_uri(text: str) -> bool:
 
 
 def _s3_prefix(value: str) -> str | None:
-    """Return an S3 prefix that ends with a slash: rights for it include no other prefix. None if it is invalid."""
+    """Return an S3 prefix that ends with a slash: permissions for it include no other prefix. None if it is invalid."""
     if not re.fullmatch(_S3_PREFIX, value) or "//" in value.removeprefix("s3://"):
         return None
     return value if value.endswith("/") else f"{value}/"

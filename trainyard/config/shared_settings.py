@@ -117,8 +117,10 @@ class JobSpec(StrictModel):
     dry_run: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Script in the source folder and its arguments, run as one process by the launch, before a node is "
-        "launched, where the launch's machine has torch; none: the imports of the script are tried.",
+        description="Script in the source folder and its arguments, which the launch runs as one process on the "
+        "operator's machine before a node is launched. None: the imports of the script are tried. Trial and dry run "
+        "need Linux on x86-64, the nodes' torch and Python version, and at most 200 MiB of added wheels. Otherwise the "
+        "launch reports that they did not run, and continues.",
     )
     resume: RunId | None = Field(None, description="Run whose newest checkpoint a new run starts from.")
 

@@ -23,8 +23,9 @@ def describe_tagged(tagged: Mapping[str, Sequence[str]], objects: int, days: int
     return (
         f"tagged for S3 Glacier Deep Archive: {'; '.join(named)} ({quantity(objects, 'object')}). S3 moves an object "
         f"{quantity(days, 'day')} after its last write (storage.archive_after_days), the first of these "
-        f"{_first_move(first_write + days * DAY_SECONDS)}. To prevent it: a larger storage.archive_after_days, or "
-        "none, and pulumi up before that time; or a run with job.resume, which keeps the run that it names"
+        f"{_first_move(first_write + days * DAY_SECONDS)}. To keep them: increase storage.archive_after_days, or "
+        "set it to none, and run pulumi up before that time. To keep one run only: launch a run with job.resume set to "
+        "it"
     )
 
 

@@ -193,7 +193,7 @@ def test_message_names_objects_time_and_prevention(runs: Runs, account: Emulated
         "archive tagged for S3 Glacier Deep Archive: 2 older checkpoints of b; checkpoints and results of a (9 objects)"
     )
     assert f"90 days after its last write (storage.archive_after_days), the first of these on {due}." in line
-    assert "a larger storage.archive_after_days" in line
+    assert "increase storage.archive_after_days" in line
     assert "job.resume" in line
 
 

@@ -105,15 +105,16 @@ class CapacitySettings(StrictModel):
     capacity_block: CapacityBlock | None = Field(None, description="A Capacity Block for ML.")
     zones: tuple[ZoneName, ...] | None = Field(
         None,
-        description="Availability Zones where the launch searches for capacity, in this order, after the zones of the "
-        "deployed head and of trainyard reserve. The head is in the first of all; with FSx the launch uses only that "
-        "zone. None: the zone of the reservation or existing subnet, else all that offer the instance types.",
+        description="Availability Zones in which the launch searches for capacity, in this order. The zones of the "
+        "deployed head and of `trainyard reserve` are tried before them. The head is in the first zone that is tried. "
+        "With FSx only this zone is used. None: the zone of the reservation or existing subnet, else all that offer "
+        "the instance types.",
     )
     reserve: bool = Field(
         True,
         description="Whether the launch creates an On-Demand Capacity Reservation for all on-demand GPU nodes before "
-        "it starts any of them. The reservation ends with the run. Only for on-demand GPU nodes without "
-        "a reservation in capacity.",
+        "it starts any of them. The reservation ends when the nodes are terminated. Only for on-demand GPU "
+        "nodes without a reservation in capacity.",
     )
     wait_minutes: Number = Field(
         30,

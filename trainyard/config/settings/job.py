@@ -35,8 +35,8 @@ class JobSettings(JobSpec):
     source: str | None = Field(
         None,
         description="Folder of the custom job, relative to the folder of Pulumi.yaml; it may be outside, such as `..`. "
-        "Files that git ignores, and those in its .trainyardignore, are excluded; its requirements.txt is installed in "
-        "addition to the nodes' Python environment (see jobs.md).",
+        "Files that .gitignore or .trainyardignore in this folder exclude are not uploaded. requirements.txt in this "
+        "folder is installed in addition to the nodes' Python environment (see jobs.md).",
     )
     time_limit_minutes: Number = Field(
         1440.0,

@@ -36,9 +36,10 @@ class StorageSettings(StrictModel):
     archive_after_days: Integer | None = Field(
         90,
         ge=1,
-        description="Days after the end of a run for which its newest checkpoint and its results are readable; then "
-        "they move to S3 Glacier Deep Archive, except those of the newest run. Older checkpoints of the built-in "
-        "trainer move that many days after they were written. none: never.",
+        description="Days after the end of a run for which its newest checkpoint and its results stay readable. The "
+        "next launch, stop or destroy then tags them, and S3 moves them to S3 Glacier Deep Archive. Never moved: the "
+        "newest checkpoint and the newest results of the bucket, and a run that job.resume names. Older checkpoints of "
+        "the built-in trainer move this many days after they were written. None: never.",
     )
 
 
