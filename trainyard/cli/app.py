@@ -89,7 +89,9 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Launch and operate GPU training clusters on AWS. Exit status: 0 success, 1 failure, 2 user error.
+    """Launch and operate GPU training clusters on AWS.
+
+    Exit status: 0 success, 1 failure, 2 user error, 130 interrupted; `shell` returns that of its command.
 
     Stack files are those of the working directory, or of the nearest folder above it with Trainyard's Pulumi.yaml or a
     folder `trainyard`.

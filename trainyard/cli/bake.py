@@ -14,7 +14,7 @@ def bake(
     context: typer.Context,
     stack: StackOption,
     group: Annotated[
-        str | None, typer.Option("--group", help="Worker group that boots the image. Default: the first group.")
+        str | None, typer.Option("--group", help="Worker group that boots the AMI. Default: the first group.")
     ] = None,
     instance_type: Annotated[
         str | None,
@@ -24,11 +24,13 @@ def bake(
             "the group's hardware, and nodes install them.",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=1, help="Time limit; the builder then terminates.")] = 90,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=1, help="Time limit in minutes; then the builder is terminated.")
+    ] = 90,
     file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create the image of a stack's workers from a configured instance, and write it into the stack's file."""
+    """Create an AMI for the workers from a builder instance, and set `image` in the stack file to it."""
     project = current_project(context)
     file = file or project.stack_file(stack)
     options = operation.BakeOptions(minutes=minutes, group=group, instance_type=instance_type, file=file)

@@ -17,7 +17,11 @@ def blocks(
     stack: StackOption,
     hours: Annotated[
         int | None,
-        typer.Option("--hours", help="Duration. Default: for the job's time limit; of an extension: a day."),
+        typer.Option(
+            "--hours",
+            help="Duration, hours. Default: the shortest that AWS sells for time limit, startup and the last minutes "
+            f"that a run cannot use; with --extend: {operation.EXTENSION_HOURS}.",
+        ),
     ] = None,
     after_days: Annotated[float, typer.Option("--after-days", min=0, help="Days until the earliest start.")] = 0,
     buy: Annotated[

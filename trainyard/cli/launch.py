@@ -22,11 +22,12 @@ def launch(
         bool,
         typer.Option(
             "--update",
-            help="Also launch nothing if the last run has ended and matches the manifest.",
+            help="Do not launch again if the last run has ended and matches the manifest.",
         ),
     ] = False,
     replace_running: Annotated[
-        bool, typer.Option("--replace-running", help="Stop an active run whose job, software or network differs.")
+        bool,
+        typer.Option("--replace-running", help="Stop an active run if its job, node software or network differs."),
     ] = False,
     resume_replaced: ResumeReplacedOption = True,
     wait: WaitOption = None,

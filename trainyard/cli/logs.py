@@ -17,7 +17,10 @@ def logs(
     run: RunOption = None,
     source: Annotated[
         str,
-        typer.Option(help="Regular expression on instance/boot/attempt-source, e.g. rank0-stderr or torchrun."),
+        typer.Option(
+            help="Print only writers that match this regular expression. A writer is INSTANCE/BOOT/ATTEMPT-SOURCE, "
+            "such as i-0abc/1/0001-rank0-stderr.",
+        ),
     ] = "rank",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     as_json: Annotated[
@@ -32,4 +35,4 @@ def logs(
         print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
         has_lines = True
     if not has_lines:
-        print(f"trainyard: S3 has no log lines of a source that matches --source {source!r}", file=sys.stderr)
+        print(f"trainyard: S3 has no log line of a writer that matches --source {source!r}", file=sys.stderr)

@@ -16,7 +16,12 @@ ManifestOption = Annotated[
     str | None, typer.Option("--manifest", help="S3 URI of the stack's manifest. Default: found by the stack's tags.")
 ]
 CwdOption = Annotated[
-    Path | None, typer.Option("--cwd", help="Folder of the stack's Pulumi.yaml. Default: the project's.")
+    Path | None,
+    typer.Option(
+        "--cwd",
+        help="Folder of another Pulumi.yaml, for Pulumi only. To select a project for the whole command, use trainyard "
+        "-C DIR.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ResumeReplacedOption = Annotated[

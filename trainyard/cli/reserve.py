@@ -23,7 +23,8 @@ def reserve(
             "--hours",
             min=0.5,
             max=24,
-            help="Hours from now until AWS ends the reservation, default 2. A later end extends an existing one.",
+            help="Hours from now until AWS ends the reservation; default 2. If the stack has a reservation that ends "
+            "earlier, it is extended to this time.",
         ),
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the reservation, unless a run uses it.")] = False,
@@ -33,8 +34,8 @@ def reserve(
 ) -> None:
     """Reserve the capacity of a stack's on-demand GPU nodes before `pulumi up`, in a zone that has all of it.
 
-    The reservation is billed like running instances until the run ends or the reservation is cancelled. Otherwise AWS
-    ends it within an hour after --hours.
+    The reservation is billed like running instances until the nodes of the run are terminated or the reservation is
+    cancelled. Otherwise AWS ends it within an hour after --hours.
     """
 
     def confirm(question: str) -> None:

@@ -16,7 +16,9 @@ def shell(
     stack: StackOption,
     node: Annotated[
         str | None,
-        typer.Argument(help="head, the number of a worker (0 has rank 0), or an instance id. Default: 0."),
+        typer.Argument(
+            help="`head`, an instance id, or the number of a worker: 0 is the node with rank 0. Default: 0.",
+        ),
     ] = None,
     command: Annotated[
         list[str] | None, typer.Argument(help="After NODE and --: a command to run instead of a shell.")

@@ -108,8 +108,8 @@ def _reserve(
     zones, node_price = _zones(cluster, settings), node_usd_per_hour(settings, group)
     where = f"{group.nodes} x {settings.instance_type} in {cluster.region}"
     confirm(
-        "The reservation is billed like running instances until the run ends or the reservation is cancelled. "
-        f"Otherwise AWS ends it within an hour after {quantity(hours, 'hour')}. Reserve {where} for "
+        "The reservation is billed like running instances until the nodes of the run are terminated or the reservation "
+        f"is cancelled. Otherwise AWS ends it within an hour after {quantity(hours, 'hour')}. Reserve {where} for "
         f"{group.nodes * node_price:,.2f} USD per hour?"
     )
     request = CapacityRequest(

@@ -52,7 +52,10 @@ def find_node(cluster: Cluster, node: str | None) -> str:
         if index < len(workers):
             return workers[index]
         if not workers:
-            reason, fix = "the stack has no worker nodes now", f"Use {HEAD}, or start a run first"
+            reason, fix = (
+                "the stack has no worker nodes now",
+                f"Use {HEAD}, or start a run: trainyard run -s {cluster.stack}",
+            )
             raise InputError([Problem("NODE", node, reason, fix, "node_missing")])
     numbers = (
         f", a number below {len(workers)}, or one of {', '.join(workers)}" if workers else "; there are no workers"
