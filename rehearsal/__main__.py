@@ -54,7 +54,7 @@ _APP_OPTIONS: dict[str, Any] = {
 }
 ProjectOption = Annotated[
     Path | None,
-    typer.Option("--project", metavar="DIR", help="Folder with stack files. Default: as for trainyard."),
+    typer.Option("--project", metavar="DIR", help="Folder with the stack files. Default: as for `trainyard -C`."),
 ]
 app = typer.Typer(no_args_is_help=True, help=__doc__, **_APP_OPTIONS)
 
@@ -75,7 +75,12 @@ def run(
         typer.Option("--fault", metavar="FAULT", help=f"Fault to inject: {'; '.join(FAULT_SYNTAX)}. Repeatable."),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="ENGINE", help=f"Runs the Pulumi program: {', '.join(ENGINES)}.")
+        str,
+        typer.Option(
+            "--engine",
+            metavar="ENGINE",
+            help=f"Engine that runs the Pulumi program: {', '.join(ENGINES)}. mocks needs no Pulumi CLI.",
+        ),
     ] = "mocks",
     backend: Annotated[
         str, typer.Option("--backend", metavar="BACKEND", help=f"Runs the nodes: {', '.join(BACKENDS)}.")
@@ -90,7 +95,7 @@ def run(
         typer.Option(
             "--profile",
             metavar="PROFILE",
-            help="How long AWS takes: realistic (its minutes are seconds) or instant.",
+            help="Timing of the emulated AWS: realistic (its minutes take seconds) or instant.",
         ),
     ] = "realistic",
     data: Annotated[
@@ -99,7 +104,12 @@ def run(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FOLDER", help="Copy of the job's model; config.json is enough."),
+        typer.Option(
+            "--model",
+            metavar="FOLDER",
+            help="Folder with a copy of the job's model: config.json, and the tokenizer if the script loads it. "
+            "Weights are optional.",
+        ),
     ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Validate the stack file and run the preview only: create no resource.")
@@ -109,7 +119,11 @@ def run(
     ] = False,
     keep_hours: Annotated[
         str | None,
-        typer.Option("--keep-hours", metavar="HOURS", help=f"End a kept rehearsal after this time: {DEFAULT_HOURS:g}."),
+        typer.Option(
+            "--keep-hours",
+            metavar="HOURS",
+            help=f"Hours after which a kept rehearsal ends. Default: {DEFAULT_HOURS:g}.",
+        ),
     ] = None,
     down: Annotated[
         bool, typer.Option("--down", help="End the kept rehearsal of the stack: destroy and audit.")

@@ -96,6 +96,6 @@ def describe(kept: KeptRehearsal) -> str:
     """Return how to use the kept rehearsal and how to end it, in one line."""
     commands = "status, logs, results, run, shell, stop" + (", up, destroy" if kept.pulumi_folder else "")
     return (
-        f"kept: in another shell, source {shlex.quote(kept.environment)}; then trainyard {commands} "
-        f"-s {kept.stack} use the emulated AWS. trainyard rehearse --down -s {kept.stack} ends it"
+        f"the rehearsal is kept. To use it, in another shell: source {shlex.quote(kept.environment)}, then trainyard "
+        f"COMMAND -s {kept.stack} (COMMAND: {commands}). To end it: trainyard rehearse --down -s {kept.stack}"
     )

@@ -29,7 +29,7 @@ def end_kept_rehearsal(folder: Path, stack: str) -> Report | None:
     """
     kept = find_kept_rehearsal(folder)
     if kept is None:
-        reason, fix = "no rehearsal of this stack is kept", f"trainyard rehearse --keep -s {stack} keeps one"
+        reason, fix = "no rehearsal of this stack is kept", f"Start one: trainyard rehearse --keep -s {stack}"
         if is_locked(folder):
             reason, fix = f"the rehearsal that runs in {folder} is not kept, or is ending", "Wait until it ends"
         raise InputError([Problem("--down", stack, reason, fix, "not_kept")])
@@ -48,7 +48,7 @@ def end_kept_rehearsal(folder: Path, stack: str) -> Report | None:
 def _remove_leftovers(folder: Path, stack: str) -> None:
     with stack_lock(folder, stack) as killed_process, Display() as display:
         prepare_folder(folder, display, killed_process)
-        text = "the kept rehearsal had been killed: its account is lost, its leftovers are removed, nothing was audited"
+        text = "the kept rehearsal was killed. Its account is lost and could not be audited. The leftovers are removed"
         display.print_line("kept", text)
 
 

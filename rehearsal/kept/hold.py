@@ -115,4 +115,4 @@ class Hold:
             if time.monotonic() > deadline:
                 return f"{self._keep.hours:g} hours are over (--keep-hours)"
             time.sleep(_POLL_SECONDS)
-        return "ends: trainyard rehearse --down, or a signal"
+        return "ending, because trainyard rehearse --down or a signal requested it"

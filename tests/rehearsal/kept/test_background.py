@@ -57,7 +57,7 @@ def test_foreground_ends_when_the_rehearsal_is_ready(errors: str, exit_status: i
         stdout, stderr = process.communicate(timeout=30)  # the background process has closed both
     (tmp_path / "end").touch()
     assert process.returncode == exit_status
-    assert stdout.startswith("kept: in another shell, source file; ")
+    assert stdout.startswith("the rehearsal is kept. To use it, in another shell: source file, then trainyard ")
     assert stdout.count("\n") == 1
     assert stderr == "starting\n"
     eventually(lambda: log(tmp_path) == "in the background\n", "the output in the log", 10)

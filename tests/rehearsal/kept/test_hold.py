@@ -90,4 +90,4 @@ def test_down_after_a_kill_removes_the_leftovers(tmp_path: Path, capsys: pytest.
     (tmp_path / "nodes").mkdir()
     assert end_kept_rehearsal(tmp_path, "a") is None
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]
-    assert "the kept rehearsal had been killed" in capsys.readouterr().err
+    assert "the kept rehearsal was killed" in capsys.readouterr().err
