@@ -19,7 +19,7 @@ pytestmark = [requires_cli, pytest.mark.slow]
 STACK = "kept-cli"
 SECTION = "## Change something and run again"
 JOB = "import sys\nprint('argument', sys.argv[1:])\n"
-EDIT = "# change an argument"
+EDIT = "# change a setting"
 
 
 class KeptCliRehearsal(KeptRehearsalProcess):
@@ -47,7 +47,8 @@ def change_argument(tree: Path) -> None:
 
 
 def test_commands_of_the_readme_change_and_end_a_kept_rehearsal(keep: Callable[..., KeptCliRehearsal]) -> None:
-    start, source, edit, *commands = readme_commands()
+    activate, start, source, edit, *commands = readme_commands()
+    assert activate.split(" #")[0].strip() == "source .venv/bin/activate"
     kept = keep(STACK, "arguments", script=JOB)
     assert start == f"trainyard rehearse --keep -s {STACK} --engine pulumi"
     assert source.split(" #")[0].strip() == f"source build/rehearsal/{STACK}/environment"
