@@ -1,9 +1,10 @@
 """Resolve the requirements of a custom job with uv, as if on a node."""
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainyard.errors import Problem
@@ -15,6 +16,9 @@ UV = (sys.executable, "-m", "uv", "--no-progress", "--color", "never")
 RESOLVE_SECONDS = 300.0
 ON_NODES = "job.resolve_requirements: nodes"
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_URL = re.compile(r"://([^/@\s]+)@([^\s@#;]+)")
+_INCLUDED = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)", re.MULTILINE)
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _ADDED = re.compile(r"^ [+~] (\S+?)(?:==(\S+))?(?: \(from (\S+)\)| @ (\S+))?$", re.MULTILINE)
 _UNREACHABLE = ("error sending request", "Failed to fetch", "Request failed after", "Failed to read `--find-links`")
 _ERROR_CHARACTERS = 700
@@ -58,7 +62,7 @@ def run_tool(command: Sequence[str], folder: Path, timeout_seconds: float = RESO
 
 
 def resolve(folder: Path, environment: NodeEnvironment, index: Sequence[str]) -> list[str] | None:
-    """Return what is missing in the environment, each requirement as `name==version` or `name @ URL`.
+    """Return what is missing in the environment: `name==version`, or `name @ URL` with the credentials of the URL.
 
     `folder`: the unpacked source of the job. `index`: options that select the package index. An environment that
     satisfies the requirements is found without an index, and the result is empty. None: no requirements.txt. Raises
@@ -75,10 +79,37 @@ def resolve(folder: Path, environment: NodeEnvironment, index: Sequence[str]) ->
         if "Would make no changes" in report:
             return []
         _, report = run_tool([*command, *index], folder)
+    credentials = _read_credentials(folder / REQUIREMENTS)
     return [
-        f"{name} @ {source or url}" if source or url else f"{name}=={version}"
+        f"{name} @ {restore_credentials(source or url, credentials)}" if source or url else f"{name}=={version}"
         for name, version, source, url in _ADDED.findall(report)
     ]
+
+
+def restore_credentials(url: str, credentials: Mapping[str, str]) -> str:
+    """Return a URL of uv's report with the credentials that the report masks (see _read_credentials)."""
+    masked = re.search(r"(?<=://)[^/@\s]*\*{4}@", url)
+    if masked is None:
+        return url
+    location = url[masked.end() :]
+    known = max((each for each in credentials if location.startswith(each)), key=len, default=None)
+    return url if known is None else f"{url[: masked.start()]}{credentials[known]}@{location}"
+
+
+def _read_credentials(file: Path) -> dict[str, str]:
+    """Return the credentials in a requirements file and the files that it includes: host and path -> credentials."""
+    credentials: dict[str, str] = {}
+    pending, visited = [file], set()
+    while pending:
+        file = pending.pop().resolve()
+        if file in visited or not file.is_file():
+            continue
+        visited.add(file)
+        # uv and pip replace ${NAME} by the environment variable.
+        text = _VARIABLE.sub(lambda name: os.environ.get(name[1], name[0]), file.read_text(errors="replace"))
+        credentials |= {location: userinfo for userinfo, location in _URL.findall(text)}
+        pending += [file.parent / name for name in _INCLUDED.findall(text)]
+    return credentials
 
 
 def describe_failure(folder: Path, error: ToolError, index: str | None) -> Problem:

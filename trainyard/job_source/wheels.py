@@ -47,7 +47,7 @@ def lock_wheels(
     _fetch(wheels, environment.python, index, source, files)
     for pin in pins:
         if normalize(pin.split("==")[0].split(" @")[0]) not in wheels:
-            report(f"building {pin}, which has no wheel")
+            report(f"building {hide_credentials(pin)}, which has no wheel")
             _build(pin, index, source, files)
     locked = sorted((describe_wheel(file) for file in files.iterdir()), key=lambda wheel: wheel.name)
     return RequirementsLock(python=environment.python, wheels=tuple(locked))

@@ -1,12 +1,16 @@
 """Resolution of requirements and their wheels: uv, pip and the packages are real, the index is a folder."""
 
+import base64
 import subprocess
 import sys
+import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -14,7 +18,7 @@ from tests.wheels import Wheel
 from trainyard.errors import InputError
 from trainyard.job_source.environment import NodeEnvironment, find_environment, image_python, tool_environment
 from trainyard.job_source.node_packages import node_packages
-from trainyard.job_source.resolution import ToolError, describe_failure, hide_credentials, resolve
+from trainyard.job_source.resolution import ToolError, describe_failure, hide_credentials, resolve, restore_credentials
 from trainyard.job_source.wheels import lock_wheels, top_level_modules
 from trainyard.models.requirements import RequirementsLock
 
@@ -55,6 +59,30 @@ def lock(source: Path, environment: NodeEnvironment, index: list[str], work: Pat
     return lock_wheels(pins, environment, index, source, work, lambda text: None)
 
 
+@contextmanager
+def serving(folder: Path, credentials: str | None = None) -> Iterator[str]:
+    """Serve a folder by HTTP, to clients with these credentials (user:password) only; yield the server's address."""
+    expected = credentials and f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+    class Handler(SimpleHTTPRequestHandler):
+        def send_head(self) -> Any:
+            if expected and self.headers.get("Authorization") != expected:
+                self.send_error(401)
+                return None
+            return super().send_head()
+
+        def log_message(self, *_: object) -> None:
+            """Be silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Handler(*a, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_requirements_of_the_node_packages_need_no_index(source: Requirements, environment: NodeEnvironment) -> None:
     folder = source("torch\ntransformers>=5  # comment\nPyYAML\n")
     assert resolve(folder, environment, ["--index-url", "http://127.0.0.1:9/simple"]) == []
@@ -83,18 +111,9 @@ def test_wheels_are_downloaded_from_an_index(
     served = tmp_path / "served"
     Wheel(name="required").build(served).rename(served / "simple/required" / platform_wheel)
 
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Be silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Handler(*a, directory=str(served)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/simple"
-        result = lock(source("required\n"), environment, ["--index-url", url], tmp_path / "work")
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(served) as address:
+        options = ["--index-url", f"http://{address}/simple"]
+        result = lock(source("required\n"), environment, options, tmp_path / "work")
     assert [wheel.file for wheel in result.wheels] == [platform_wheel]
 
 
@@ -232,3 +251,49 @@ def test_wheel_that_is_required_by_its_url_is_locked(
     (wheel,) = lock(folder, environment, index, tmp_path / "work").wheels
     with zipfile.ZipFile(tmp_path / "work/wheels" / wheel.file) as archive:
         assert "required/__init__.py" in archive.namelist()
+
+
+@pytest.mark.parametrize("included", [False, True], ids=["in the file", "in an included file"])
+@pytest.mark.parametrize("userinfo", ["user:secret", "user:${WHEEL_PASSWORD}"], ids=["literal", "variable"])
+def test_wheel_whose_url_has_credentials_is_locked_without_them(
+    source: Requirements,
+    environment: NodeEnvironment,
+    index: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    userinfo: str,
+    included: bool,
+) -> None:
+    monkeypatch.setenv("WHEEL_PASSWORD", "secret")
+    with serving(tmp_path / "index", "user:secret") as address:
+        line = f"required @ http://{userinfo}@{address}/required-1.0-py3-none-any.whl\n"
+        folder = source("-r private.txt\n" if included else line)
+        (folder / "private.txt").write_text(line)
+        result = lock(folder, environment, index, tmp_path / "work")
+    assert [wheel.name for wheel in result.wheels] == ["required"]
+    assert "secret" not in result.model_dump_json() + result.render()
+
+
+def test_credentials_of_a_git_url_keep_the_resolved_commit() -> None:
+    credentials = {"host/team/repo": "user:one", "host/team/repo2.git": "two"}
+    masked = "git+https://****@host/team/repo2.git@0123abcd#subdirectory=a"
+    assert restore_credentials(masked, credentials) == "git+https://two@host/team/repo2.git@0123abcd#subdirectory=a"
+    assert restore_credentials("https://other/repo", credentials) == "https://other/repo"
+
+
+def test_progress_of_a_build_hides_the_credentials(
+    source: Requirements, environment: NodeEnvironment, index: list[str], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    build_backend(packages / "mine", "py3-none-any")
+    with tarfile.open(packages / "mine-1.0.tar.gz", "w:gz") as archive:
+        archive.add(packages / "mine", "mine-1.0")
+    with serving(packages, "user:secret") as address:
+        folder = source(f"mine @ http://user:secret@{address}/mine-1.0.tar.gz\n")
+        pins = resolve(folder, environment, index)
+        assert pins
+        result = lock_wheels(pins, environment, index, folder, packages, lines.append)
+    assert [wheel.name for wheel in result.wheels] == ["mine"]
+    assert any("building mine @ http://****@" in line for line in lines)
