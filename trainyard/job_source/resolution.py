@@ -19,6 +19,12 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL = re.compile(r"://([^/@\s]+)@([^\s@#;]+)")
 _INCLUDED = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+# A line that reads no file of the source: a package by its name (not a wheel by its path) or URL, or an index.
+_PLAIN = re.compile(
+    r"(?!\S*\.(whl|zip|tar|tgz|gz|bz2|xz)\b)[A-Z0-9][\w.-]*\s*(\[[^\]]*\]\s*)?($|[<>=!~;(]|--hash|@\s*[a-z+]*https?://)"
+    r"|(-i|--index-url|--extra-index-url)[\s=]+https?://",
+    re.IGNORECASE,
+)
 _ADDED = re.compile(r"^ [+~] (\S+?)(?:==(\S+))?(?: \(from (\S+)\)| @ (\S+))?$", re.MULTILINE)
 _UNREACHABLE = ("error sending request", "Failed to fetch", "Request failed after", "Failed to read `--find-links`")
 _ERROR_CHARACTERS = 700
@@ -84,6 +90,13 @@ def resolve(folder: Path, environment: NodeEnvironment, index: Sequence[str]) ->
         f"{name} @ {restore_credentials(source or url, credentials)}" if source or url else f"{name}=={version}"
         for name, version, source, url in _ADDED.findall(report)
     ]
+
+
+def reads_other_files(requirements: str) -> bool:
+    """Return whether a requirements file reads other files of the source, such as a package in a folder."""
+    text = re.sub(r"(?m)(^|\s)#.*$", "", requirements)
+    lines = [line.strip() for line in re.sub(r"\\\r?\n", " ", text).splitlines()]
+    return not all(_PLAIN.match(line) for line in lines if line)
 
 
 def restore_credentials(url: str, credentials: Mapping[str, str]) -> str:

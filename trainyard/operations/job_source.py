@@ -20,7 +20,7 @@ from trainyard.job_source.archive import unpacked
 from trainyard.job_source.check import JobSource
 from trainyard.job_source.environment import find_environment, image_python
 from trainyard.job_source.node_packages import node_packages
-from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS
+from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS, reads_other_files
 from trainyard.job_source.trials import installed_wheels, try_dry_run, try_imports
 from trainyard.job_source.wheels import lock_wheels
 from trainyard.models.layout import (
@@ -137,9 +137,9 @@ class _Preparation:
     def _lock(self, source: JobSource) -> tuple[RequirementsLock, Archive]:
         """Return the lock of the requirements, and its object in the staging bucket; an unchanged one is used again."""
         requirements = source.files[REQUIREMENTS].decode(errors="replace")
-        # A requirement that is not a plain name may read other files of the source.
-        is_plain = not any(mark in requirements for mark in ("-r", "-c", "-e", "--", "/", "\\"))
-        content = requirements if is_plain else hashlib.sha256(source.archive).hexdigest()
+        content = requirements
+        if reads_other_files(requirements):
+            content = hashlib.sha256(source.archive).hexdigest()
         key = requirements_lock_key(_identity([content, self._environment_inputs()]))
         if _is_recent(self._staging, key):
             text = self._staging.read(key)

@@ -18,7 +18,14 @@ from tests.wheels import Wheel
 from trainyard.errors import InputError
 from trainyard.job_source.environment import NodeEnvironment, find_environment, image_python, tool_environment
 from trainyard.job_source.node_packages import node_packages
-from trainyard.job_source.resolution import ToolError, describe_failure, hide_credentials, resolve, restore_credentials
+from trainyard.job_source.resolution import (
+    ToolError,
+    describe_failure,
+    hide_credentials,
+    reads_other_files,
+    resolve,
+    restore_credentials,
+)
 from trainyard.job_source.wheels import lock_wheels, top_level_modules
 from trainyard.models.requirements import RequirementsLock
 
@@ -297,3 +304,27 @@ def test_progress_of_a_build_hides_the_credentials(
         result = lock_wheels(pins, environment, index, folder, packages, lines.append)
     assert [wheel.name for wheel in result.wheels] == ["mine"]
     assert any("building mine @ http://****@" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("opencv-contrib-python\ngoogle-cloud-storage==2.0\n", False),
+        ("numpy==2.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\n    # via -r requirements.in\n", False),
+        ("a[extra]>=1,<2 ; python_version < '4'  # ./text\n\nb (>1)\n", False),
+        ("a @ https://host/a-1-py3-none-any.whl\nb @ git+https://host/b@main\n", False),
+        ("--extra-index-url https://host/simple\n", False),
+        ("-r more.txt\n", True),
+        ("  --constraint=more.txt\n", True),
+        ("-e .\n", True),
+        ("--find-links wheels\n", True),
+        ("./mine\n", True),
+        ("mine/\n", True),
+        ("mine-1.0-py3-none-any.whl\n", True),
+        ("mine @ file:mine\n", True),
+        ("mine @ ./mine\n", True),
+        ("a==1\nb @ \\\n  ./b\n", True),
+    ],
+)
+def test_requirements_that_read_other_files_of_the_source(text: str, expected: bool) -> None:
+    assert reads_other_files(text) is expected
