@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +20,13 @@ _CERTAIN = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"
 
 
 @contextmanager
-def installed_wheels(wheels: Sequence[Path]) -> Iterator[str]:
-    """Yield a folder with these wheels installed, for PYTHONPATH; empty without wheels. Raises ToolError."""
+def installed_wheels(interpreter: Path, wheels: Sequence[Path]) -> Iterator[str]:
+    """Yield a folder with wheels installed for this Python, for PYTHONPATH; empty without wheels. Raises ToolError."""
     if not wheels:
         yield ""
         return
     with TemporaryDirectory() as folder:
-        command = [*UV, "pip", "install", "-q", "--no-index", "--no-deps", "--python", sys.executable]
+        command = [*UV, "pip", "install", "-q", "--no-index", "--no-deps", "--python", str(interpreter)]
         run_tool([*command, "--target", folder, *map(str, wheels)], Path(folder))
         yield folder
 

@@ -20,7 +20,7 @@ from trainyard.job_source.archive import unpacked
 from trainyard.job_source.check import JobSource
 from trainyard.job_source.environment import find_environment, image_python
 from trainyard.job_source.node_packages import node_packages
-from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS, reads_other_files
+from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS, ToolError, reads_other_files
 from trainyard.job_source.trials import installed_wheels, try_dry_run, try_imports
 from trainyard.job_source.wheels import lock_wheels
 from trainyard.models.layout import (
@@ -231,8 +231,12 @@ class _Preparation:
             files = [Path(name) / wheel.file for wheel in wheels]
             for wheel, file in zip(wheels, files, strict=True):
                 self._staging.download(wheel_key(wheel.sha256, wheel.file), file)
-            with installed_wheels(files) as packages:
-                self._run(interpreter, folder, packages)
+            try:
+                with installed_wheels(interpreter, files) as packages:
+                    self._run(interpreter, folder, packages)
+            except ToolError as error:
+                reason = f"the wheels cannot be installed here: {error}"
+                self._display.line(SUBJECT, f"syntax and imports are valid; not run: {reason}")
 
     def _run(self, interpreter: Path, folder: Path, packages: str) -> None:
         job = self._manifest.job

@@ -1,6 +1,7 @@
 """The imports of a script and a dry run, run by the Python of the tests."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,19 @@ def test_slow_imports_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_locked_wheels_are_importable(tmp_path: Path) -> None:
     wheel = Wheel(name="locked_package").build(tmp_path)
     (tmp_path / "train.py").write_text("import locked_package\n")
-    with installed_wheels([wheel]) as packages:
+    with installed_wheels(PYTHON, [wheel]) as packages:
         assert try_imports(PYTHON, tmp_path, "train.py", {"PYTHONPATH": packages}) == (None, None)
     problem, _ = try_imports(PYTHON, tmp_path, "train.py", {})
     assert problem is not None
+
+
+def test_wheels_are_installed_for_the_interpreter_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(trials, "run_tool", lambda command, folder: commands.append(command))
+    with installed_wheels(Path("/venv/bin/python"), [tmp_path / "a.whl"]):
+        pass
+    (command,) = commands
+    assert command[command.index("--python") + 1] == "/venv/bin/python"
 
 
 def test_dry_run_has_the_variables_of_a_job(tmp_path: Path) -> None:

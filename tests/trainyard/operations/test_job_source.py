@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay
 from tests.wheels import Wheel
 from trainyard.errors import InputError
+from trainyard.job_source import trials
+from trainyard.job_source.resolution import ToolError
 from trainyard.models.layout import MANIFEST, WHEELS, RunLayout, job_source_key, split_s3_uri, wheel_key
 from trainyard.models.manifest import Archive
 from trainyard.models.requirements import RequirementsLock
@@ -191,3 +193,13 @@ def test_failed_dry_run_is_refused(job: Job) -> None:
     files = {"train.py": "import os, sys\nsys.exit(os.environ['WORLD_SIZE'] == '1' and 'no data')\n"}
     job.write(files, dry_run=("train.py", "--dry-run"))
     assert refused(job.prepare) == "dry_run_failed"
+
+
+def test_wheels_that_cannot_be_installed_here_are_a_warning(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ToolError("error: the wheel is not compatible")
+
+    job.write({"train.py": SCRIPT, "requirements.txt": "required\n"})
+    monkeypatch.setattr(trials, "run_tool", fail)
+    assert job.prepare() is not None
+    assert "not run: the wheels cannot be installed here: the wheel is not compatible" in job.display.lines[-1]
