@@ -1,7 +1,8 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
-`runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster.
+`runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster. During a dry run of a job it also has
+`dry-run/<id>/{checkpoints,results}/`.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them. Its object
 `uploads/<name>/incomplete` means that the upload of a dataset has not ended.
 Staging bucket: `bundle/`, `job/` (sources, locked requirements, their wheels), `manifest.json`, `run.json` (the current
@@ -160,6 +161,16 @@ class RunLayout:
     def logs(self) -> str:
         """Prefix of the logs stream."""
         return f"{self.prefix}logs/"
+
+
+@dataclass(frozen=True)
+class DryRunLayout(RunLayout):
+    """Keys of one dry run of a job in the data bucket. It is no run: the launch deletes its objects."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of all objects of the dry run."""
+        return f"dry-run/{self.run}/"
 
 
 def split_s3_uri(uri: str) -> tuple[str, str]:

@@ -35,6 +35,7 @@ from trainyard.models.manifest import Archive, Manifest
 from trainyard.models.requirements import RequirementsLock
 from trainyard.models.run import RunRecord
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.dry_run import dry_run_variables, find_node_variable
 from trainyard.operations.progress import Display
 from trainyard.package_index import PACKAGES, index_options
 from trainyard.quantity import quantity
@@ -122,8 +123,12 @@ class _Preparation:
         """Return all that the result of the check depends on."""
         job = self._manifest.job
         assert job.source is not None
-        settings = job.model_dump(mode="json", include={"container", "dry_run", "resolve_requirements", "environment"})
-        return [job.source.sha256, job.command and job.command[0], settings, self._environment_inputs()]
+        included = {"container", "dry_run", "resolve_requirements", "environment"}
+        if job.dry_run is not None:
+            included |= {"data", "data_uri", "model", "model_uri", "resume"}
+        settings = job.model_dump(mode="json", include=included)
+        fsx = job.dry_run and self._manifest.fsx and self._manifest.fsx.mount_point
+        return [job.source.sha256, job.command and job.command[0], settings, fsx, self._environment_inputs()]
 
     def _read_archive(self) -> bytes:
         """Return the archive of the source: the copy that the Pulumi program wrote, else the object in the bucket."""
@@ -244,9 +249,14 @@ class _Preparation:
         variables = dict(job.environment)
         if packages:
             variables["PYTHONPATH"] = ":".join(filter(None, (packages, variables.get("PYTHONPATH", ""))))
-        if job.dry_run is not None:
+        node_variable = job.dry_run and find_node_variable(self._manifest)
+        if node_variable:
+            reason = f"only nodes have the value of {node_variable}"
+            self._display.line(SUBJECT, f"job.dry_run is skipped ({reason}): the imports of the script are tried")
+        if job.dry_run is not None and node_variable is None:
             self._display.detail(SUBJECT, f"running {' '.join(job.dry_run)}")
-            problem = try_dry_run(interpreter, folder, job.dry_run, self._dry_run_variables(folder) | variables)
+            with dry_run_variables(self._manifest, folder) as job_variables:
+                problem = try_dry_run(interpreter, folder, job.dry_run, job_variables | variables)
             warning, text = None, "its dry run has succeeded"
         else:
             self._display.detail(SUBJECT, f"trying the imports of {job.command[0]}")
@@ -255,25 +265,6 @@ class _Preparation:
         if problem is not None:
             raise InputError([problem])
         self._display.line(SUBJECT, warning or text)
-
-    def _dry_run_variables(self, folder: Path) -> dict[str, str]:
-        """Return the variables of a job of one process. Its results belong to no run."""
-        prefix = f"s3://{self._manifest.data_bucket}/dry-run/"
-        names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return {
-            **dict.fromkeys(names, "1"),
-            **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-            "CHECKPOINT_URI": f"{prefix}checkpoints/",
-            "RESULTS_URI": f"{prefix}results/",
-            "METRICS_DIR": str(folder),
-            "CHECKPOINT_REQUEST": str(folder / "checkpoint-request"),
-            "TRAINYARD_CACHE": str(folder),
-            "AWS_REGION": self._region,
-            "AWS_DEFAULT_REGION": self._region,
-            **({"DATA_URI": data_uri} if (data_uri := self._manifest.job.data_uri) is not None else {}),
-        }
 
 
 def _identity(inputs: list[Any]) -> str:

@@ -262,7 +262,7 @@ def test_wheel_that_is_required_by_its_url_is_locked(
 
 @pytest.mark.parametrize("included", [False, True], ids=["in the file", "in an included file"])
 @pytest.mark.parametrize("userinfo", ["user:secret", "user:${WHEEL_PASSWORD}"], ids=["literal", "variable"])
-def test_wheel_whose_url_has_credentials_is_locked_without_them(
+def test_wheel_with_credentials_in_its_url_is_locked_without_them(
     source: Requirements,
     environment: NodeEnvironment,
     index: list[str],

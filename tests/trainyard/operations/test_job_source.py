@@ -195,7 +195,7 @@ def test_failed_dry_run_is_refused(job: Job) -> None:
     assert refused(job.prepare) == "dry_run_failed"
 
 
-def test_wheels_that_cannot_be_installed_here_are_a_warning(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_that_cannot_be_installed_are_a_warning(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise ToolError("error: the wheel is not compatible")
 
@@ -203,3 +203,10 @@ def test_wheels_that_cannot_be_installed_here_are_a_warning(job: Job, monkeypatc
     monkeypatch.setattr(trials, "run_tool", fail)
     assert job.prepare() is not None
     assert "not run: the wheels cannot be installed here: the wheel is not compatible" in job.display.lines[-1]
+
+
+def test_dry_run_that_needs_a_value_of_nodes_is_skipped_with_a_message(job: Job) -> None:
+    files = {"train.py": "import os\nos.environ['MODEL_PATH']\n"}
+    job.write(files, dry_run=("train.py",), model="s3://models/m/", model_uri="s3://models/m/")
+    job.prepare()
+    assert any("job.dry_run is skipped (only nodes have the value of MODEL_PATH)" in line for line in job.display.lines)

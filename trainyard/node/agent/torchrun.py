@@ -9,6 +9,7 @@ from pathlib import Path
 from trainyard.models.layout import RunLayout
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import Master, RunRecord
+from trainyard.models.run_variables import run_variables
 
 JOIN_SECONDS = 300.0
 # Name of aws-ofi-nccl up to 1.11. Newer versions accept it in NCCL_NET (nvidia_plugin_name_fixup in its
@@ -121,29 +122,18 @@ def job_variables(
     job's model, or its name in the Hugging Face hub. `network`: NCCL's name for the network of the health check; None
     without a health check. With EFA, NCCL fails if it does not find that network.
     """
-    layout = RunLayout(run.run)
-    bucket = f"s3://{manifest.data_bucket}"
-    variables = {
-        "CHECKPOINT_URI": f"{bucket}/{layout.checkpoints}",
-        "RESULTS_URI": f"{bucket}/{layout.results}",
-        "TRAINYARD_RUN": run.run,
-        "TRAINYARD_ATTEMPT": str(attempt),
-        "TRAINYARD_NODE": instance,
-        "METRICS_DIR": str(metrics),
-        "CHECKPOINT_REQUEST": str(request),
-        "TRAINYARD_CACHE": str(cache),
-        **network_variables(manifest, group, address, run.job.container),
-    }
-    if run.job.data_uri is not None:
-        variables["DATA_URI"] = manifest.local_data_path(run.job) if run.job.data == "fsx" else run.job.data_uri
-    if run.job.model_uri is not None and model is not None:
-        variables |= {"MODEL_URI": run.job.model_uri, "MODEL_PATH": model}
-    if run.job.reads_hub:
-        variables["HF_HOME"] = str(cache / "huggingface")
+    variables = run_variables(
+        manifest=manifest,
+        job=run.job,
+        layout=RunLayout(run.run),
+        attempt=attempt,
+        node=instance,
+        metrics=metrics,
+        request=request,
+        cache=cache,
+        model=model,
+    )
+    variables |= network_variables(manifest, group, address, run.job.container)
     if uses_efa(manifest, group):
         variables["NCCL_NET"] = network or OFI_PLUGIN_NAME
-    if manifest.fsx:
-        variables["FSX_PATH"] = manifest.fsx.mount_point
-    if run.job.resume:
-        variables["RESUME_URI"] = f"{bucket}/{RunLayout(run.job.resume).checkpoints}"
     return variables | dict(run.job.environment)
