@@ -1,7 +1,8 @@
 """Check the source of a custom job without running it: syntax, the script, and the modules that it imports.
 
 Checked are the imports that run when the script starts: those at the top level of the script and of the modules of the
-source that it imports. An import within `try` or a function may be optional, so it is not checked.
+source that it imports, and the syntax of these files. An import within `try` or a function may be optional, so it is
+not checked. Only what fails on each node is a problem: code that may define a module or a name is none.
 """
 
 import ast
@@ -11,12 +12,33 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from trainyard.errors import Problem, did_you_mean
 
 IGNORE_FILE = ".trainyardignore"
-# Code that changes where modules are found: which modules exist is then not known.
-_PATH_CHANGES = ("sys.path", "sys.modules", "site.addsitedir", "sys.meta_path")
+# Code that changes where modules are found: which modules and names exist is then not known.
+_PATH_CHANGES = (
+    "sys.path",
+    "sys.modules",
+    "from sys import",
+    "import sys as",
+    "addsitedir",
+    "sys.meta_path",
+    "__path__",
+    "__package__",
+)
+# Names whose use may define any name of a module.
+_DYNAMIC = frozenset(["*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"])
+_MODULE_ATTRIBUTES = frozenset([*dir(ModuleType), *dir(ModuleType("")), "__builtins__", "__cached__", "__file__"])
+# Modules that Python 3.12, 3.13 or 3.14 has added or removed, by its "What's New" page.
+_CHANGED_MODULES = frozenset(
+    [
+        *("aifc", "annotationlib", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "compression", "crypt"),
+        *("distutils", "imghdr", "imp", "lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes"),
+        *("smtpd", "sndhdr", "spwd", "sunau", "telnetlib", "uu", "xdrlib"),
+    ]
+)
 # Syntax of Python 3.12 that the parser of 3.11 refuses: type parameters, and nested quotes in f-strings.
 _TYPE_PARAMETERS = re.compile(r"\s*(type\s+\w+|(async\s+)?def\s+\w+\s*\[|class\s+\w+\s*\[)")
 _EXTENSIONS = (".so", ".pyd")
@@ -24,11 +46,16 @@ _EXTENSIONS = (".so", ".pyd")
 
 @dataclass
 class Source:
-    """The files of a job's source. `files`: path -> content. `script`: path of the script."""
+    """The files of a job's source. `files`: path -> content. `script`: path of the script. `python`: of the nodes.
+
+    `problems`: those of the syntax of the files that were parsed.
+    """
 
     files: Mapping[str, bytes]
     script: str
-    trees: dict[str, ast.Module] = field(default_factory=dict)
+    python: str
+    problems: list[Problem] = field(default_factory=list)
+    _trees: dict[str, ast.Module | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.script = posixpath.normpath(self.script)
@@ -65,40 +92,41 @@ class Source:
     def _is_compiled(self, path: str) -> bool:
         return any(name.startswith(f"{path}.") and name.endswith(_EXTENSIONS) for name in self.files)
 
+    def parse(self, path: str) -> ast.Module | None:
+        """Return the syntax tree of a file; None if its syntax is a problem, or newer than this Python."""
+        if path not in self._trees:
+            self._trees[path] = self._parse(path)
+        return self._trees[path]
+
+    def _parse(self, path: str) -> ast.Module | None:
+        fix = "Correct the file: the script imports it" if path != self.script else "Correct the script"
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(self.files[path], path)
+                compile(tree, path, "exec", dont_inherit=True)  # finds errors such as a `return` outside a function
+            return tree
+        except SyntaxError as error:
+            if not (_parser_is_older(self.python) and _may_be_newer_syntax(error)):
+                key, text = f"{path}:{error.lineno or 1}", (error.text or "").strip() or None
+                reason = f"{type(error).__name__}: {error.msg}"
+                self.problems.append(Problem(key, text, reason, fix, "syntax_error"))
+        except (ValueError, RecursionError) as error:  # null bytes
+            self.problems.append(Problem(path, None, f"cannot be parsed: {error}", fix, "syntax_error"))
+        return None
+
 
 def check_source(files: Mapping[str, bytes], script: str, python: str, modules: frozenset[str] | None) -> list[Problem]:
-    """Return the problems of a job's source, those of the syntax of all files first.
+    """Return the problems of a job's source, those of the syntax first.
 
     `files`: path -> content. `python`: Python version of the nodes. `modules`: top-level modules of the job's
     environment on nodes, without the standard library; None: not known, and only modules of the source are checked.
     """
-    source = Source(files, script)
+    source = Source(files, script, python)
     if source.script not in files:
         fix = f"Begin job.command with a Python script of job.source that neither .gitignore nor {IGNORE_FILE} excludes"
         return [Problem("job.command", script, "no such file in the archive of job.source", fix, "script_missing")]
-    problems = [problem for path in sorted(files) for problem in _parse(source, path, python)]
-    if source.script in source.trees:
-        problems += _ImportCheck(source, modules).problems()
-    return problems
-
-
-def _parse(source: Source, path: str, python: str) -> Iterator[Problem]:
-    if not (path.endswith(".py") or path == source.script):
-        return
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(source.files[path], path)
-            compile(tree, path, "exec", dont_inherit=True)  # finds errors such as a `return` outside a function
-            source.trees[path] = tree
-    except SyntaxError as error:
-        if _parser_is_older(python) and _may_be_newer_syntax(error):
-            return
-        text = (error.text or "").strip() or None
-        fix = f"Correct the file, or exclude it from job.source ({IGNORE_FILE})"
-        yield Problem(f"{path}:{error.lineno or 1}", text, f"{type(error).__name__}: {error.msg}", fix, "syntax_error")
-    except (ValueError, RecursionError) as error:  # null bytes
-        fix = f"Correct the file, or exclude it from job.source ({IGNORE_FILE})"
-        yield Problem(path, None, f"cannot be parsed: {error}", fix, "syntax_error")
+    problems = _ImportCheck(source, modules).problems()
+    return sorted(source.problems, key=lambda problem: problem.key) + problems
 
 
 def _parser_is_older(python: str) -> bool:
@@ -114,22 +142,30 @@ class _ImportCheck:
 
     def __init__(self, source: Source, modules: frozenset[str] | None) -> None:
         self._source, self._modules = source, modules
-        self._missing: list[Problem] = []
-        self._other: list[Problem] = []
+        self._standard_library = set(sys.stdlib_module_names) | {"__main__"}
+        if source.python != "{}.{}".format(*sys.version_info[:2]):
+            self._standard_library |= _CHANGED_MODULES
+        self._problems: list[Problem] = []
+        self._missing_names: list[tuple[str, Problem]] = []
+        self._assigned: set[str] = set()  # attributes that a file assigns, also of modules
         self._pending, self._visited = [source.script], {source.script}
         self._path_changes = False
 
     def problems(self) -> list[Problem]:
-        """Return the problems. Missing modules are none if a file changes the path of modules."""
+        """Return the problems; none if a file changes where modules are found."""
         while self._pending:
             path = self._pending.pop(0)
-            if path not in self._source.trees:
-                continue  # its syntax is a problem, or newer than this Python
+            tree = self._source.parse(path)
             text = self._source.files[path].decode(errors="replace")
             self._path_changes |= any(change in text for change in _PATH_CHANGES)
-            for node in _top_level_imports(self._source.trees[path], path == self._source.script):
-                self._check(path, node)
-        return self._other + ([] if self._path_changes else self._missing)
+            if tree is None:
+                continue
+            attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+            self._assigned |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+            for statement in _top_level_imports(tree, path == self._source.script):
+                self._check(path, statement)
+        names = [problem for name, problem in self._missing_names if name not in self._assigned]
+        return [] if self._path_changes else self._problems + names
 
     def _check(self, path: str, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -153,7 +189,7 @@ class _ImportCheck:
             return parts
         reason = "ImportError: attempted relative import with no known parent package"
         fix = "Write the import without the leading dot: the script's folder is in the path"
-        self._other.append(self._problem(path, node, reason, fix, "relative_import"))
+        self._problems.append(self._problem(path, node, reason, fix, "relative_import"))
         return None
 
     def _require(self, path: str, node: ast.Import | ast.ImportFrom, parts: list[str]) -> list[str] | None:
@@ -162,17 +198,19 @@ class _ImportCheck:
         if top in sys.builtin_module_names or top == "__future__":
             return None
         is_own = self._source.has_package(top)
-        if not is_own and (top in sys.stdlib_module_names or (is_known and self._modules is not None)):
+        if not is_own and (top in self._standard_library or (is_known and self._modules is not None)):
             return None
         files = self._source.find(parts)
+        # A package runs before its missing module fails, and may change its path.
+        parents = [self._source.find(parts[:number]) for number in range(1, len(parts))] if files is None else [files]
+        new = {file: None for parent in parents for file in parent or () if file not in self._visited}
+        self._visited.update(new)
+        self._pending += new
         if files is not None:
-            new = [file for file in files if file not in self._visited]
-            self._visited.update(new)
-            self._pending += new
             return files
         if not is_own and is_known:
             return None
-        known = set(sys.stdlib_module_names) | set(self._modules or ()) | self._own_names()
+        known = self._standard_library | set(self._modules or ()) | self._own_names()
         name = ".".join(parts)
         is_local = is_own or self._source.has_folder(top)
         where = "in job.source" if is_local else "in job.source, its requirements or the nodes' environment"
@@ -180,7 +218,7 @@ class _ImportCheck:
         fix = (
             f"{did_you_mean(top, known - {top})}Correct the name, or add its package to requirements.txt in job.source"
         )
-        self._missing.append(self._problem(path, node, reason, fix, "module_not_found"))
+        self._problems.append(self._problem(path, node, reason, fix, "module_not_found"))
         return None
 
     def _own_names(self) -> set[str]:
@@ -191,16 +229,17 @@ class _ImportCheck:
     def _check_names(self, path: str, node: ast.ImportFrom, parts: list[str], files: list[str]) -> None:
         """Check the names that are imported from a module of the source."""
         is_module = bool(files) and posixpath.basename(files[-1]).removesuffix(".py") in (parts[-1], "__init__")
-        tree = self._source.trees.get(files[-1]) if is_module else None
+        tree = self._source.parse(files[-1]) if is_module else None
         for alias in node.names:
-            if submodule := self._source.find([*parts, alias.name]):
+            if tree is not None and _may_define(tree, alias.name):
+                continue
+            if self._source.find([*parts, alias.name]) is not None:
                 self._require(path, node, [*parts, alias.name])
-                assert submodule
-            elif tree is not None and alias.name != "*" and not _may_define(tree, alias.name):
+            elif tree is not None:
                 module = ".".join(parts)
                 reason = f"ImportError: cannot import name {alias.name!r} from {module!r} ({files[-1]})"
                 fix = f"{did_you_mean(alias.name, _bound_names(tree))}Correct the name"
-                self._other.append(self._problem(path, node, reason, fix, "name_not_found"))
+                self._missing_names.append((alias.name, self._problem(path, node, reason, fix, "name_not_found")))
 
     def _problem(self, path: str, node: ast.stmt, reason: str, fix: str, code: str) -> Problem:
         return Problem(f"{path}:{node.lineno}", ast.unparse(node), reason, fix, code)
@@ -220,17 +259,13 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 def _may_define(tree: ast.Module, name: str) -> bool:
     names = _bound_names(tree)
-    dynamic = {"*", "__getattr__", "globals", "exec", "setattr", "vars"}
-    return name in names or bool(dynamic & names) or any(_calls(tree, each) for each in ("globals", "exec", "setattr"))
-
-
-def _calls(tree: ast.Module, name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return name in names | _MODULE_ATTRIBUTES | {"*"} or not _DYNAMIC.isdisjoint(names | used)
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
     """Return all names that any statement of the module binds, also within functions."""
-    names: set[str] = {"__doc__", "__file__", "__name__", "__path__"}
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
@@ -240,6 +275,8 @@ def _bound_names(tree: ast.Module) -> set[str]:
             names.add(node.id)
         elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
             names.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            names.add(node.rest)
         elif isinstance(node, ast.Global):
             names.update(node.names)
     return names
