@@ -9,9 +9,16 @@ import pulumi_aws as aws
 
 from infra.scope import Scope
 from trainyard.aws import tags
+from trainyard.models.layout import WHEELS
 
 Rule = aws.s3.BucketLifecycleConfigurationRuleArgs
 Default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
+
+# Archives, locks and results of checks have up to some megabytes each.
+_ARCHIVE_DAYS = 365
+# Wheels may have gigabytes. The launch reuses them for up to 90 days (operations.job_source.MAX_AGE_SECONDS), and the
+# nodes of its run install them later.
+_WHEEL_DAYS = 180
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +94,8 @@ class StagingBucket(pulumi.ComponentResource):
         bucket = aws.s3.Bucket(
             f"trainyard-{name}", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=parent
         )
-        rules = [_abort_uploads(), *map(_expire_archives, ("bundle", "job"))]
+        rules = [_abort_uploads(), _expire("bundle/", _ARCHIVE_DAYS), _expire("job/", _ARCHIVE_DAYS)]
+        rules.append(_expire(WHEELS, _WHEEL_DAYS))  # of two rules for an object, S3 applies the shorter one
         # Encrypted with the S3 managed key: its objects contain no secrets, and nodes need no KMS permission to boot.
         _configure(name, bucket, rules, key_arn=None, versioned=False, opts=parent)
         self.name = bucket.bucket
@@ -137,13 +145,13 @@ def _archive_marked(days: int) -> Rule:
     )
 
 
-def _expire_archives(prefix: str) -> Rule:
-    """Expire archives after a year: S3 cannot recognize the current archive. Each has some kilobytes."""
+def _expire(prefix: str, days: int) -> Rule:
+    """Expire the objects of a prefix, such as `job/wheels/`: S3 cannot recognize those that are in use."""
     return Rule(
-        id=f"expire-{prefix}",
+        id=f"expire-{prefix.rstrip('/').replace('/', '-')}",
         status="Enabled",
-        filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{prefix}/"),
-        expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(days=365),
+        filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=prefix),
+        expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(days=days),
     )
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from rehearsal.adapter.deployment import Deployment, Resource
 from tests.infra.conftest import templates_of
+from trainyard.models.layout import WHEELS
+from trainyard.operations.job_source import MAX_AGE_SECONDS
 
 BUCKET, KEY = "aws:s3/bucket:Bucket", "aws:kms/key:Key"
 VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
@@ -70,7 +72,13 @@ def test_data_is_versioned_and_old_versions_expire(shipped: Deployment) -> None:
 
 def test_manifest_never_expires(shipped: Deployment) -> None:
     rules = [rule for rule in shipped.resource(LIFECYCLE, "staging").inputs["rules"] if "expiration" in rule]
-    assert {rule["filter"]["prefix"] for rule in rules} == {"bundle/", "job/"}
+    assert {rule["filter"]["prefix"] for rule in rules} == {"bundle/", "job/", WHEELS}
+
+
+def test_wheels_outlive_the_check_the_lock_and_a_long_run(shipped: Deployment) -> None:
+    rules = {rule["id"]: rule for rule in shipped.resource(LIFECYCLE, "staging").inputs["rules"]}
+    days = rules["expire-job-wheels"]["expiration"]["days"]
+    assert 3 * MAX_AGE_SECONDS / 86400 + 60 <= days < rules["expire-job"]["expiration"]["days"]
 
 
 def test_archives_are_retained_while_nodes_boot(shipped: Deployment) -> None:

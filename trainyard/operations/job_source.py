@@ -1,7 +1,7 @@
 """Check the source of a custom job and lock its requirements, before capacity is reserved or a node is launched.
 
 The staging bucket holds the results, so that an unchanged source or an unchanged requirements.txt costs two requests.
-Its objects expire after a year: a result or a wheel is used again for MAX_AGE_SECONDS only.
+Its objects expire: a result, a lock or a wheel is used again for MAX_AGE_SECONDS only.
 """
 
 import hashlib
@@ -40,8 +40,9 @@ from trainyard.operations.progress import Display
 from trainyard.package_index import PACKAGES, index_options
 from trainyard.quantity import quantity
 
-# A check uses a lock, and a lock uses wheels, of at most this age: together less than the 365 days of the objects.
-MAX_AGE_SECONDS = 100 * 86400.0
+# A launch uses a check, a check uses a lock, and a lock uses wheels, each of at most this age. A wheel is at most 90
+# days old when a run starts. It expires after 180 days (infra/components/storage.py): nodes install it until then.
+MAX_AGE_SECONDS = 30 * 86400.0
 MAX_TRIAL_BYTES = 200 * 1024 * 1024
 SUBJECT = "source"
 
