@@ -93,7 +93,7 @@ def change_job(job: dict[str, Any], options: JobOptions) -> dict[str, Any]:
     changed = {key: value for key, value in job.items() if key not in replaced} | changes
     if not options.arguments:
         return changed
-    if "train" in changed:
+    if changed.get("train") is not None:
         return {**changed, "train": _change_trainer(changed["train"], options.arguments)}
     return {**changed, "command": [*(changed.get("command") or [])[:1], *options.arguments]}
 

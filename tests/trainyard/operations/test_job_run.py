@@ -43,6 +43,11 @@ def test_arguments_of_the_trainer_change_its_settings() -> None:
     assert job["train"] == {"steps": 9, "optimizer": {"learning_rate": 0.1}}
 
 
+def test_arguments_of_a_custom_job_with_an_empty_trainer_are_those_of_its_script() -> None:
+    job = change_job({**CUSTOM, "train": None}, JobOptions(arguments=("--epochs", "9")))
+    assert job["command"] == ["train.py", "--epochs", "9"]
+
+
 @pytest.mark.parametrize("argument", ["steps", "=5", "steps.deep=1"])
 def test_invalid_argument_of_the_trainer_is_refused(argument: str) -> None:
     with pytest.raises(InputError, match="are KEY=VALUE, with a key of"):
