@@ -10,6 +10,7 @@ from trainyard.config.field_types import (
     ContainerImage,
     DataSource,
     JobName,
+    KeyArn,
     ModelSource,
     ParameterName,
     RunId,
@@ -83,6 +84,11 @@ class JobSpec(StrictModel):
         description="Model that the job reads, MODEL_PATH: a prefix of any bucket (s3://bucket/prefix/) or a dataset "
         "of the data bucket (dataset:NAME), which each node, or one node for all with FSx, downloads once; or a model "
         "of the Hugging Face hub (hf://ORG/NAME), which the job downloads. None: no such model.",
+    )
+    kms_keys: tuple[KeyArn, ...] = Field(
+        (),
+        description="KMS keys with which the objects of job.data and job.model in other buckets are encrypted. Nodes "
+        "may decrypt with them, through S3 only.",
     )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
     command: tuple[str, ...] | None = Field(

@@ -7,7 +7,6 @@ from trainyard.config.field_types import (
     DATASET_SCHEME,
     DatasetName,
     Integer,
-    KeyArn,
     Number,
     is_s3_uri,
 )
@@ -23,11 +22,6 @@ class JobSettings(JobSpec):
         None,
         description="Dataset under datasets/ in the data bucket (`trainyard data put`); none: the job reads the bucket "
         "of job.data, or no data.",
-    )
-    kms_keys: tuple[KeyArn, ...] = Field(
-        (),
-        description="KMS keys with which the objects of job.data and job.model in other buckets are encrypted. Nodes "
-        "may decrypt with them, through S3 only.",
     )
     processes_per_node: Integer | None = Field(
         None, gt=0, description="Processes on each node; none: one per GPU, or one on CPU nodes."
