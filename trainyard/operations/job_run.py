@@ -18,6 +18,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import JobSpec
 from trainyard.config.stack_config import read_config
 from trainyard.config.validation_errors import invalid_setting
+from trainyard.config.validators import JOB_VALIDATORS, validate
 from trainyard.errors import InputError, Problem
 from trainyard.models.layout import dataset_prefix, job_source_key
 from trainyard.models.manifest import Job, Manifest
@@ -48,17 +49,13 @@ def run_job(
     cluster: Cluster, project: Project, options: JobOptions, launch_options: LaunchOptions, display: Display
 ) -> LaunchResult:
     """Start a new run of the job on the deployed cluster. Raises InputError, and LaunchError as Launch does."""
-    settings = read_settings(cluster.stack, project, _with_rehearsed_stack_file(cluster.stack, project, options))
+    deployed = cluster.manifest
+    read = read_settings(cluster.stack, project, _with_rehearsed_stack_file(cluster.stack, project, options))
+    settings = with_deployed_nodes(read, deployed, project.folder, display)
     job, archive = settings.job, None
     if job.source is not None:
         archive = pack_source(project.folder, job.source, job.script)
-    deployed = cluster.manifest
     manifest = create_manifest(deployed, settings, archive)
-    if settings.nodes != deployed.nodes:
-        text = (
-            f"the stack file has nodes: {settings.nodes}, but the deployed stack has {deployed.nodes}, which this run"
-        )
-        display.line("nodes", f"{text} uses. To change the number: trainyard up -s {cluster.stack}")
     if archive is not None:
         upload_source(cluster, archive)
     return Launch(cluster.with_manifest(manifest), display, launch_options).start()
@@ -84,6 +81,22 @@ def read_settings(stack: str, project: Project, options: JobOptions) -> StackSet
     if isinstance(raw, dict) and isinstance(raw.get("job"), dict):
         raw["job"] = change_job(raw["job"], options)
     return load_settings(raw, project.folder, str(options.file or path.name))
+
+
+def with_deployed_nodes(settings: StackSettings, deployed: Manifest, root: Path, display: Display) -> StackSettings:
+    """Return the settings with the number and the type of the deployed nodes, and display what differs.
+
+    `root` is the folder of Pulumi.yaml. Raises InputError for a job that does not fit the deployed nodes.
+    """
+    nodes = {"nodes": deployed.nodes, "instance_type": deployed.groups[0].instance_type}
+    for key, value in nodes.items():
+        if (other := getattr(settings, key)) != value:
+            text = f"{key} is {other} in the stack file and {value} in the deployed stack, which the run uses"
+            display.line("stack", f"{text}: pulumi up changes it")
+    changed = settings.model_copy(update=nodes)
+    if problems := validate(changed, root, JOB_VALIDATORS):
+        raise InputError(problems)
+    return changed
 
 
 def change_job(job: dict[str, Any], options: JobOptions) -> dict[str, Any]:
@@ -174,6 +187,10 @@ def _require_deployed(deployed: Manifest, manifest: Manifest, s3_sources: Mappin
         if not uri.startswith(readable):
             reason = "the nodes have no permission to read this prefix"
             problems.append(invalid_setting(key, uri, reason, fix, "not_deployed"))
+    for key in manifest.job.kms_keys:
+        if key not in deployed.job.kms_keys:
+            reason = "the nodes have no permission to decrypt with this key"
+            problems.append(invalid_setting("job.kms_keys", key, reason, fix, "not_deployed"))
     for variable, name in manifest.job.secrets.items():
         if name not in deployed.job.secrets.values():
             reason = "the nodes have no permission to read this parameter"

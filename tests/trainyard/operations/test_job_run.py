@@ -12,13 +12,23 @@ from tests import clusters
 from tests.conftest import REGION
 from tests.manifests import MANIFEST
 from tests.trainyard.config.stacks import changed
+from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.config.project import PROJECT_ROOT, read_project
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.models.layout import job_source_key
+from trainyard.models.manifest import Manifest
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.job_run import JobOptions, change_job, create_manifest, read_settings, upload_source
+from trainyard.operations.job_run import (
+    JobOptions,
+    change_job,
+    create_manifest,
+    read_settings,
+    upload_source,
+    with_deployed_nodes,
+)
 
+KEY = "arn:aws:kms:eu-west-1:999988887777:key/12345678-1234-1234-1234-123456789012"
 CUSTOM = {"name": "line", "dataset": "d", "source": "examples/custom-job", "command": ["train.py", "--epochs", "3"]}
 TRAINER = {"name": "line", "dataset": "d", "train": {"steps": 5}}
 
@@ -93,10 +103,36 @@ def test_manifest_has_the_job_and_its_limits() -> None:
     assert manifest.node_digest() == MANIFEST.node_digest()
 
 
+def deployed_on(instance_type: str, nodes: int, gpus: int) -> Manifest:
+    nodes_of_type = {"instance_type": instance_type, "nodes": nodes, "gpus": gpus, "processes_per_node": gpus}
+    return MANIFEST.model_copy(update={"groups": (MANIFEST.groups[0].model_copy(update=nodes_of_type),)})
+
+
+def test_run_has_a_process_for_each_gpu_of_the_deployed_nodes() -> None:
+    deployed, display = deployed_on("p4d.24xlarge", nodes=3, gpus=8), RecordingDisplay()
+    edited = StackSettings.model_validate(
+        changed({"instance_type": "g5.xlarge", "job.processes_per_node": None, "job.train.batch_size": 96})
+    )
+    run = with_deployed_nodes(edited, deployed, PROJECT_ROOT, display)
+    assert {group.processes_per_node for group in create_manifest(deployed, run, None).groups} == {8}
+    assert display.lines == [
+        "stack nodes is 2 in the stack file and 3 in the deployed stack, which the run uses: pulumi up changes it",
+        "stack instance_type is g5.xlarge in the stack file and p4d.24xlarge in the deployed stack, which the run "
+        "uses: pulumi up changes it",
+    ]
+
+
+def test_job_that_does_not_fit_the_deployed_nodes_is_refused() -> None:
+    deployed = deployed_on("c7i.xlarge", nodes=3, gpus=0)
+    with pytest.raises(InputError, match=r"job\.train\.batch_size.*3 nodes x 2"):
+        with_deployed_nodes(settings(train={"batch_size": 8}), deployed, PROJECT_ROOT, RecordingDisplay())
+
+
 @pytest.mark.parametrize(
     ("job", "key"),
     [
         ({"secrets": {"TOKEN": "/team/token"}}, "job.secrets.TOKEN"),
+        ({"kms_keys": [KEY]}, "job.kms_keys"),
         ({"container": "image:1"}, "job.container"),
         ({"data": "s3://other/data/", "dataset": None}, "job.data"),
         ({"model": "s3://other/model/"}, "job.model"),
@@ -105,6 +141,11 @@ def test_manifest_has_the_job_and_its_limits() -> None:
 def test_job_that_needs_an_update_is_refused(job: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=rf"{key} = .*Apply it first: trainyard up -s"):
         create_manifest(MANIFEST, settings(**job), None)
+
+
+def test_job_with_a_kms_key_of_the_deployed_stack_is_accepted() -> None:
+    deployed = MANIFEST.model_copy(update={"job": MANIFEST.job.model_copy(update={"kms_keys": (KEY,)})})
+    assert create_manifest(deployed, settings(kms_keys=[KEY]), None).job.kms_keys == (KEY,)
 
 
 def test_source_is_uploaded_once(account: EmulatedAws) -> None:

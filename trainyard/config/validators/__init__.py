@@ -10,23 +10,27 @@ from trainyard.errors import Problem
 
 Validator = Callable[[StackSettings, Path], Iterator[Problem]]
 
+JOB_VALIDATORS: tuple[Validator, ...] = job.VALIDATORS
 VALIDATORS: tuple[Validator, ...] = (
     *hardware.VALIDATORS,
     *network.VALIDATORS,
     *node.VALIDATORS,
     *storage.VALIDATORS,
     *cost.VALIDATORS,
-    *job.VALIDATORS,
+    *JOB_VALIDATORS,
     *source.VALIDATORS,
     *data.VALIDATORS,
     *unused.VALIDATORS,
 )
 
 
-def validate(settings: StackSettings, root: Path) -> list[Problem]:
-    """Every problem that any validator reports. `root` is the folder of Pulumi.yaml. Its name is the default code."""
+def validate(settings: StackSettings, root: Path, validators: tuple[Validator, ...] | None = None) -> list[Problem]:
+    """Every problem that the validators report (None: all). `root` is the folder of Pulumi.yaml.
+
+    The name of a validator is the default code of its problems.
+    """
     return [
         replace(problem, code=problem.code or validator.__name__)
-        for validator in VALIDATORS
+        for validator in (VALIDATORS if validators is None else validators)
         for problem in validator(settings, root)
     ]
