@@ -20,6 +20,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.models.layout import split_s3_uri
 from trainyard.models.report import Substitution
 from trainyard.operations.builtin_corpus import upload_corpus
+from trainyard.operations.data import files_of
 from trainyard.quantity import quantity
 
 REHEARSED_MODEL = "rehearsed-model"  # dataset of a model that nodes read from a folder or from the Hugging Face hub
@@ -38,16 +39,11 @@ class Sources:
     model: Path | None = None
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def check_folder(option: str, path: Path | None) -> Path | None:
     """Return the absolute path of a folder with files. Raises InputError."""
     if path is None:
         return None
-    if not files_of(path):
+    if not path.is_dir() or not files_of(path):
         reason = "has no files" if path.is_dir() else "is not a folder"
         raise InputError([Problem(option, str(path), reason, "Name a folder with files", "folder_empty")])
     return path.resolve()
@@ -60,7 +56,7 @@ def folder_bytes(folder: Path | None) -> int:
 
 def is_small_model(folder: Path) -> bool:
     """Return whether a folder has weights and is small enough to be rehearsed as it is."""
-    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    has_weights = any(any(folder.glob(pattern)) for pattern in ("model*.safetensors", "pytorch_model*.bin"))
     return has_weights and folder_bytes(folder) <= SMALL_MODEL_BYTES
 
 

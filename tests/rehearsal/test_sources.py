@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from rehearsal.sources import is_small_model
 from tests.rehearsal.conftest import run_rehearsal, write_stack
 from trainyard.models.layout import split_s3_uri
-
-pytestmark = pytest.mark.slow
 
 KEY = "arn:aws:kms:eu-west-1:999988887777:key/12345678-1234-1234-1234-123456789012"
 SCRIPT = """\
@@ -29,6 +28,23 @@ if os.environ["RANK"] == "0":
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 24, "hidden_size": 1024}
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("model.safetensors", True),
+        ("model-00001-of-00002.safetensors", True),
+        ("pytorch_model.bin", True),
+        ("training_args.bin", False),
+        ("optimizer.bin", False),
+    ],
+)
+def test_small_model_has_weights(tmp_path: Path, weights: str, expected: bool) -> None:
+    for name in ("config.json", weights):
+        (tmp_path / name).write_text("{}")
+    assert is_small_model(tmp_path) is expected
+
+
+@pytest.mark.slow
 def test_custom_job_reads_files_of_the_user(tree: Path, shared: dict[str, str], s3: Any, tmp_path: Path) -> None:
     for name in ("books", "llama"):
         (tmp_path / name).mkdir()

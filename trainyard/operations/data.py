@@ -91,12 +91,34 @@ def put_dataset(cluster: Cluster, settings: StackSettings, folder: Path, name: s
     )
 
 
+def files_of(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted. Links are followed, except one to a folder that contains it.
+
+    Raises InputError for a link to a missing file.
+    """
+    return sorted(_walk(folder, frozenset()))
+
+
+def _walk(folder: Path, parents: frozenset[Path]) -> Iterator[Path]:
+    """Yield the files below a folder. `parents`: the resolved folders that contain it."""
+    containing = parents | {folder.resolve()}
+    for path in folder.iterdir():
+        if path.is_dir():
+            if path.resolve() not in containing:
+                yield from _walk(path, containing)
+        elif path.is_file():
+            yield path
+        elif path.is_symlink():
+            reason, fix = f"is a link to {path.readlink()}, which does not exist", "Correct or delete the link"
+            raise InputError([Problem("FOLDER", str(path), reason, fix, "link_broken")])
+
+
 def _list_files(folder: Path) -> list[_File]:
     """Return the files below a folder in the order of their names, the index of shards last. Raises InputError."""
     if not folder.is_dir():
         problem = Problem("FOLDER", str(folder), "is not a folder", "Name the folder of the files", "folder_missing")
         raise InputError([problem])
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = files_of(folder)
     if not paths:
         problem = Problem("FOLDER", str(folder), "has no files", "Name the folder of the files", "folder_empty")
         raise InputError([problem])
