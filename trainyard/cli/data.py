@@ -23,7 +23,9 @@ data = typer.Typer(no_args_is_help=True, help="Upload and list the datasets of a
 @data.command()
 def put(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Folder whose files are uploaded, with its subfolders.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder whose files are uploaded, with its subfolders and linked folders.")
+    ],
     name: Annotated[str, typer.Argument(help="Name of the dataset, for job.dataset and job.model: dataset:NAME.")],
     stack: StackOption,
     file: FileOption = None,

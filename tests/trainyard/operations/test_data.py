@@ -112,6 +112,27 @@ def test_bucket_of_the_settings_is_used_and_must_exist(account: EmulatedAws) -> 
     assert bucket.name == "data-of-the-user"
 
 
+def test_linked_folders_belong_to_the_dataset(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/1.bin").write_text("one")
+    (tmp_path / "data").mkdir()
+    for name in ("train", "validation"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "disk")
+    names = [path.relative_to(tmp_path).as_posix() for path in data.files_of(tmp_path / "data")]
+    assert names == ["data/train/1.bin", "data/validation/1.bin"]
+
+
+def test_link_to_a_folder_above_is_not_followed(folder: Path) -> None:
+    (folder / "a/all").symlink_to(folder)
+    assert len(data.files_of(folder)) == 3
+
+
+def test_link_to_a_missing_file_is_refused(folder: Path) -> None:
+    (folder / "a/gone.bin").symlink_to(folder / "missing")
+    with pytest.raises(InputError, match=r"a/gone.bin': is a link to .*/missing, which does not exist"):
+        data.files_of(folder)
+
+
 @pytest.mark.parametrize(("name", "code"), [("empty", "folder_empty"), ("missing", "folder_missing")])
 def test_folder_without_files_is_refused(account: EmulatedAws, tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / "empty").mkdir()
