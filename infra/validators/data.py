@@ -41,10 +41,7 @@ def source_has_objects(settings: StackSettings, facts: AccountFacts, source: Sou
 
 
 def source_readable(settings: StackSettings, facts: AccountFacts, source: SourceFacts) -> Iterator[Problem]:
-    """The objects are not archived, and the nodes may use their KMS key."""
-    if source.storage_class in ARCHIVED_CLASSES:
-        reason = f"its objects are archived (storage class {source.storage_class})"
-        yield _source_problem(source, reason, "Restore them, or name a copy of them", "objects_archived")
+    """The nodes may use the KMS key of the objects."""
     is_other = source.key in settings.job.s3_sources and source.uri is not None
     if is_other and source.kms_key is not None and source.kms_key not in settings.job.kms_keys:
         reason = f"{source.value} is encrypted with {source.kms_key}, which nodes may not use"
@@ -100,6 +97,19 @@ def cross_region_cost(facts: AccountFacts, source: SourceFacts) -> str | None:
     return f"{text}. One read of its {total:,.2f} GB ({count}) costs {total * price:.2f} USD"
 
 
+def archived_warning(source: SourceFacts) -> str | None:
+    """Return that the first object is archived; None if it is not.
+
+    A restored object keeps its storage class, and the preview cannot look up its restore: the launch checks it.
+    """
+    if source.storage_class not in ARCHIVED_CLASSES:
+        return None
+    return (
+        f"{source.key} = {source.value}: objects are archived (storage class {source.storage_class}), and jobs read "
+        "them only after a restore. The launch refuses objects that are not restored"
+    )
+
+
 def validate_sources(
     settings: StackSettings,
     facts: AccountFacts,
@@ -116,7 +126,8 @@ def validate_sources(
                     pulumi.log.warn(str(problem))
                 else:
                     problems.append(problem)
-        if cost := cross_region_cost(facts, source):
-            pulumi.log.warn(cost)
+        for warning in (archived_warning(source), cross_region_cost(facts, source)):
+            if warning is not None:
+                pulumi.log.warn(warning)
     if problems:
         raise InputError(problems)

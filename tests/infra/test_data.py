@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra.lookups.account import AccountFacts
@@ -83,7 +84,6 @@ def test_job_without_data_has_no_uri(changed: Changed) -> None:
         ({"objects": {"m/x": ""}}, {**SCRIPT, "model": "s3://corpora/books"}, "dataset_missing"),
         (ENCRYPTED, BOOKS, "kms_key_missing"),
         (FILES, {**BOOKS, "kms_keys": [KEY]}, "kms_key_region"),
-        ({**FILES, "object_properties": {"storageClass": "GLACIER"}}, BOOKS, "objects_archived"),
     ],
 )
 def test_preview_refuses_data_that_nodes_cannot_read(
@@ -114,6 +114,15 @@ def test_preview_refuses_another_region_without_nat_gateway(changed: Changed) ->
 def test_missing_dataset_of_a_deployed_stack_is_a_warning(changed: Changed) -> None:
     account = {"retained_bucket": "trainyard-data-1", "cluster_exists": True}
     assert manifest_job(changed(account=account, job={**SCRIPT, "dataset": "d"}))["data_uri"]
+
+
+def test_archived_objects_are_a_warning_because_they_may_be_restored(
+    changed: Changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, *_: warnings.append(text))
+    changed(account={**FILES, "object_properties": {"storageClass": "GLACIER"}}, job=BOOKS)
+    assert any("job.data = s3://corpora/books/: objects are archived" in text for text in warnings)
 
 
 def test_cost_of_another_region_has_price_and_amount() -> None:

@@ -15,11 +15,13 @@ from trainyard.operations.builtin_corpus import upload_corpus
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.progress import Display
+from trainyard.operations.restore import archived_problem
 from trainyard.operations.resume import require_readable_checkpoint
 from trainyard.quantity import quantity
 
 _MODEL_CONFIG = "config.json"
-_MEASURED = 100_000  # objects whose sizes are summed: 100 requests
+_MEASURED = 100_000  # objects that are listed: 100 requests
+_CHECKED = 100  # archived objects whose restore is looked up, one request each
 
 
 def ensure_dataset(cluster: Cluster, display: Display) -> None:
@@ -55,7 +57,7 @@ def _model_object(job: Job) -> str | None:
 
 
 def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, required: str | None) -> None:
-    """Raise LaunchError unless the prefix has objects, among them `required`. `key`: the setting that names it."""
+    """Raise LaunchError unless the prefix has objects that can be read, among them `required`. `key`: its setting."""
     name, prefix = split_s3_uri(uri)
     bucket = Bucket(name, cluster.region)
     dataset = prefix.removeprefix(DATASETS).rstrip("/") if name == cluster.manifest.data_bucket else None
@@ -64,14 +66,19 @@ def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, req
     try:
         if dataset is not None and bucket.find(upload_key(dataset)) is not None:
             raise LaunchError(f"the upload of {uri} ({key}) has not ended: run it again, {upload}")
+        listed = islice(bucket.objects(prefix), _MEASURED)
+        objects = [stored for stored in listed if not stored.key.endswith("/")]
+        if not objects:
+            raise LaunchError(f"{uri} ({key}) has no objects: {fix}")
+        archived = islice((stored for stored in objects if stored.archived), _CHECKED)
+        if problem := archived_problem(bucket, archived, prefix, next_command="launch"):
+            reason, restore = problem
+            raise LaunchError(f"{uri} ({key}) {reason}. {restore}")
         if required is not None and bucket.find(prefix + required) is None:
             raise LaunchError(f"{uri} has no {required}, which the built-in trainer reads: {fix}")
-        first = next((stored for stored in bucket.objects(prefix) if not stored.key.endswith("/")), None)
-        if first is None:
-            raise LaunchError(f"{uri} ({key}) has no objects: {fix}")
         text = "exists"
         if dataset is None and (region := bucket.region()) != cluster.region:
-            text = f"is in {region}: {_describe_cost(list(islice(bucket.objects(prefix), _MEASURED)))}"
+            text = f"is in {region}: {_describe_cost(objects)}"
     except ClientError as error:
         raise LaunchError(f"{uri} cannot be read: {error}") from error
     display.line("dataset", f"{uri} {text}")

@@ -76,3 +76,24 @@ def test_cost_of_a_bucket_in_another_region_is_displayed(account: EmulatedAws) -
     create_bucket("dataset-abroad", "eu-west-1", **{"books/1.txt": "x" * 1000})
     (line,) = check(clusters.create_cluster(REGION, **SCRIPT, data_uri="s3://dataset-abroad/books/"))
     assert "is in eu-west-1: 0.00 GB in 1 object, 0.00 USD for each read from this region" in line
+
+
+def archive_object(bucket: str, key: str) -> Any:
+    s3 = boto3.client("s3", region_name=REGION)
+    s3.put_object(Bucket=bucket, Key=key, Body=b"x", StorageClass="DEEP_ARCHIVE")
+    return s3
+
+
+def test_archived_data_is_refused_with_restore_instructions(account: EmulatedAws) -> None:
+    create_bucket("dataset-archived", **{"books/1.txt": "one"})
+    archive_object("dataset-archived", "books/2.txt")
+    with pytest.raises(LaunchError, match=r"\(job.dataset\) is in DEEP_ARCHIVE.*aws s3api restore-object"):
+        check(clusters.create_cluster(REGION, **SCRIPT, data_uri="s3://dataset-archived/books/"))
+
+
+def test_restored_data_is_accepted(account: EmulatedAws) -> None:
+    create_bucket("dataset-restored")
+    s3 = archive_object("dataset-restored", "books/1.txt")
+    s3.restore_object(Bucket="dataset-restored", Key="books/1.txt", RestoreRequest={"Days": 7})
+    (line,) = check(clusters.create_cluster(REGION, **SCRIPT, data_uri="s3://dataset-restored/books/"))
+    assert line == "dataset s3://dataset-restored/books/ exists"

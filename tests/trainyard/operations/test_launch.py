@@ -374,6 +374,7 @@ def test_launch_without_wait_returns_when_the_nodes_are_launched(cluster: cluste
 
 def test_builtin_trainer_needs_a_dataset(account: EmulatedAws) -> None:
     cluster = clusters.create_cluster(REGION, builtin_corpus=False)
+    cluster.data.write("datasets/d/1.txt", b"one")
     launch, _ = create_launch(cluster)
     with pytest.raises(LaunchError, match=r"has no dataset.json, which the built-in trainer reads: upload it"):
         launch.start()
