@@ -9,6 +9,7 @@ import pulumi_aws as aws
 
 from infra.scope import Scope
 from trainyard.aws import tags
+from trainyard.aws.s3 import ABORT_UPLOADS_DAYS
 from trainyard.models.layout import WHEELS
 
 Rule = aws.s3.BucketLifecycleConfigurationRuleArgs
@@ -114,7 +115,7 @@ def _abort_uploads() -> Rule:
         status="Enabled",
         filter=_all_objects(),
         abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
-            days_after_initiation=7
+            days_after_initiation=ABORT_UPLOADS_DAYS
         ),
     )
 

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
 
+ABORT_UPLOADS_DAYS = 7  # after which lifecycle rules abort incomplete multipart uploads, which are billed
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 # Storage classes whose objects GetObject refuses (InvalidObjectState) until they are restored. Source:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html

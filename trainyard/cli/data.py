@@ -33,7 +33,8 @@ def put(
 ) -> None:
     """Upload a folder as a dataset. Files that exist with the same checksum are skipped.
 
-    A repeated command continues an interrupted upload. The data bucket is created if the stack has none yet.
+    A repeated command continues an interrupted upload with the files that are not complete. The data bucket is created
+    if the stack has none yet.
     """
     try:
         TypeAdapter(DatasetName).validate_python(name)

@@ -19,7 +19,7 @@ from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import INDEX
 from trainyard.models.layout import DATASETS, dataset_prefix, upload_key
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.data_bucket import create_data_bucket, find_data_bucket
+from trainyard.operations.data_bucket import create_data_bucket, ensure_configured, find_data_bucket
 from trainyard.operations.progress import Display, TransferProgress
 from trainyard.quantity import quantity
 
@@ -62,14 +62,17 @@ class _File:
 def put_dataset(cluster: Cluster, settings: StackSettings, folder: Path, name: str, display: Display) -> UploadResult:
     """Upload the files of a folder as the dataset `name`; create the data bucket if the stack has none.
 
-    Files that exist with the same size and SHA-256 are skipped, so a repeated upload continues an interrupted one. The
-    object `upload_key(name)` marks the dataset as incomplete until the last file, the index of shards, is uploaded.
-    Objects that the folder does not have are kept. Raises InputError for a folder without files.
+    Files that exist with the same size and SHA-256 are skipped: a repeated upload continues with the files that are not
+    complete. The object `upload_key(name)` marks the dataset as incomplete until the last file, the index of shards, is
+    uploaded. Objects that the folder does not have are kept. Raises InputError for a folder without files.
     """
     files = _list_files(folder)
     bucket = find_data_bucket(cluster, settings)
     is_new = bucket is None
-    bucket = bucket or create_data_bucket(cluster, settings, display)
+    if bucket is None:
+        bucket = create_data_bucket(cluster, settings, display)
+    elif settings.storage.bucket is None:
+        ensure_configured(cluster, settings, bucket, display)
     prefix = dataset_prefix(name)
     existing = {stored.key.removeprefix(prefix): stored for stored in bucket.objects(prefix)}
     bucket.write(upload_key(name), b"")

@@ -7,7 +7,7 @@ bucket again.
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import boto3
@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from trainyard.aws import tags
 from trainyard.aws.clients import client
-from trainyard.aws.s3 import Bucket, find_buckets
+from trainyard.aws.s3 import ABORT_UPLOADS_DAYS, Bucket, find_buckets
 from trainyard.aws.stack_key import STACK_KEY_USAGE, key_description, key_policy
 from trainyard.config.project import NAME
 from trainyard.config.settings import StackSettings
@@ -26,6 +26,7 @@ from trainyard.operations.progress import Display
 
 _NAME_PREFIX = "trainyard-data-"  # as the Pulumi program names it
 INDEX_TIMEOUT_SECONDS = 180.0
+POLL_SECONDS = 0.5
 
 
 def find_data_bucket(cluster: Cluster, settings: StackSettings) -> Bucket | None:
@@ -68,10 +69,11 @@ def _find_new_bucket(cluster: Cluster) -> Bucket | None:
 def create_data_bucket(cluster: Cluster, settings: StackSettings, display: Display) -> Bucket:
     """Create the data bucket, and the stack's KMS key unless the settings name one or it exists.
 
-    Returns when AWS's tag index lists both, so that the next `pulumi up` finds them. Raises TimeoutError.
+    A bucket that cannot be configured is deleted. Returns when AWS's tag index lists bucket and key, so that the next
+    `pulumi up` finds them. Raises TimeoutError.
     """
-    region, own_key = cluster.region, settings.storage.kms_key is None
-    key = settings.storage.kms_key or _find_key(cluster) or _create_key(cluster, settings)
+    region = cluster.region
+    key = _ensure_key(cluster, settings, display)
     name = _NAME_PREFIX + secrets.token_hex(4)
     s3 = client("s3", region)
     # us-east-1 is the only region that S3 does not accept as LocationConstraint.
@@ -81,11 +83,37 @@ def create_data_bucket(cluster: Cluster, settings: StackSettings, display: Displ
         **_tags(cluster, settings, tags.DATA_BUCKET),
         tags.KMS_KEY: settings.storage.kms_key or tags.STACK_KEY,
     }
-    s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags.tag_list(bucket_tags)})
-    _configure(s3, name, key)
+    try:
+        _configure(s3, name, key)
+        # Last: the tags mark a bucket that is ready for objects.
+        s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags.tag_list(bucket_tags)})
+    except BaseException:
+        try:
+            s3.delete_bucket(Bucket=name)
+        except ClientError as error:
+            display.line("data", f"delete the empty bucket {name}, which could not be configured: {error}")
+        raise
     display.line("data", f"created the bucket {name}; trainyard up -s {cluster.stack} imports it")
-    _wait_for_index(cluster, name, key if own_key else None, display)
+    expected = {tags.STACK: cluster.stack, tags.ROLE: tags.DATA_BUCKET}
+    _wait_for_index(cluster, f"the bucket {name}", lambda: find_buckets(region, expected) == [name], display)
     return Bucket(name, region)
+
+
+def ensure_configured(cluster: Cluster, settings: StackSettings, bucket: Bucket, display: Display) -> None:
+    """Configure the stack's bucket if it is not encrypted with a KMS key: an update stopped after it created it."""
+    s3 = client("s3", cluster.region)
+    try:
+        rules = s3.get_bucket_encryption(Bucket=bucket.name)["ServerSideEncryptionConfiguration"]["Rules"]
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code == "AccessDenied":
+            return  # a user who may not read the configuration may not change it
+        if code != "ServerSideEncryptionConfigurationNotFoundError":
+            raise
+        rules = []
+    if not any(rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"].startswith("aws:kms") for rule in rules):
+        _configure(s3, bucket.name, _ensure_key(cluster, settings, display))
+        display.line("data", f"configured the bucket {bucket.name}, which had no encryption with a KMS key")
 
 
 def _tags(cluster: Cluster, settings: StackSettings, role: str) -> dict[str, str]:
@@ -104,8 +132,16 @@ def _find_key(cluster: Cluster) -> str | None:
     return next(enabled, None)
 
 
-def _create_key(cluster: Cluster, settings: StackSettings) -> str:
-    """Create the stack's key as the Pulumi program does. Returns its ARN."""
+def _ensure_key(cluster: Cluster, settings: StackSettings, display: Display) -> str:
+    """Return the ARN of the key of the data bucket; create the stack's key if there is none."""
+    return settings.storage.kms_key or _find_key(cluster) or _create_key(cluster, settings, display)
+
+
+def _create_key(cluster: Cluster, settings: StackSettings, display: Display) -> str:
+    """Create the stack's key as the Pulumi program does. Returns its ARN when AWS's tag index lists the key.
+
+    Until then, a repeated command would create another key.
+    """
     region, kms = cluster.region, client("kms", cluster.region)
     account = client("sts", region).get_caller_identity()["Account"]
     policy = key_policy(account, region, boto3.Session().get_partition_for_region(region))
@@ -114,28 +150,38 @@ def _create_key(cluster: Cluster, settings: StackSettings) -> str:
         Policy=json.dumps(policy),
         Tags=[{"TagKey": key, "TagValue": value} for key, value in _tags(cluster, settings, tags.STACK_KEY).items()],
     )["KeyMetadata"]
+    arn = str(created["Arn"])
+    _wait_for_index(cluster, f"the KMS key {arn}", lambda: _find_key(cluster) == arn, display)
     kms.enable_key_rotation(KeyId=created["KeyId"])
-    return str(created["Arn"])
+    return arn
 
 
 def _configure(s3: Any, name: str, key: str) -> None:
-    """Configure the bucket as the Pulumi program does, except for the lifecycle, which the first update adds."""
+    """Configure the bucket as the Pulumi program does, except for its policy and the lifecycle of old objects.
+
+    The first update adds these.
+    """
     access = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     s3.put_public_access_block(Bucket=name, PublicAccessBlockConfiguration=dict.fromkeys(access, True))
     default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
     rule = {"ApplyServerSideEncryptionByDefault": default, "BucketKeyEnabled": True}
-    s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [rule]})
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    abort = {"DaysAfterInitiation": ABORT_UPLOADS_DAYS}
+    lifecycle = {"ID": "abort-uploads", "Status": "Enabled", "Filter": {"Prefix": ""}}
+    s3.put_bucket_lifecycle_configuration(
+        Bucket=name, LifecycleConfiguration={"Rules": [{**lifecycle, "AbortIncompleteMultipartUpload": abort}]}
+    )
+    # Last: ensure_configured recognizes a configured bucket by its encryption.
+    s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [rule]})
 
 
-def _wait_for_index(cluster: Cluster, name: str, key: str | None, display: Display) -> None:
-    display.detail("data", "waits until AWS's tag index lists the bucket")
-    expected = {tags.STACK: cluster.stack, tags.ROLE: tags.DATA_BUCKET}
+def _wait_for_index(cluster: Cluster, resource: str, is_listed: Callable[[], bool], display: Display) -> None:
+    display.detail("data", f"waits until AWS's tag index lists {resource}")
     deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
-    while find_buckets(cluster.region, expected) != [name] or (key is not None and _find_key(cluster) != key):
+    while not is_listed():
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"AWS's tag index does not list {name} after {INDEX_TIMEOUT_SECONDS:.0f} s: run the command again "
+                f"AWS's tag index does not list {resource} after {INDEX_TIMEOUT_SECONDS:.0f} s: run the command again "
                 f"before trainyard up -s {cluster.stack}"
             )
-        time.sleep(0.5)
+        time.sleep(POLL_SECONDS)

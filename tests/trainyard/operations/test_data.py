@@ -1,11 +1,15 @@
 """`trainyard data`: uploads continue, and the bucket is created as `pulumi up` expects it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
+from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
@@ -17,7 +21,7 @@ from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 from trainyard.models.layout import upload_key
-from trainyard.operations import data
+from trainyard.operations import data, data_bucket
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.data_bucket import find_data_bucket
 
@@ -98,8 +102,59 @@ def test_first_upload_creates_the_bucket_with_its_key(account: EmulatedAws, fold
     key = rule["ApplyServerSideEncryptionByDefault"]["KMSMasterKeyID"]
     assert s3.head_object(Bucket=name, Key=f"datasets/books/{INDEX}")["SSEKMSKeyId"] == key
     assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
+    (lifecycle,) = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert lifecycle["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
     assert all(s3.get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"].values())
     assert not data.put_dataset(cluster, SETTINGS, folder, "books", display).created_bucket
+
+
+@contextmanager
+def denied(account: EmulatedAws, operation: str) -> Iterator[None]:
+    account.inject(Deny(operation=operation))
+    try:
+        yield
+    finally:
+        account.clear_faults()
+
+
+def data_buckets() -> list[str]:
+    buckets = boto3.client("s3", region_name=REGION).list_buckets()["Buckets"]
+    return [bucket["Name"] for bucket in buckets if bucket["Name"].startswith("trainyard-data-")]
+
+
+def stack_keys(stack: str) -> list[str]:
+    response = boto3.client("resourcegroupstaggingapi", region_name=REGION).get_resources(
+        TagFilters=[{"Key": tags.STACK, "Values": [stack]}], ResourceTypeFilters=["kms:key"]
+    )
+    return [entry["ResourceARN"] for entry in response["ResourceTagMappingList"]]
+
+
+@pytest.mark.parametrize("operation", ["PutBucketEncryption", "PutBucketTagging"])
+def test_bucket_that_cannot_be_configured_is_deleted(account: EmulatedAws, folder: Path, operation: str) -> None:
+    before = data_buckets()
+    with denied(account, f"s3:{operation}"), pytest.raises(ClientError, match=operation):
+        data.put_dataset(Cluster(f"no-{operation}", REGION), SETTINGS, folder, "books", RecordingDisplay())
+    assert data_buckets() == before
+
+
+def test_repeated_upload_uses_the_key_of_a_failed_one(
+    account: EmulatedAws, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, listed, calls = Cluster("late-index", REGION), data_bucket._find_key, iter(range(3))
+    # The tag index lists the key at the third look-up after the first one.
+    monkeypatch.setattr(data_bucket, "_find_key", lambda of: None if next(calls, None) is not None else listed(of))
+    monkeypatch.setattr(data_bucket, "POLL_SECONDS", 0.0)
+    with denied(account, "s3:CreateBucket"), pytest.raises(ClientError, match="CreateBucket"):
+        data.put_dataset(cluster, SETTINGS, folder, "books", RecordingDisplay())
+    assert data.put_dataset(cluster, SETTINGS, folder, "books", RecordingDisplay()).created_bucket
+    assert len(stack_keys("late-index")) == 1
+
+
+def test_bucket_without_its_configuration_is_configured(account: EmulatedAws, folder: Path) -> None:
+    cluster = clusters.create_cluster(REGION)
+    put(cluster, folder)
+    stored = boto3.client("s3", region_name=REGION).head_object(Bucket=cluster.data.name, Key=f"datasets/books/{INDEX}")
+    assert [stored["SSEKMSKeyId"]] == stack_keys(cluster.stack)
 
 
 def test_bucket_of_the_settings_is_used_and_must_exist(account: EmulatedAws) -> None:
