@@ -157,7 +157,7 @@ def _create_key(cluster: Cluster, settings: StackSettings, display: Display) -> 
 
 
 def _configure(s3: Any, name: str, key: str) -> None:
-    """Configure the bucket as the Pulumi program does, except for its policy and the lifecycle of old objects.
+    """Configure the bucket as the Pulumi program does, except for its policy and the lifecycle rules of versions and archives.
 
     The first update adds these.
     """

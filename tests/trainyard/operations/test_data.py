@@ -141,7 +141,7 @@ def test_repeated_upload_uses_the_key_of_a_failed_one(
     account: EmulatedAws, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, listed, calls = Cluster("late-index", REGION), data_bucket._find_key, iter(range(3))
-    # The tag index lists the key at the third look-up after the first one.
+    # The tag index lists the key after three further look-ups.
     monkeypatch.setattr(data_bucket, "_find_key", lambda of: None if next(calls, None) is not None else listed(of))
     monkeypatch.setattr(data_bucket, "POLL_SECONDS", 0.0)
     with denied(account, "s3:CreateBucket"), pytest.raises(ClientError, match="CreateBucket"):
