@@ -149,13 +149,18 @@ def _wheels(args: IdentityArgs) -> list[Statement]:
 
 
 def _read_prefix(args: IdentityArgs, sid: str, uri: str) -> list[Statement]:
-    """Allow listing and reading the objects below one prefix of a bucket of the user."""
+    """Allow reading the objects below one prefix of a bucket of the user, and listing the bucket.
+
+    S3 libraries such as s3fs send HeadObject for the prefix without its slash and for missing keys below it, and expect
+    404. S3 returns 403 without permission to read the key, or without permission to list the bucket: a condition on
+    s3:prefix does not apply to these calls and denies them.
+    """
     bucket, prefix = layout.split_s3_uri(uri)
     arn = f"arn:{args.scope.partition}:s3:::{bucket}"
-    condition = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+    keys = sorted({f"{prefix}*", prefix.rstrip("/") or "*"})
     return [
-        _allow(f"List{sid}", ["s3:ListBucket"], [arn], Condition=condition),
-        _allow(f"Read{sid}", ["s3:GetObject"], [f"{arn}/{prefix}*"]),
+        _allow(f"List{sid}", ["s3:ListBucket"], [arn]),
+        _allow(f"Read{sid}", ["s3:GetObject"], [f"{arn}/{key}" for key in keys]),
     ]
 
 

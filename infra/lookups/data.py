@@ -77,7 +77,9 @@ def _lookup_problem(key: str, value: str, error: Exception) -> Problem:
     if is_missing(error):
         fix = "Correct the name, or create the bucket"
         return invalid_setting(key, value, f"the bucket does not exist: {lookup_failure(error)}", fix, "bucket_missing")
-    fix = "Request s3:ListBucket and s3:GetObject for it, in the policy of the bucket too if another account owns it"
+    # terraform-provider-aws #27867: its lookup of an object fails without s3:GetObjectTagging.
+    actions = "s3:ListBucket, s3:GetObject and s3:GetObjectTagging"
+    fix = f"Request {actions} for it, in the policy of the bucket too if another account owns it"
     return invalid_setting(key, value, lookup_failure(error), fix, "lookup_failed")
 
 

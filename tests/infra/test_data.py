@@ -4,14 +4,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import boto3
 import pulumi
 import pytest
+from botocore.exceptions import ClientError
 
 from infra.lookups.account import AccountFacts
-from infra.lookups.data import SourceFacts
+from infra.lookups.data import SourceFacts, _lookup_problem
 from infra.validators.data import cross_region_cost
 from rehearsal.adapter.deployment import Deployment
+from rehearsal.aws.process import EmulatedAws
+from tests.conftest import REGION
 from tests.infra.test_identity import policy_of
+from trainyard.aws.clients import client
 from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 
@@ -39,10 +44,43 @@ def codes(error: pytest.ExceptionInfo[InputError]) -> list[str]:
 
 def test_workers_read_the_prefix_of_the_data_and_no_other(changed: Changed) -> None:
     statements = {item["Sid"]: item for item in policy_of(changed(account=FILES, job=BOOKS), "identity-workers")}
-    assert statements["ReadSource1"]["Resource"] == ["arn:aws:s3:::corpora/books/*"]
+    assert statements["ReadSource1"]["Resource"] == ["arn:aws:s3:::corpora/books", "arn:aws:s3:::corpora/books/*"]
     assert statements["ReadSource1"]["Action"] == ["s3:GetObject"]
     assert statements["ListSource1"]["Resource"] == ["arn:aws:s3:::corpora"]
-    assert statements["ListSource1"]["Condition"] == {"StringLike": {"s3:prefix": "books/*"}}
+
+
+@pytest.fixture
+def worker_s3(changed: Changed, account: EmulatedAws) -> Any:
+    """An S3 client with the permissions of a worker for BOOKS; the bucket has books/1.txt and private.txt."""
+    statements = [
+        item
+        for item in policy_of(changed(account=FILES, job=BOOKS), "identity-workers")
+        if item["Sid"].endswith("Source1")
+    ]
+    s3, iam = client("s3", REGION), client("iam", REGION)
+    s3.create_bucket(Bucket="corpora")
+    for key in ("books/1.txt", "private.txt"):
+        s3.put_object(Bucket="corpora", Key=key, Body=b"x")
+    trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
+    arn = iam.create_role(RoleName="worker", AssumeRolePolicyDocument=document(trust))["Role"]["Arn"]
+    iam.put_role_policy(RoleName="worker", PolicyName="worker", PolicyDocument=document(*statements))
+    keys = client("sts", REGION).assume_role(RoleArn=arn, RoleSessionName="worker")["Credentials"]
+    session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"], region_name=REGION)
+    return session.client("s3", endpoint_url=account.endpoint)
+
+
+def document(*statements: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})
+
+
+def test_libraries_receive_404_for_missing_keys_and_for_the_prefix_without_slash(worker_s3: Any) -> None:
+    for key in ("books", "books/missing.txt"):
+        with pytest.raises(ClientError) as error:
+            worker_s3.head_object(Bucket="corpora", Key=key)
+        assert error.value.response["Error"]["Code"] == "404", key
+    assert worker_s3.get_object(Bucket="corpora", Key="books/1.txt")["Body"].read() == b"x"
+    with pytest.raises(ClientError, match="AccessDenied"):
+        worker_s3.get_object(Bucket="corpora", Key="private.txt")
 
 
 def test_workers_decrypt_with_the_key_of_the_bucket_through_s3_of_its_region(changed: Changed) -> None:
@@ -92,6 +130,12 @@ def test_preview_refuses_data_that_nodes_cannot_read(
     with pytest.raises(InputError) as error:
         changed(account=account, job=job)
     assert codes(error) == [code]
+
+
+def test_denied_lookup_names_the_permissions_that_the_provider_needs() -> None:
+    problem = _lookup_problem("job.data", "s3://corpora/books/", RuntimeError("AccessDenied: not authorized"))
+    for action in ("s3:ListBucket", "s3:GetObject ", "s3:GetObjectTagging"):
+        assert action in problem.fix
 
 
 def test_preview_refuses_a_pretrained_model_without_config(changed: Changed) -> None:

@@ -157,10 +157,7 @@ def _create_key(cluster: Cluster, settings: StackSettings, display: Display) -> 
 
 
 def _configure(s3: Any, name: str, key: str) -> None:
-    """Configure the bucket as the Pulumi program does, except for its policy and the lifecycle rules of versions and archives.
-
-    The first update adds these.
-    """
+    """Configure the bucket as the Pulumi program does; the first update adds its policy and more lifecycle rules."""
     access = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     s3.put_public_access_block(Bucket=name, PublicAccessBlockConfiguration=dict.fromkeys(access, True))
     default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
