@@ -19,8 +19,8 @@ from trainyard.config.catalog import InstanceType
 from trainyard.config.cost import base_usd_per_hour, node_usd_per_hour
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import GroupPlan
-from trainyard.config.shared_settings import JobSpec
 from trainyard.models import layout
+from trainyard.models.job import job_fields
 from trainyard.models.manifest import Manifest
 
 
@@ -95,12 +95,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "fsx": filesystem
         and {"dns_name": filesystem.dns_name, "mount_name": filesystem.mount_name, "efa": filesystem.efa},
         "node": settings.node.model_dump(mode="json"),
-        "job": {
-            **job.model_dump(mode="json", include=set(JobSpec.model_fields)),
-            "source": args.archives.get("job"),
-            "data_uri": job.data if job.reads_own_bucket else _dataset_uri(args, job.dataset),
-            "model_uri": _dataset_uri(args, job.model_dataset) or job.model,
-        },
+        "job": job_fields(job, args.archives.get("job"), lambda name: _dataset_uri(args, name)),
         "limits": {
             "startup_timeout_minutes": settings.launch.startup_timeout_minutes,
             "capacity_wait_minutes": settings.capacity.wait_minutes,
@@ -112,9 +107,9 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
     }
 
 
-def _dataset_uri(args: ManifestArgs, name: str | None) -> pulumi.Output[str] | None:
-    """Return the S3 prefix of a dataset of the data bucket; None without one."""
-    return None if name is None else pulumi.Output.concat("s3://", args.data_bucket, "/", layout.dataset_prefix(name))
+def _dataset_uri(args: ManifestArgs, name: str) -> pulumi.Output[str]:
+    """Return the S3 prefix of a dataset of the data bucket."""
+    return pulumi.Output.concat("s3://", args.data_bucket, "/", layout.dataset_prefix(name))
 
 
 def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:

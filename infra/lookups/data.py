@@ -8,16 +8,14 @@ from pydantic import ValidationError
 
 from infra.lookups.errors import is_missing, lookup_failure
 from trainyard.config.settings import StackSettings
-from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 from trainyard.models import layout
 from trainyard.models.dataset import DATASET, INDEX
+from trainyard.models.job import required_object
 
-MODEL_CONFIG = "config.json"
 LISTED = 1000  # objects of one request
 _MEASURED = 100  # objects whose sizes are looked up, one request each
-ARCHIVED_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def _look_up_prefix(
 ) -> SourceFacts:
     bucket, prefix = layout.split_s3_uri(uri)
     keys = _list(bucket, prefix, bucket_region)
-    required = _required_object(settings, key)
+    required = required_object(settings.job, key)
     first = _head(bucket, keys[0], bucket_region) if keys else None
     return SourceFacts(
         key=key,
@@ -103,15 +101,6 @@ def _look_up_prefix(
         storage_class=first.storage_class if first else None,
         bytes=_total_bytes(bucket, prefix, keys, bucket_region) if keys and bucket_region != region else None,
     )
-
-
-def _required_object(settings: StackSettings, key: str) -> str | None:
-    """Return the name of the object that the built-in trainer reads first; None for a custom job."""
-    train = settings.job.train
-    if key != "job.model":
-        return INDEX if train else None
-    model = train.model if train else None
-    return MODEL_CONFIG if isinstance(model, HuggingFaceConfig) and model.path == MODEL_PATH else None
 
 
 def _list(bucket: str, prefix: str, region: str) -> list[str]:

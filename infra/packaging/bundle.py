@@ -20,6 +20,7 @@ OPERATOR_ONLY = frozenset(
             "aws/placement.py",
             "aws/capacity_blocks.py",
             "aws/tagged_resources.py",
+            "models/job.py",
             "models/kept_rehearsal.py",
             "models/report.py",
             "models/schemas.py",

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pulumi
 
 from infra.lookups.account import AccountFacts, region_of
-from infra.lookups.data import ARCHIVED_CLASSES, LISTED, SourceFacts
+from infra.lookups.data import LISTED, SourceFacts
+from trainyard.aws.s3 import ARCHIVE_CLASSES
 from trainyard.config.prices import prices
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
@@ -84,7 +85,7 @@ def cross_region_cost(facts: AccountFacts, source: SourceFacts) -> str | None:
     if source.region == facts.region:
         return None
     listed = prices()
-    price = listed.inter_region_gb + listed.nat_gateway_gb
+    price = listed.cross_region_read_gb
     parts = f"transfer {listed.inter_region_gb:g}, NAT gateway {listed.nat_gateway_gb:g}; prices of {listed.region}"
     text = (
         f"{source.key} = {source.value} is in {source.region}, and the stack in {facts.region}: each read costs "
@@ -102,7 +103,7 @@ def archived_warning(source: SourceFacts) -> str | None:
 
     A restored object keeps its storage class, and the preview cannot look up its restore: the launch checks it.
     """
-    if source.storage_class not in ARCHIVED_CLASSES:
+    if source.storage_class not in ARCHIVE_CLASSES:
         return None
     return (
         f"{source.key} = {source.value}: objects are archived (storage class {source.storage_class}), and jobs read "

@@ -16,7 +16,7 @@ ABORT_UPLOADS_DAYS = 7  # after which lifecycle rules abort incomplete multipart
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 # Storage classes whose objects GetObject refuses (InvalidObjectState) until they are restored. Source:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
-_ARCHIVE_CLASSES = frozenset(["GLACIER", "DEEP_ARCHIVE"])
+ARCHIVE_CLASSES = frozenset(["GLACIER", "DEEP_ARCHIVE"])
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StoredObject:
     @property
     def archived(self) -> bool:
         """Whether the object is in an archive class, from which it is read only after a restore."""
-        return self.storage_class in _ARCHIVE_CLASSES
+        return self.storage_class in ARCHIVE_CLASSES
 
 
 def find_buckets(region: str, tags: Mapping[str, str]) -> list[str]:

@@ -34,6 +34,11 @@ class Prices(StrictModel):
     kms_key_month: float = Field(gt=0, description="A customer managed key, USD a month.")
     alarm_month: float = Field(gt=0, description="A CloudWatch alarm, USD a month.")
 
+    @property
+    def cross_region_read_gb(self) -> float:
+        """A GB that nodes read from S3 in another region, through the NAT gateway, USD."""
+        return self.inter_region_gb + self.nat_gateway_gb
+
 
 @cache
 def prices() -> Prices:

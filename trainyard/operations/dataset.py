@@ -7,8 +7,8 @@ from botocore.exceptions import ClientError
 from trainyard.aws.s3 import Bucket, StoredObject
 from trainyard.config.field_types import is_s3_uri
 from trainyard.config.prices import prices
-from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
 from trainyard.models.dataset import INDEX
+from trainyard.models.job import required_object
 from trainyard.models.layout import DATASETS, split_s3_uri, upload_key
 from trainyard.models.manifest import Job
 from trainyard.operations.builtin_corpus import upload_corpus
@@ -19,7 +19,6 @@ from trainyard.operations.restore import archived_problem
 from trainyard.operations.resume import require_readable_checkpoint
 from trainyard.quantity import quantity
 
-_MODEL_CONFIG = "config.json"
 _MEASURED = 100_000  # objects that are listed: 100 requests
 _CHECKED = 100  # archived objects whose restore is looked up, one request each
 
@@ -36,7 +35,7 @@ def ensure_dataset(cluster: Cluster, display: Display) -> None:
     else:
         _ensure_data(cluster, display, job, job.data_uri)
     if is_s3_uri(job.model_uri or ""):
-        _require_objects(cluster, display, str(job.model_uri), "job.model", _model_object(job))
+        _require_objects(cluster, display, str(job.model_uri), "job.model")
     if job.resume is not None:
         require_readable_checkpoint(cluster.data, job.resume)
 
@@ -47,17 +46,12 @@ def _ensure_data(cluster: Cluster, display: Display, job: Job, uri: str) -> None
         display.line("dataset", f"uploaded the built-in corpus to {uri}")
     else:
         key = "job.data" if job.reads_own_bucket else "job.dataset"
-        _require_objects(cluster, display, uri, key, INDEX if job.train is not None else None)
+        _require_objects(cluster, display, uri, key)
 
 
-def _model_object(job: Job) -> str | None:
-    """Return the file that the built-in trainer reads from the job's model; None for a custom job."""
-    model = job.train.model if job.train else None
-    return _MODEL_CONFIG if isinstance(model, HuggingFaceConfig) and model.path == MODEL_PATH else None
-
-
-def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, required: str | None) -> None:
-    """Raise LaunchError unless the prefix has objects that can be read, among them `required`. `key`: its setting."""
+def _require_objects(cluster: Cluster, display: Display, uri: str, key: str) -> None:
+    """Raise LaunchError unless the prefix has objects that can be read, and the required one. `key`: its setting."""
+    required = required_object(cluster.manifest.job, key)
     name, prefix = split_s3_uri(uri)
     bucket = Bucket(name, cluster.region)
     dataset = prefix.removeprefix(DATASETS).rstrip("/") if name == cluster.manifest.data_bucket else None
@@ -85,8 +79,8 @@ def _require_objects(cluster: Cluster, display: Display, uri: str, key: str, req
 
 
 def _describe_cost(objects: list[StoredObject]) -> str:
-    total, listed = sum(stored.size for stored in objects) / 1e9, prices()
-    usd = total * (listed.inter_region_gb + listed.nat_gateway_gb)
+    total = sum(stored.size for stored in objects) / 1e9
+    usd = total * prices().cross_region_read_gb
     more = "more than " if len(objects) == _MEASURED else ""
     size = f"{more}{total:,.2f} GB in {quantity(len(objects), 'object')}"
     return f"{size}, {usd:.2f} USD for each read from this region"

@@ -15,11 +15,11 @@ from trainyard.config.dotted_keys import set_value
 from trainyard.config.loader import load_settings
 from trainyard.config.project import Project
 from trainyard.config.settings import StackSettings
-from trainyard.config.shared_settings import JobSpec
 from trainyard.config.stack_config import read_config
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.config.validators import JOB_VALIDATORS, validate
 from trainyard.errors import InputError, Problem
+from trainyard.models.job import job_fields
 from trainyard.models.layout import dataset_prefix, job_source_key
 from trainyard.models.manifest import Job, Manifest
 from trainyard.models.run import LaunchResult
@@ -152,24 +152,14 @@ def create_manifest(deployed: Manifest, settings: StackSettings, archive: Packed
     spec, source = settings.job, None
     if archive is not None:
         source = {"uri": f"s3://{deployed.staging_bucket}/{job_source_key(archive.sha256)}", "sha256": archive.sha256}
-    job = Job.model_validate(
-        {
-            **spec.model_dump(mode="json", include=set(JobSpec.model_fields)),
-            "source": source,
-            "data_uri": spec.data if spec.reads_own_bucket else _dataset_uri(deployed, spec.dataset),
-            "model_uri": _dataset_uri(deployed, spec.model_dataset) or spec.model,
-        }
-    )
+    fields = job_fields(spec, source, lambda name: f"s3://{deployed.data_bucket}/{dataset_prefix(name)}")
+    job = Job.model_validate(fields)
     limits = deployed.limits.model_copy(update=spec.limits)
     processes = {"processes_per_node": settings.processes_per_node}
     groups = tuple(group.model_copy(update=processes) for group in deployed.groups)
     manifest = deployed.model_copy(update={"job": job, "limits": limits, "groups": groups})
     _require_deployed(deployed, manifest, spec.s3_sources)
     return manifest
-
-
-def _dataset_uri(deployed: Manifest, name: str | None) -> str | None:
-    return None if name is None else f"s3://{deployed.data_bucket}/{dataset_prefix(name)}"
 
 
 def _require_deployed(deployed: Manifest, manifest: Manifest, s3_sources: Mapping[str, str]) -> None:
