@@ -127,7 +127,6 @@ def _create_group(
             instance_profile=identity.worker_profile,
             placement_group=placement_group.name if is_placed else None,
             user_data=_user_data(inputs, storage, "worker", plan.name),
-            health_check_grace_seconds=round(settings.launch.startup_timeout_minutes * 60),
         ),
         _after_network(network),
     )

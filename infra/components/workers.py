@@ -12,6 +12,9 @@ from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
 from trainyard.config.settings.capacity import GroupPlan
 
+# Large types boot for several minutes, and a driver may reboot the node. An instance that never responds is replaced
+# only after this time, so that AWS advises against long values. The status checks are those of EC2.
+HEALTH_CHECK_GRACE_SECONDS = 600
 HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 # The provider waits 10 minutes for the end of a group's instances; large types shut down for up to 20 minutes.
 _TIMEOUTS = pulumi.CustomTimeouts(update="40m", delete="40m")
@@ -23,8 +26,7 @@ class WorkerGroupArgs:
 
     `instance_types`: the type of the launch template first, then other types of Spot Instances that support its network
     interfaces.
-    `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s. `health_check_grace_seconds`
-    covers the node playbook with a reboot.
+    `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s.
     """
 
     scope: Scope
@@ -40,7 +42,6 @@ class WorkerGroupArgs:
     instance_profile: pulumi.Input[str]
     placement_group: pulumi.Input[str] | None
     user_data: pulumi.Input[str]
-    health_check_grace_seconds: int
 
 
 class WorkerGroup(pulumi.ComponentResource):
@@ -118,7 +119,7 @@ class WorkerGroup(pulumi.ComponentResource):
             mixed_instances_policy=_spot_policy(args, template) if spot else None,
             vpc_zone_identifiers=[args.subnet_id],
             health_check_type="EC2",
-            health_check_grace_period=args.health_check_grace_seconds,
+            health_check_grace_period=HEALTH_CHECK_GRACE_SECONDS,
             suspended_processes=["AZRebalance"],
             # A launch that rolls back must not terminate older nodes.
             termination_policies=["NewestInstance"],

@@ -33,6 +33,8 @@ def run_variables(
         "METRICS_DIR": str(metrics),
         "CHECKPOINT_REQUEST": str(request),
         "TRAINYARD_CACHE": str(cache),
+        # Below it is also Triton's cache. By default both are in a temporary folder.
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "AWS_REGION": manifest.region,
         "AWS_DEFAULT_REGION": manifest.region,
     }

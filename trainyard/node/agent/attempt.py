@@ -126,6 +126,8 @@ class AttemptTorchrun(Torchrun):
             processes=run.processes_per_node,
             job=job,
             logs=self._logs,
+            # Another environment than the pinned one may have a torchrun without the option.
+            binds_numa=bool(group.gpus and manifest.node.use_gpus and not (run.job.container or manifest.node.venv)),
         )
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.

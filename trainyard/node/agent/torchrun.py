@@ -29,13 +29,15 @@ def torchrun_command(
     job: list[str],
     logs: Path,
     join_seconds: float = JOIN_SECONDS,
+    binds_numa: bool = False,
 ) -> list[str]:
     """The command line of torchrun on the node `instance`, with `processes` worker processes.
 
     `nodes`: instance ids in the order of their node ranks. The rendezvous is static: the torchrun of node rank 0 serves
     the store on the port of `master`, and the others connect to it for up to `join_seconds`, also if it starts later
     (torch 2.15, static_tcp_rendezvous.py). torchrun does not restart workers: the controller starts a new attempt.
-    Every attempt and every health check has a different rendezvous id.
+    Every attempt and every health check has a different rendezvous id. `binds_numa`: bind each process to the CPUs of
+    its GPU's NUMA node.
     """
     return [
         str(python),
@@ -53,6 +55,7 @@ def torchrun_command(
         f"--log-dir={logs}",
         "--redirects=3",
         "--monitor-interval=0.5",
+        *(["--numa-binding=node"] if binds_numa else []),
         *job,
     ]
 
@@ -89,7 +92,7 @@ def network_variables(manifest: Manifest, group: WorkerGroup, address: str, imag
         "PYTHONUNBUFFERED": "1",
     }
     if group.gpus and manifest.node.use_gpus:
-        variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"
+        variables |= {"NCCL_SOCKET_IFNAME": "^docker,lo,veth", "NCCL_DEBUG": "WARN"}
     # A container image has its own plugin: before 1.15 its name is always libnccl-net.so.
     if uses_efa(manifest, group) and image is None:
         # If this plugin does not load, NCCL falls back to TCP without an error: the health check detects it.

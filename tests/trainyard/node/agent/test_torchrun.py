@@ -6,9 +6,9 @@ import pytest
 
 from tests.manifests import MANIFEST
 from trainyard.models.manifest import Fsx, Manifest
-from trainyard.models.run import RunRecord
+from trainyard.models.run import Master, RunRecord
 from trainyard.node.agent.attempt import model_location
-from trainyard.node.agent.torchrun import find_interface, job_variables
+from trainyard.node.agent.torchrun import find_interface, job_variables, torchrun_command
 
 
 def test_interface_of_a_loopback_address_is_lo() -> None:
@@ -73,6 +73,27 @@ def test_container_keeps_the_plugin_of_the_image() -> None:
 
 def test_environment_of_the_job_overrides_the_network() -> None:
     assert create_variables("Libfabric", 4, {"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"
+
+
+def test_errors_of_nccl_are_logged_and_compiled_kernels_are_kept_across_attempts() -> None:
+    result = create_variables("AWS Libfabric", 4)
+    assert (result["NCCL_DEBUG"], result["TORCHINDUCTOR_CACHE_DIR"]) == ("WARN", "/x/inductor")
+
+
+@pytest.mark.parametrize("binds", [False, True])
+def test_processes_are_bound_to_the_numa_node_of_their_gpu(binds: bool) -> None:
+    command = torchrun_command(
+        python=Path("python"),
+        nodes=("i-1",),
+        instance="i-1",
+        master=Master(address="127.0.0.1", port=20000),
+        rendezvous="r-1",
+        processes=8,
+        job=["train.py"],
+        logs=Path("/logs"),
+        binds_numa=binds,
+    )
+    assert ("--numa-binding=node" in command) == binds
 
 
 def test_job_reads_its_dataset_from_the_folder_that_fsx_imports() -> None:
