@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainyard.errors import Problem
@@ -18,6 +18,7 @@ ON_NODES = "job.resolve_requirements: nodes"
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL = re.compile(r"://([^/@\s]+)@([^\s@#;]+)")
 _INCLUDED = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)", re.MULTILINE)
+_INDEX_OPTION = re.compile(r"^\s*(-i|--index-url|--extra-index-url|-f|--find-links)(?:\s*=\s*|\s+)(\S+)", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 # A line that reads no file of the source: a package by its name (not a wheel by its path) or URL, or an index.
 _PLAIN = re.compile(
@@ -109,9 +110,24 @@ def restore_credentials(url: str, credentials: Mapping[str, str]) -> str:
     return url if known is None else f"{url[: masked.start()]}{credentials[known]}@{location}"
 
 
+def read_index_options(folder: Path) -> list[str]:
+    """Return the options of requirements.txt, and of files that it includes, that select indexes and find-links."""
+    options = []
+    for file, text in _read_requirements(folder / REQUIREMENTS):
+        for option, value in _INDEX_OPTION.findall(text):
+            is_path = option in ("-f", "--find-links") and "://" not in value
+            options += [option, (file.parent / value).resolve().as_uri() if is_path else value]
+    return options
+
+
 def _read_credentials(file: Path) -> dict[str, str]:
     """Return the credentials in a requirements file and the files that it includes: host and path -> credentials."""
-    credentials: dict[str, str] = {}
+    found = (_URL.findall(text) for _, text in _read_requirements(file))
+    return {location: userinfo for pairs in found for userinfo, location in pairs}
+
+
+def _read_requirements(file: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a requirements file and the files that it includes, each with its text."""
     pending, visited = [file], set()
     while pending:
         file = pending.pop().resolve()
@@ -120,9 +136,8 @@ def _read_credentials(file: Path) -> dict[str, str]:
         visited.add(file)
         # uv and pip replace ${NAME} by the environment variable.
         text = _VARIABLE.sub(lambda name: os.environ.get(name[1], name[0]), file.read_text(errors="replace"))
-        credentials |= {location: userinfo for userinfo, location in _URL.findall(text)}
+        yield file, text
         pending += [file.parent / name for name in _INCLUDED.findall(text)]
-    return credentials
 
 
 def describe_failure(folder: Path, error: ToolError, index: str | None) -> Problem:

@@ -13,7 +13,14 @@ from urllib.parse import unquote, urlsplit
 from trainyard.errors import InputError, Problem
 from trainyard.job_source.environment import NodeEnvironment
 from trainyard.job_source.node_packages import normalize
-from trainyard.job_source.resolution import REQUIREMENTS, UV, ToolError, hide_credentials, run_tool
+from trainyard.job_source.resolution import (
+    REQUIREMENTS,
+    UV,
+    ToolError,
+    hide_credentials,
+    read_index_options,
+    run_tool,
+)
 from trainyard.models.requirements import LockedWheel, RequirementsLock
 from trainyard.quantity import quantity
 
@@ -32,11 +39,14 @@ def lock_wheels(
 ) -> RequirementsLock:
     """Fetch the wheels of the requirements `pins` to `folder`/wheels, and return their lock. `folder` is empty.
 
-    `source`: the unpacked source of the job, the base of relative paths. `report` receives the progress. Raises
-    ToolError, and InputError for a package without a wheel that cannot be built here for the nodes.
+    `source`: the unpacked source of the job, the base of relative paths, whose requirements may name more indexes.
+    `report` receives the progress. Raises ToolError, and InputError for a package without a wheel that cannot be built
+    here for the nodes.
     """
+    added = read_index_options(source)
     pins_file = folder / "pins.txt"
-    pins_file.write_text("\n".join(pins) + "\n")
+    lines = [" ".join(pair) for pair in zip(added[::2], added[1::2], strict=True)]
+    pins_file.write_text("\n".join([*lines, *pins, ""]))
     options = ["--no-deps", "--no-header", "--format", "pylock.toml", *environment.platform_options(), *index]
     output, _ = run_tool([*UV, "--quiet", "pip", "compile", str(pins_file), *options], source)
     packages = tomllib.loads(output).get("packages", [])
@@ -48,7 +58,7 @@ def lock_wheels(
     for pin in pins:
         if normalize(pin.split("==")[0].split(" @")[0]) not in wheels:
             report(f"building {hide_credentials(pin)}, which has no wheel")
-            _build(pin, index, source, files)
+            _build(pin, [*index, *added], source, files)
     locked = sorted((describe_wheel(file) for file in files.iterdir()), key=lambda wheel: wheel.name)
     return RequirementsLock(python=environment.python, wheels=tuple(locked))
 

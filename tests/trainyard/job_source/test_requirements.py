@@ -288,6 +288,17 @@ def test_credentials_of_a_git_url_keep_the_resolved_commit() -> None:
     assert restore_credentials("https://other/repo", credentials) == "https://other/repo"
 
 
+def test_indexes_of_the_requirements_file_are_used(
+    source: Requirements, environment: NodeEnvironment, index: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "my index").mkdir()
+    wheel = Wheel(name="other").build(tmp_path).rename(tmp_path / "my index/other-1.0-py3-none-any.whl")
+    with serving(wheel.parent) as address:
+        folder = source(f"--find-links http://{address}/\nother\nrequired\n")
+        result = lock(folder, environment, index, tmp_path / "work")
+    assert [wheel.name for wheel in result.wheels] == ["other", "required"]
+
+
 def test_progress_of_a_build_hides_the_credentials(
     source: Requirements, environment: NodeEnvironment, index: list[str], tmp_path: Path
 ) -> None:
