@@ -19,6 +19,7 @@ _SUPPORTED = {
         "TimeoutStartSec",
         "KillMode",
         "RemainAfterExit",
+        "OOMPolicy",
         "LimitMEMLOCK",
         "LimitNOFILE",
         "TasksMax",

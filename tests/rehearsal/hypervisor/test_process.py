@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from rehearsal.hypervisor.process import cloudconfig, units
 from rehearsal.hypervisor.process.backend import ProcessBackend
 from rehearsal.hypervisor.processes import find_processes
 from rehearsal.hypervisor.registry import remove_leftovers
+from tests.machines import ROOT
 from tests.polling import eventually
 
 UNIT = """[Unit]
@@ -167,3 +169,10 @@ def test_baked_image_cannot_boot(backend: ProcessBackend) -> None:
         RuntimeError, match="i-2 boots from an image of i-1, which the process backend does not support"
     ):
         backend.boot(spec)
+
+
+@pytest.mark.parametrize("role", ["controller", "job", "refresh"])
+def test_units_of_the_roles_are_supported(role: str) -> None:
+    (template,) = (ROOT / f"playbooks/roles/{role}/templates").glob("*.service.j2")
+    text = jinja2.Template(template.read_text()).render({f"{role}_python": "python", "job_container_name": ""})
+    assert units.parse(template.stem, text).command
