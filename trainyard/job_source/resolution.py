@@ -122,8 +122,8 @@ def read_index_options(folder: Path) -> list[str]:
 
 def _read_credentials(file: Path) -> dict[str, str]:
     """Return the credentials in a requirements file and the files that it includes: host and path -> credentials."""
-    found = (_URL.findall(text) for _, text in _read_requirements(file))
-    return {location: userinfo for pairs in found for userinfo, location in pairs}
+    texts = (text for _, text in _read_requirements(file))
+    return {location: userinfo for text in texts for userinfo, location in _URL.findall(text)}
 
 
 def _read_requirements(file: Path) -> Iterator[tuple[Path, str]]:
