@@ -153,6 +153,9 @@ class Control(StrictModel):
         description="Number of checkpoints that the controller has requested because the owner of an interruptible "
         "reservation reclaims instances. The attempt continues after each.",
     )
+    aborted_attempt: int = Field(
+        0, ge=0, description="Attempt that has failed on a node: the other nodes kill its ranks, which may hang."
+    )
     failed_attempt: FailedAttempt | None = Field(None, description="The last attempt that failed or lost a node.")
     health_check: HealthCheckRequest | None = Field(None, description="The health check that nodes must run now.")
     health_check_count: int = Field(0, ge=0, description="Number of health checks requested so far.")

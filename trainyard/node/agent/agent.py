@@ -30,7 +30,7 @@ from trainyard.node.refresh import refresh
 from trainyard.node.streams import ChunkWriter
 
 POLL_SECONDS = 1.0
-HEALTH_CHECK_POLL_SECONDS = 0.2  # all nodes of the health check wait for the slowest
+FAST_POLL_SECONDS = 0.2  # all nodes wait for the slowest: in a health check, and for the end of a failed attempt
 # The new nodes of the next attempt wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
 # Time between two looks for a changed manifest, while this node waits for the playbook.
@@ -84,7 +84,7 @@ class Agent:
         """
         self._report_interrupted()
         self._report_ready()
-        while not self.stop_requested.wait(HEALTH_CHECK_POLL_SECONDS if self._health_check else POLL_SECONDS):
+        while not self.stop_requested.wait(self._poll_seconds()):
             try:
                 if self._drain.cause():
                     self._drain_node()
@@ -103,6 +103,10 @@ class Agent:
         self._stop_processes()
         self._events.close()
         return 0
+
+    def _poll_seconds(self) -> float:
+        is_waited_for = self._health_check is not None or (self._attempt is not None and self._attempt.is_aborted)
+        return FAST_POLL_SECONDS if is_waited_for else POLL_SECONDS
 
     def _report_ready(self) -> None:
         """Report that this node can run the job. A kept node may have to apply a changed manifest first."""
@@ -236,8 +240,10 @@ class Agent:
         superseded = control.attempt > attempt.number or (request is not None and self._is_new(request))
         if superseded and control.save_checkpoint:
             self._save_checkpoint(RESIZE_SECONDS)
+        if control.aborted_attempt >= attempt.number or attempt.has_failed_rank():
+            attempt.abort()
         code = attempt.exit_code()
-        if code is None and not superseded:
+        if code is None and (attempt.is_aborted or not superseded):
             return
         self._stop_processes()
         if code == 0:

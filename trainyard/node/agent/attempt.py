@@ -1,11 +1,14 @@
 """torchrun of one attempt on this node: the job's sources, variables, metrics and requested checkpoints."""
 
 import hashlib
+import os
+import signal
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainyard.aws.clients import client
@@ -15,7 +18,7 @@ from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.run import Control, RunRecord
-from trainyard.node.agent.processes import Torchrun, job_python
+from trainyard.node.agent.processes import Torchrun, child_processes, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.torchrun import job_variables, torchrun_command
 from trainyard.node.environments import model as model_program
@@ -23,6 +26,10 @@ from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
 
 HEARTBEAT_SECONDS = 60.0
+# A rank whose peer has failed may exit by itself within this time, with a message. In NCCL it hangs, and its Python
+# handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
+RANK_EXIT_SECONDS = 2.0
+TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
 def fetch_source(source: Archive, region: str) -> Path:
@@ -76,6 +83,12 @@ def model_location(manifest: Manifest, job: Job) -> str | None:
     return str(root / "models" / f"{name}-{hashlib.sha256(job.model_uri.encode()).hexdigest()[:12]}")
 
 
+def _local_rank(process: int) -> int | None:
+    """Local rank of a process, from its environment; None if it is no rank. Raises OSError if it has exited."""
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return next((int(each[11:]) for each in variables if each.startswith(b"LOCAL_RANK=")), None)
+
+
 class AttemptTorchrun(Torchrun):
     """torchrun of one attempt on this node.
 
@@ -93,6 +106,8 @@ class AttemptTorchrun(Torchrun):
         network: str | None = None,
     ) -> None:
         self.number, self.up_reported = control.attempt, False
+        self._aborted_at: float | None = None
+        self._killed_ranks: set[int] = set()
         self._processes = run.processes_per_node
         folder = BASE / "runs" / run.run / f"attempt-{self.number:04d}"
         self._first_rank = control.first_rank(node.instance, run.processes_per_node)
@@ -172,7 +187,39 @@ class AttemptTorchrun(Torchrun):
                 is_permanent=is_permanent,
             )
             return (failure,)
-        return super().failures()
+        return tuple(
+            failure
+            for failure in super().failures()
+            if failure.exitcode != -signal.SIGKILL or failure.local_rank not in self._killed_ranks
+        )
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._aborted_at is not None
+
+    def has_failed_rank(self) -> bool:
+        """Whether torchrun ends the ranks of this node, because one of them has failed."""
+        return self.is_aborted or "closing signal" in self.output()
+
+    def abort(self) -> None:
+        """End the attempt, which has failed: repeat the call until torchrun has ended.
+
+        Ranks that still run after RANK_EXIT_SECONDS are killed, and torchrun itself TORCHRUN_EXIT_SECONDS later.
+        """
+        now = time.monotonic()
+        self._aborted_at = now if self._aborted_at is None else self._aborted_at
+        seconds = now - self._aborted_at
+        if self.exit_code() is not None or seconds < RANK_EXIT_SECONDS:
+            return
+        if self._image is not None or seconds > RANK_EXIT_SECONDS + TORCHRUN_EXIT_SECONDS:
+            self.kill()
+            return
+        for process in child_processes(self.process_id):
+            with suppress(OSError):  # it has exited
+                if (rank := _local_rank(process)) is not None:
+                    self._killed_ranks.add(rank)
+                    os.kill(process, signal.SIGKILL)
 
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
         """Request a checkpoint and wait for it; whether it was saved. Calls `record_heartbeat` while it waits."""

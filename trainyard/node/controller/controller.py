@@ -48,8 +48,8 @@ KEPT_LEASE_MARGIN_SECONDS = 60.0
 # A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
 # minutes. The nodes that started meanwhile are paid for anyway.
 SCHEDULED_NODES_TIMEOUT_SECONDS = 15 * 60.0
-# torchrun stops its workers within 30 s after one has failed.
-FAILURE_REPORT_TIMEOUT_SECONDS = 45.0
+# Agents kill the ranks of an attempt that has failed on another node, and report within some seconds.
+FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 MASTER_PORTS = range(20000, 30000)
 LOG = logging.getLogger("controller")
@@ -188,7 +188,9 @@ class RunController:
         failed_nodes = self.node_states.failed_nodes(attempt, nodes)
         if lost_node is None and not failed_nodes:
             return self._continue_attempt(attempt, nodes, now)
-        self._failed_at = self._failed_at or now
+        if not self._failed_at:
+            self._failed_at = now
+            self._update_control(aborted_attempt=attempt)  # ranks on other nodes may hang in a collective operation
         unreported = self.node_states.unreported_nodes(attempt, nodes)
         if lost_node is None and unreported and now - self._failed_at < FAILURE_REPORT_TIMEOUT_SECONDS:
             return None  # the first report may be caused by a node that has not reported yet

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent import health_check as health_check_module
 from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
-from trainyard.node.agent.attempt import AttemptTorchrun
+from trainyard.node.agent.attempt import RANK_EXIT_SECONDS, TORCHRUN_EXIT_SECONDS, AttemptTorchrun
 from trainyard.node.agent.drain import Drain
 
 MASTER = Master(address="127.0.0.1", port=20000)
@@ -39,6 +40,15 @@ while not done.exists():
         pathlib.Path("saved").touch()
     time.sleep(0.05)
 raise SystemExit(int(done.read_text()))
+"""
+
+
+# torchrun with one rank that ignores SIGTERM, as a rank does whose main thread hangs in NCCL.
+HANGING_RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+TORCHRUN_WITH_HANGING_RANK = f"""
+import os, subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", {HANGING_RANK!r}], env=os.environ | {{"LOCAL_RANK": "0"}})
+raise SystemExit(1 if rank.wait() else 0)
 """
 
 
@@ -75,6 +85,7 @@ class OnNode:
         save_checkpoint: bool = False,
         requests: int = 0,
         nodes: tuple[str, ...] = ("i-1",),
+        aborted: int = 0,
     ) -> None:
         control = Control(
             attempt=attempt,
@@ -83,6 +94,7 @@ class OnNode:
             stop=stop,
             save_checkpoint=save_checkpoint,
             checkpoint_requests=requests,
+            aborted_attempt=aborted,
         )
         self.cluster.data.write(self.layout.control, control.model_dump_json().encode())
 
@@ -140,6 +152,23 @@ def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     node_under_test = OnNode(tmp_path, monkeypatch)
     yield node_under_test
     node_under_test.close()
+
+
+def test_ranks_of_an_attempt_that_failed_on_another_node_are_killed(node: OnNode) -> None:
+    (node.folder / "job.py").write_text(TORCHRUN_WITH_HANGING_RANK)
+    node.request(1)
+    node.wait_for("workers_up 1")
+    started_at = time.monotonic()
+    node.request(1, aborted=1)
+    node.wait_for("workers_failed 1")
+    assert time.monotonic() - started_at < RANK_EXIT_SECONDS + TORCHRUN_EXIT_SECONDS
+
+
+def test_hanging_ranks_are_killed_when_torchrun_ends_them(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.folder / "job.py").write_text(TORCHRUN_WITH_HANGING_RANK)
+    monkeypatch.setattr(AttemptTorchrun, "output", lambda _: "Sending process 7 closing signal SIGTERM")
+    node.request(1)
+    node.wait_for("workers_failed 1")
 
 
 def test_attempt_runs_and_its_end_is_reported(node: OnNode) -> None:

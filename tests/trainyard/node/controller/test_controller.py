@@ -168,6 +168,14 @@ def test_failed_attempt_is_followed_by_another(run: Run) -> None:
     assert control.attempt == 2
 
 
+def test_first_failure_aborts_the_attempt_on_all_nodes(run: Run) -> None:
+    run.step("ready", 0)
+    run.write_all_agent_events("workers_up", 1)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "workers_failed", 1, (FAILURE,))
+    run.controller.step()
+    assert (run.published.attempt, run.published.aborted_attempt) == (1, 1)
+
+
 def test_same_failure_twice_ends_the_run(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_failed", 1, (FAILURE,))
