@@ -12,6 +12,7 @@ from rehearsal.disk_reserve import DiskReserve
 from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
 from rehearsal.phases import PhaseClock
+from rehearsal.rank_faults import RankKill
 from rehearsal.result import RehearsalResult
 from rehearsal.workspace import Options
 from trainyard.config.settings import StackSettings
@@ -36,7 +37,11 @@ class Context:
     disk_reserve: DiskReserve
     deployment: Deployment | None = None
     account_exited: bool = False
+    rank_faults_without_effect: tuple[RankKill, ...] = field(init=False)
     _in_progress: dict[str, str] = field(default_factory=dict)  # resource -> operation, the oldest first
+
+    def __post_init__(self) -> None:
+        self.rank_faults_without_effect = self.options.rank_faults
 
     def add_error(self, message: str, reference: str | None = None) -> None:
         """Add an error to the report and print it. `reference`: printed instead where the terminal has the message.

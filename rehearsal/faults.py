@@ -20,11 +20,13 @@ from rehearsal.aws.faults import (
     parse_denied_operations,
 )
 from rehearsal.aws.zones import region_zones
+from rehearsal.rank_faults import RankKill
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
 from trainyard.errors import InputError, Problem, did_you_mean
 
-_MODELS = {model.model_fields["kind"].default: model for model in get_args(Fault)}
+AnyFault = Fault | RankKill
+_MODELS = {model.model_fields["kind"].default: model for model in (*get_args(Fault), RankKill)}
 
 
 def fault_syntax(kind: str) -> str:
@@ -37,18 +39,18 @@ def fault_syntax(kind: str) -> str:
 FAULT_SYNTAX = tuple(fault_syntax(kind) for kind in _MODELS)
 
 
-def format_fault(fault: Fault) -> str:
+def format_fault(fault: AnyFault) -> str:
     """Return a fault in the syntax of --fault."""
     fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
     return ",".join([fault.kind, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
+def parse_faults(specs: Iterable[str]) -> tuple[AnyFault, ...]:
     """Parse the values of --fault, and check REHEARSAL_DENY, which the emulated AWS parses itself.
 
     Raises InputError with the problems of both.
     """
-    faults: list[Fault] = []
+    faults: list[AnyFault] = []
     problems: list[Problem] = []
     for spec in specs:
         try:
@@ -65,10 +67,12 @@ def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def check_faults(faults: Iterable[Fault], settings: StackSettings, region: str) -> None:
+def check_faults(faults: Iterable[AnyFault], settings: StackSettings, region: str) -> None:
     """Check that each fault can affect this stack in its region. Raises InputError for the first that cannot."""
     has_spot = any(group.market == "spot" for group in settings.groups)
     for fault in faults:
+        if isinstance(fault, RankKill):
+            _check_rank(fault, settings)
         if isinstance(fault, SpotInterruption) and not has_spot:
             fix = "Remove this fault, or rehearse a stack with capacity.spot or capacity.spot_above_base"
             raise _error(format_fault(fault), ["the stack has no Spot Instances"], fix)
@@ -87,13 +91,22 @@ def check_faults(faults: Iterable[Fault], settings: StackSettings, region: str) 
             _check_choice(fault, "zone", fault.zone, f"region {region}", region_zones(region))
 
 
+def _check_rank(fault: RankKill, settings: StackSettings) -> None:
+    ranks = settings.nodes * settings.processes_per_node
+    if fault.rank >= ranks:
+        raise _error(format_fault(fault), [f"rank: the job has ranks 0 to {ranks - 1}"], "Use one of these ranks")
+    if settings.job.train is None:
+        fix = "Remove this fault, or rehearse a stack with job.train"
+        raise _error(format_fault(fault), ["step: the steps of a custom job are not known"], fix)
+
+
 def _check_choice(fault: Fault, name: str, value: str, owner: str, choices: list[str]) -> None:
     if value not in choices:
         fix = f"{did_you_mean(value, choices)}Use one of {', '.join(choices)}"
         raise _error(format_fault(fault), [f"{name}: {owner} has no {value}"], fix)
 
 
-def _parse_fault(spec: str) -> Fault:
+def _parse_fault(spec: str) -> AnyFault:
     kind, *rest = (part.strip() for part in spec.split(","))
     model = _MODELS.get(kind)
     if model is None:
@@ -107,8 +120,9 @@ def _parse_fault(spec: str) -> Fault:
     if len(fields) < len(pairs):
         raise _error(spec, ["duplicate key"], usage)
     try:
-        fault: Fault = model.model_validate(fields)
-        check_operation(fault)
+        fault: AnyFault = model.model_validate(fields)
+        if not isinstance(fault, RankKill):
+            check_operation(fault)
     except ValidationError as error:
         unknown = [str(item["loc"][0]) for item in error.errors() if item["type"] == "extra_forbidden"]
         suggestions = (did_you_mean(name, model.model_fields.keys() - {"kind"}) for name in unknown)

@@ -157,10 +157,10 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
     teardown, stages = Teardown(context, backend, engine), Stages(context)
     context.aws.inject(*context.options.faults)
     active = context.aws.faults()
-    context.result.faults = tuple(map(format_fault, active))
-    for fault in active:
-        if fault not in profile_faults(context.options.profile):  # the report has those of the profile
-            context.display.print_line("fault", format_fault(fault))
+    context.result.faults = tuple(map(format_fault, (*active, *context.options.rank_faults)))
+    of_profile = profile_faults(context.options.profile)  # the report has them
+    for fault in (*(fault for fault in active if fault not in of_profile), *context.options.rank_faults):
+        context.display.print_line("fault", format_fault(fault))
 
     def stop_engine(text: str) -> None:
         context.display.print_line("nodes", text)

@@ -14,6 +14,7 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.hypervisor.hypervisor import Hypervisor
+from rehearsal.rank_faults import RankFaults
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
 from rehearsal.workspace import BAKED_STACK_FILE, LOGS
 from trainyard.aws.s3 import Bucket
@@ -104,15 +105,18 @@ class Stages:
         self.context.clock.start("training")
         assert self.context.result.run is not None
         train, display = self.context.settings.job.train, self.context.display
-        outcome = follow_run(
-            self.data_bucket(),
-            self.context.result.run,
-            steps=train.steps if train else None,
-            timeout_seconds=OUTCOME_TIMEOUT_SECONDS,
-            failure=lambda: hypervisor.failure,
-            log=lambda text: display.print_line("job", text),
-            show=lambda text: display.update_status("job", text),
-        )
+        faults = RankFaults(self.context.options.rank_faults, self.data_bucket(), self.context.result.run)
+        with faults.injecting():
+            outcome = follow_run(
+                self.data_bucket(),
+                self.context.result.run,
+                steps=train.steps if train else None,
+                timeout_seconds=OUTCOME_TIMEOUT_SECONDS,
+                failure=lambda: hypervisor.failure,
+                log=lambda text: display.print_line("job", text),
+                show=lambda text: display.update_status("job", text),
+            )
+        self.context.rank_faults_without_effect = tuple(faults.remaining)
         if outcome.state == "succeeded":
             self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
         else:

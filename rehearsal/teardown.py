@@ -179,7 +179,8 @@ class Teardown:
     def record_faults_without_effect(self) -> None:
         """Add the faults of --fault that had no effect to the report, and print them: they tested nothing."""
         injected = self.context.options.faults
-        faults = [fault for fault in self.context.aws.faults_without_effect() if fault in injected]
+        of_account = [fault for fault in self.context.aws.faults_without_effect() if fault in injected]
+        faults = [*of_account, *self.context.rank_faults_without_effect]
         self.context.result.faults_without_effect = tuple(map(format_fault, faults))
         for text in self.context.result.faults_without_effect:
             self.context.display.print_line("fault", f"{text} had no effect")

@@ -24,6 +24,7 @@ from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
+from rehearsal.rank_faults import RankKill
 from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
@@ -67,14 +68,16 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
 class Options:
     """The options of `python -m rehearsal run`.
 
-    `changes`: settings that replace those of the stack file, each a dotted key and its value. `preview_only`: create no
-    resource of the stack. `keep`: keep account and nodes up after the results. `sources`: folders of data and model.
+    `faults`: those of the account. `rank_faults`: those of the job's ranks. `changes`: settings that replace those of
+    the stack file, each a dotted key and its value. `preview_only`: create no resource of the stack. `keep`: keep
+    account and nodes up after the results. `sources`: folders of data and model.
     """
 
     project: Project
     stack: str
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
+    rank_faults: tuple[RankKill, ...] = ()
     engine: EngineName = "mocks"
     backend: BackendName = "process"
     bake: bool = False
@@ -111,7 +114,7 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
         reason = "the stack file has none: pulumi up uses that of the environment or the AWS profile"
         changes.append(Substitution(original="aws:region", replacement=DEFAULT_REGION, reason=reason))
     settings = load_settings(substituted, project.folder, source)
-    check_faults(options.faults, settings, str(config.get("aws:region", DEFAULT_REGION)))
+    check_faults((*options.faults, *options.rank_faults), settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:
         # The Pulumi program does this again; this finds errors earlier.
         validate_source(settings, pack_source(project.folder, settings.job.source, settings.job.script))

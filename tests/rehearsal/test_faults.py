@@ -5,19 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, Throttle
-from rehearsal.faults import check_faults, format_fault, parse_faults
+from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Throttle
+from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
+from rehearsal.rank_faults import RankKill
+from rehearsal.workspace import Options, read_stack
+from tests.machines import ROOT
 from tests.problems import rejects
 from trainyard.config.loader import load_settings
+from trainyard.config.project import read_project
 from trainyard.errors import InputError
 
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, AnyFault] = {
     "capacity,limit=2": Capacity(limit=2),
     "capacity,limit=2,instance_type=t3.medium": Capacity(limit=2, instance_type="t3.medium"),
     "throttle,operation=ec2:CreateVpc,times=2": Throttle(operation="ec2:CreateVpc", times=2),
     "outage,operation=s3:GetObject,times=3": Outage(operation="s3:GetObject", times=3),
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
+    "rank-kill,rank=3,step=10,peers=hang": RankKill(rank=3, step=10, peers="hang"),
 }
 CAPACITY = (
     "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"
@@ -134,6 +139,13 @@ def test_fault_in_another_zone_or_of_an_unused_type_is_rejected(spec: str, messa
     raw |= {"fsx": {"deployment_type": "SCRATCH_2"}, "capacity": {"spot": {}}}
     with rejects("invalid_fault", message):
         check_faults(parse_faults([spec]), load_settings(raw, tmp_path, "x"), "eu-west-1")
+
+
+@pytest.mark.parametrize(("rank", "is_valid"), [(3, True), (4, False)])
+def test_killed_rank_must_exist(rank: int, is_valid: bool) -> None:
+    settings = read_stack(Options(project=read_project(ROOT), stack="local"))[1]
+    with nullcontext() if is_valid else pytest.raises(InputError, match="the job has ranks 0 to 3"):
+        check_faults([RankKill(rank=rank, step=1)], settings, "us-east-1")
 
 
 def test_fault_in_a_zone_of_the_region_and_of_the_heads_type_is_accepted(tmp_path: Path) -> None:
