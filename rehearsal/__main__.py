@@ -142,7 +142,7 @@ def run(
     if down:
         raise typer.Exit(_end(project or Path.cwd(), stack, as_json))
     try:
-        faults = parse_faults(fault or [])
+        faults, hours = parse_faults(fault or []), parse_hours(keep_hours)
         options = Options(
             project=(rehearsed := find_project(project or Path.cwd())),
             stack=stack,
@@ -155,6 +155,7 @@ def run(
             profile=select_profile(profile),
             changes=parse_changes(change or []),
             preview_only=preview,
+            keep_nodes_minutes=hours * 60 if keep else None,
             sources=Sources(data=check_folder("--data", data), model=check_folder("--model", model)),
         )
         rehearsed.require_program()
@@ -164,7 +165,6 @@ def run(
         if write_settings:
             write_stack_settings(options, write_settings)
             raise typer.Exit(0)
-        hours = parse_hours(keep_hours)
         if keep:
             check_can_keep(options.folder, stack, preview)
             # The last of each option counts: absolute paths, because `trainyard run` repeats them in another folder.

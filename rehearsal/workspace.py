@@ -70,7 +70,8 @@ class Options:
 
     `faults`: those of the account. `rank_faults`: those of the job's ranks. `changes`: settings that replace those of
     the stack file, each a dotted key and its value. `preview_only`: create no resource of the stack. `keep`: keep
-    account and nodes up after the results. `sources`: folders of data and model.
+    account and nodes up after the results. `keep_nodes_minutes`: that of the job if the stack file has none.
+    `sources`: folders of data and model.
     """
 
     project: Project
@@ -85,6 +86,7 @@ class Options:
     changes: tuple[tuple[str, Any], ...] = ()
     preview_only: bool = False
     keep: Keep | None = None
+    keep_nodes_minutes: float | None = None
     sources: Sources = field(default_factory=Sources)
 
     @property
@@ -113,6 +115,11 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     if "aws:region" not in config:
         reason = "the stack file has none: pulumi up uses that of the environment or the AWS profile"
         changes.append(Substitution(original="aws:region", replacement=DEFAULT_REGION, reason=reason))
+    if options.keep_nodes_minutes and "keep_nodes_minutes" not in substituted["job"]:
+        substituted["job"]["keep_nodes_minutes"] = options.keep_nodes_minutes
+        replacement = "until the end of the kept rehearsal"
+        original = "nodes that are terminated at the end of a run"
+        changes.append(Substitution(original=original, replacement=replacement, reason="set with --keep"))
     settings = load_settings(substituted, project.folder, source)
     check_faults((*options.faults, *options.rank_faults), settings, str(config.get("aws:region", DEFAULT_REGION)))
     if settings.job.source is not None:

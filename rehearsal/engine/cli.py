@@ -32,7 +32,7 @@ def check_cli(engine: EngineName = "pulumi") -> None:
     missing = [name for name in REQUIRED_PROGRAMS if shutil.which(name) is None]
     if missing:
         reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on PATH"
-        fix = "Install the Pulumi CLI (pulumi.com/docs/install), or omit ENGINE"
+        fix = "Install the Pulumi CLI (pulumi.com/docs/install), or omit --engine (make: ENGINE)"
         raise InputError([Problem("--engine", engine, reason, fix, "program_not_on_path")])
 
 

@@ -1,6 +1,7 @@
 """`trainyard rehearse --down`: ends a kept rehearsal, or removes what remains of a kept rehearsal that was killed."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -42,7 +43,10 @@ def end_kept_rehearsal(folder: Path, stack: str) -> Report | None:
         raise RuntimeError(
             f"the kept rehearsal (process {kept.process}) ended without a report; its log: {folder / LOG}"
         )
-    return Report.model_validate_json(file.read_text())
+    report = Report.model_validate_json(file.read_text())
+    if report.ok and (nodes := folder / "nodes").exists():  # environments and caches of the nodes have gigabytes
+        shutil.rmtree(nodes)
+    return report
 
 
 def _remove_leftovers(folder: Path, stack: str) -> None:

@@ -172,7 +172,7 @@ SOURCES: dict[str, tuple[str, str, str, str]] = {
         "train.py:2 = 'import numpyy': ModuleNotFoundError",
         "Did you mean numpy",
     ),
-    "syntax error": ("tools.py", "def f(:\n", "tools.py:1 = 'def f(:': SyntaxError", ".trainyardignore"),
+    "syntax error": ("train.py", "def f(:\n", "train.py:1 = 'def f(:': SyntaxError", "Correct the script"),
     "source too large": (
         "weights.bin",
         "",

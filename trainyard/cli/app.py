@@ -1,6 +1,7 @@
 """The `trainyard` command. Exit status: 0 success, 1 failure, 2 user error, 130 interrupted."""
 
 import contextlib
+import shlex
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -29,8 +30,9 @@ from trainyard.cli.shell import shell
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
 from trainyard.cli.up import up
-from trainyard.config.project import PROJECT_ROOT, find_project
+from trainyard.config.project import PROJECT_ROOT, Project, find_project
 from trainyard.errors import InputError, Problem
+from trainyard.models.kept_rehearsal import find_kept_rehearsal
 from trainyard.operations.signals import separate_from_launcher
 
 
@@ -46,10 +48,20 @@ class _Commands(TyperGroup):
             _fail(str(error), 2)
         except (RuntimeError, TimeoutError, BotoCoreError, ClientError) as error:
             if problem := access_problem(error):
-                _fail(str(problem), 2)
+                _fail(f"{problem}{_describe_kept_rehearsals(ctx)}", 2)
             _fail(str(error), 1)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
+
+
+def _describe_kept_rehearsals(context: Any) -> str:
+    """Return how to use the kept rehearsals of the project instead of AWS; empty without any."""
+    if not isinstance(context.obj, Project):
+        return ""
+    kept = filter(None, map(find_kept_rehearsal, context.obj.rehearsals.glob("*/")))
+    return "".join(
+        f" To use the kept rehearsal of {each.stack}: source {shlex.quote(each.environment)}." for each in kept
+    )
 
 
 def _fail(message: str, exit_status: int) -> NoReturn:

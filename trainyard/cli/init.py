@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.aws.region import configured_region
+from trainyard.aws.region import configured_region, require_known_region
 from trainyard.cli.options import JsonOption
 from trainyard.errors import InputError, Problem
 from trainyard.operations.init_project import InitOptions, format_result, init_project
@@ -49,6 +49,8 @@ def init(
     """
     if command is None:
         _refuse_options_of_a_script({"--source": source, "--data": data})
+    if region is not None:
+        require_known_region(region, "--region", "the command")
     options = InitOptions(
         instance_type=instance_type,
         nodes=nodes,

@@ -8,7 +8,7 @@ import typer
 
 from trainyard.cli.options import RunOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.runs import read_logs
+from trainyard.operations.runs import read_logs, read_run_record
 
 
 def logs(
@@ -27,12 +27,19 @@ def logs(
         bool, typer.Option("--json", help="Print one JSON object per line, with the keys writer and line.")
     ] = False,
 ) -> None:
-    """Print the output of the ranks; each line begins with its writer."""
-    has_lines = False
-    for writer, line in read_logs(
-        Cluster.from_environment(stack, project=current_project(context)), run, source, follow
-    ):
+    """Print the output of the ranks; each line begins with its writer.
+
+    With --follow the end of the run is printed on stderr, and the exit status is 1 if the run has failed.
+    """
+    cluster, has_lines = Cluster.from_environment(stack, project=current_project(context)), False
+    for writer, line in read_logs(cluster, run, source, follow):
         print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
         has_lines = True
     if not has_lines:
         print(f"trainyard: S3 has no log line of a writer that matches --source {source!r}", file=sys.stderr)
+    if follow:
+        record = read_run_record(cluster, run)
+        outcome = cluster.outcome(record.run)
+        assert outcome is not None
+        print(f"trainyard: run {record.run}: {outcome.state}, {outcome.reason}", file=sys.stderr)
+        raise typer.Exit(1 if outcome.state == "failed" else 0)

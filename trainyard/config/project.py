@@ -85,13 +85,15 @@ def find_own_project(start: Path) -> Project | None:
     """Return the project of the folder `start`, if any.
 
     That is the first of `start` and the folders above it that has Trainyard's Pulumi.yaml, or a folder `trainyard` with
-    stack files. Raises InputError for an unreadable Pulumi.yaml.
+    stack files that is no clone of Trainyard. Raises InputError for an unreadable Pulumi.yaml.
     """
     start = start.absolute()
     for folder in (start, *start.parents):
         if _is_project(folder):
             return read_project(folder)
         own = folder / FOLDER
+        if (own / ".git").exists():
+            continue
         if _is_project(own) or any(own.glob("Pulumi.*.yaml")):
             return read_project(own)
     return None

@@ -124,6 +124,7 @@ def check_source(files: Mapping[str, bytes], script: str, python: str, modules: 
     source = Source(files, script, python)
     if source.script not in files:
         fix = f"Begin job.command with a Python script of job.source that neither .gitignore nor {IGNORE_FILE} excludes"
+        fix = did_you_mean(script, [path for path in files if path.endswith(".py")]) + fix
         return [Problem("job.command", script, "no such file in the archive of job.source", fix, "script_missing")]
     problems = _ImportCheck(source, modules).problems()
     return sorted(source.problems, key=lambda problem: problem.key) + problems

@@ -49,6 +49,8 @@ class Cluster:
                 [Problem("--manifest", manifest_uri, "not an S3 URI", "Use s3://BUCKET/KEY", "invalid_s3_uri")]
             )
         region, in_environment = stack_region(stack, project), os.environ.get("AWS_REGION")
+        if region:
+            require_known_region(region, "aws:region", f"the file of stack {stack}")
         if region and in_environment and region != in_environment:
             reason = f"stack {stack} is in {region} (aws:region of its file)"
             fix = f"Set AWS_REGION={region}, or unset it"

@@ -70,7 +70,7 @@ def _with_rehearsed_stack_file(stack: str, project: Project, options: JobOptions
         return options
     changes = _read_job_file(options.file) if options.file is not None else {}
     keys = {f"job.{key}": value for key, value in {**dict.fromkeys(_replaced_keys(changes)), **changes}.items()}
-    return replace(options, file=None, stack_file=write_stack_settings(kept, project, keys))
+    return replace(options, file=None, stack_file=write_stack_settings(kept, project, keys, options.file))
 
 
 def read_settings(stack: str, project: Project, options: JobOptions) -> StackSettings:

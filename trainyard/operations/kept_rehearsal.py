@@ -66,24 +66,30 @@ def update_stack_settings(kept: KeptRehearsal, project: Project) -> None:
     _run_rehearsal(kept, project, "--update-settings")
 
 
-def write_stack_settings(kept: KeptRehearsal, project: Project, changes: Mapping[str, Any]) -> Path:
+def write_stack_settings(
+    kept: KeptRehearsal, project: Project, changes: Mapping[str, Any], job_file: Path | None
+) -> Path:
     """Write the current stack file, changed for a rehearsal, to a file of the kept rehearsal, and return its path.
 
-    `changes`: dotted keys of the stack file and their values, which are changed for a rehearsal as well. Raises
-    InputError when the stack file is invalid.
+    `changes`: dotted keys of the stack file and their values in `job_file`, which are changed for a rehearsal as well.
+    Raises InputError when a file is invalid.
     """
     file = project.rehearsal(kept.stack) / RUN_STACK_FILE
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    _run_rehearsal(kept, project, *settings, "--write-settings", str(file))
+    _run_rehearsal(kept, project, *settings, "--write-settings", str(file), job_file=job_file)
     return file
 
 
-def _run_rehearsal(kept: KeptRehearsal, project: Project, *arguments: str) -> None:
+def _run_rehearsal(kept: KeptRehearsal, project: Project, *arguments: str, job_file: Path | None = None) -> None:
     command = [sys.executable, "-m", "rehearsal", "run", *kept.arguments, *arguments]
     completed = subprocess.run(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, check=False)
     message = completed.stderr.rpartition("rehearsal: ")[2].strip()
     if completed.returncode == INPUT_ERROR_STATUS:
-        file = project.source(kept.stack)
-        raise InputError([Problem(file, None, message.rstrip("."), "Nothing was changed", "stack_file_invalid")])
+        file, fix = project.source(kept.stack), "Nothing was changed"
+        if job_file is not None and " in --set" in message:
+            file, message = job_file.name, message.replace(" in --set", f" in {job_file.name}")
+        if "--model FOLDER" in message or "--data FOLDER" in message:
+            fix = f"It is an option of trainyard rehearse --keep -s {kept.stack}: end this rehearsal with --down first"
+        raise InputError([Problem(file, None, message.rstrip("."), fix, "stack_file_invalid")])
     if completed.returncode:
         raise RuntimeError(f"cannot read the stack file of {kept.stack} again: {message}")

@@ -86,9 +86,11 @@ def download_results(
     saved = list_saved(cluster, record, cluster.outcome(record.run))
     prefix = RunLayout(record.run).results
     selected = None if checkpoint is None else _select_checkpoint(saved, record.run, checkpoint)
+    if not folder.exists():  # the job's source may contain the folder: nodes need no results
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("*\n")
     files = list(download(cluster.data, cluster.data.objects(prefix), prefix, folder, display))
     if metrics := metric_lines(cluster.data, record.run):
-        folder.mkdir(parents=True, exist_ok=True)  # an active run has metrics and no results
         (folder / METRICS).write_text("".join(f"{line.model_dump_json()}\n" for line in metrics))
         files.append(METRICS)
     if selected is not None:

@@ -53,12 +53,8 @@ def test_commands_work_on_a_kept_rehearsal_and_nothing_remains(keep: Callable[..
     assert_no_leftovers(kept)
 
 
-class KeptNodesRehearsal(KeptRehearsalProcess):
-    options: ClassVar[tuple[str, ...]] = ("--keep", "--set", "job.keep_nodes_minutes=30")
-
-
 def test_run_starts_a_changed_job_on_the_nodes_of_the_run_before(tree_without_checks: Path) -> None:
-    with rehearsal_starter(tree_without_checks, KeptNodesRehearsal) as start:
+    with rehearsal_starter(tree_without_checks, KeptRehearsalProcess) as start:
         kept = start("kept-nodes", "hello", script=JOB)
         kept.wait_until_kept()
         before = output(kept.in_shell("trainyard status -s kept-nodes --json"))
@@ -67,10 +63,12 @@ def test_run_starts_a_changed_job_on_the_nodes_of_the_run_before(tree_without_ch
         run = output(kept.in_shell(f"trainyard run -s kept-nodes --job-file {kept.folder}/job.yaml --json -- --lr 2"))
         assert "-second-" in run["run"]
         assert run["nodes"] == [node for group in before["groups"] for node in group["nodes"]]
-        command = "trainyard logs -s kept-nodes --follow"
-        assert "changed job ['--lr', '2']" in kept.in_shell(command).stdout
+        logs = kept.in_shell("trainyard logs -s kept-nodes --follow")
+        assert "changed job ['--lr', '2']" in logs.stdout
+        assert (logs.returncode, f"run {run['run']}: succeeded" in logs.stderr) == (0, True)
         assert "the nodes are kept until" in kept.in_shell("trainyard status -s kept-nodes").stdout
         assert output(kept.trainyard("rehearse", "--down", "-s", "kept-nodes", "--json"))["leaked"] == []
+        assert not (kept.folder / "nodes").exists()
         assert_no_leftovers(kept)
 
 

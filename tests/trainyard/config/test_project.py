@@ -45,6 +45,13 @@ def test_project_of_another_program_is_skipped(tmp_path: Path) -> None:
     assert find_project(tmp_path / "infra").folder == tmp_path / "trainyard"
 
 
+def test_clone_of_trainyard_in_a_folder_above_is_not_the_project(tmp_path: Path) -> None:
+    write(tmp_path, "trainyard/Pulumi.yaml", text="name: trainyard")
+    write(tmp_path, "trainyard/.git/HEAD", text="ref: refs/heads/main")
+    (tmp_path / "mine").mkdir()
+    assert find_project(tmp_path / "mine").folder == PROJECT_ROOT
+
+
 def test_folder_without_stack_files_uses_this_repository(tmp_path: Path) -> None:
     assert find_project(tmp_path).folder == PROJECT_ROOT
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import ROOT
 from trainyard.config.project import Project, read_project
 from trainyard.errors import InputError
 from trainyard.models.kept_rehearsal import DESCRIPTION, KeptRehearsal
 from trainyard.operations import stack_project
-from trainyard.operations.kept_rehearsal import current_kept_rehearsal
+from trainyard.operations.kept_rehearsal import current_kept_rehearsal, write_stack_settings
 
 
 @pytest.fixture
@@ -106,3 +107,15 @@ def test_project_of_a_kept_rehearsal_is_its_own(
         Path("/kept/pulumi"),
         {"PULUMI_BACKEND_URL": "file:///state"},
     )
+
+
+def test_error_of_a_job_file_names_the_file(project: Project, endpoint: str, tmp_path: Path) -> None:
+    kept = write_description(project, endpoint)
+    (project.stacks / "Pulumi.a.yaml").write_text((ROOT / "stacks/Pulumi.local.yaml").read_text())
+    (project.folder / "Pulumi.yaml").write_text("name: trainyard")
+    (project.folder / "__main__.py").touch()
+    kept = kept.model_copy(update={"arguments": ("--stack", "a", "--project", str(project.folder))})
+    with pytest.raises(InputError) as error:
+        write_stack_settings(kept, project, {"job.time_limit_minutes": -1}, tmp_path / "job.yaml")
+    (problem,) = error.value.problems
+    assert (problem.key, "in job.yaml" in problem.reason) == ("job.yaml", True)

@@ -82,6 +82,14 @@ def test_results_are_downloaded_with_their_folders(
     assert (tmp_path / "tensorboard/events").read_bytes() == b"x"
 
 
+def test_new_folder_of_results_is_no_source_of_a_job(
+    cluster: clusters.Cluster, record: RunRecord, tmp_path: Path
+) -> None:
+    download_results(cluster, None, tmp_path / "results")
+    assert (tmp_path / "results/.gitignore").read_text() == "*\n"
+    assert not (tmp_path / ".gitignore").exists()
+
+
 def write_metrics(cluster: clusters.Cluster, run: str, losses: Iterable[tuple[int, float]]) -> None:
     """Write a metric line of step 1 for each (attempt, loss)."""
     for attempt, loss in losses:
