@@ -95,7 +95,7 @@ def test_down_after_a_kill_removes_the_nodes(keep: Callable[..., KeptRehearsalPr
     eventually(lambda: not is_alive(background), "the end of the process", 10)
     completed = kept.trainyard("rehearse", "--down", "-s", "kept-killed")
     assert completed.returncode == 1
-    assert "its account is lost, its leftovers are removed" in completed.stderr
+    assert "Its account is lost and could not be audited" in completed.stderr
     eventually(lambda: not any(map(_is_running, kept.family)), "the end of its processes", 10)
     assert_no_leftovers(kept)
 
