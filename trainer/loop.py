@@ -114,7 +114,12 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         if metrics:
             stack.enter_context(metrics)
             metrics.log_start(resumed_from)
+
+        def report_save() -> None:
+            watchdog.report_phase(progress.step, "checkpoint", slow_timeout)
+
         validation_loss: float | None = None
+        is_save_due = False
 
         batches = data.train_batches(progress.consumed)
         first_step, step_started_at = progress.step + 1, time.perf_counter()
@@ -129,11 +134,13 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 loss = forward_backward.compute_gradients(batches, timer)
                 with timer.phase("optimizer"):
                     norm = global_gradient_norm(parameters, distributed.pipeline_group)
-                    # The requests of any rank are summed with the loss, so that all ranks act on them at the same step.
-                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device)])
+                    # The requests and the saves of all ranks are summed with the loss, so that all ranks act on them at
+                    # the same step.
+                    is_saving = torch.tensor([float(checkpoints.is_saving)], device=device)
+                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), is_saving])
                     dist.all_reduce(sums)
                     values = torch.cat([sums, norm.reshape(1)]).tolist()
-                    loss_sum, save_requested, termination_requested, scaled_norm = values
+                    loss_sum, save_requested, termination_requested, saving_ranks, scaled_norm = values
                 mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
                 is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
                 # A loss scale that is too large makes gradients infinite, never the loss.
@@ -169,14 +176,19 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     step_seconds=step_seconds,
                     phase_seconds=phase_seconds,
                     checkpoint_seconds=checkpoints.pop_stall_seconds(),
+                    failed_checkpoints=checkpoints.failed_saves,
                 )
             loss_scale.update(finite=is_finite)
 
-            if is_last or save_requested or step % config.checkpoint.interval_steps == 0:
+            is_final = is_last or bool(termination_requested)
+            is_save_due = is_save_due or bool(save_requested) or step % config.checkpoint.interval_steps == 0
+            # A save that waits for the storage, as in an outage, does not delay training.
+            if is_final or (is_save_due and not saving_ranks):
+                is_save_due = False
                 watchdog.report_phase(step, "checkpoint", slow_timeout)
                 average_buffers(model.module, distributed)
                 requests.checkpoint_started(checkpoints.save(state), requested=bool(save_requested))
-            for uri in checkpoints.wait() if is_last or termination_requested else checkpoints.poll():
+            for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
                 requests.checkpoint_saved(uri)
                 if metrics:
                     metrics.record_checkpoint(uri, publish=not is_last)

@@ -24,6 +24,10 @@ class DamagedCheckpointError(Exception):
     """A checkpoint has its commit mark, but its content differs from the saved content."""
 
 
+class RefusedError(OSError):
+    """The storage would fail in the same way again, for example because it denies access."""
+
+
 class FailureKind(Enum):
     """Why an operation failed, as far as the next action depends on it."""
 
@@ -54,7 +58,8 @@ def retry(attempt: Callable[[], T], operation: str, uri: str, pauses_seconds: It
 
     On several ranks `attempt` fails on all ranks, with a CheckpointException or CollectiveError that has each rank's
     failure, or on none. `operation` and `uri` go into messages. Raises DamagedCheckpointError for damaged content,
-    InputError for archived objects and user errors, and OSError for everything else.
+    InputError for archived objects and user errors, RefusedError for what fails in the same way again, and OSError for
+    everything else.
     """
     for pause in (*(RETRY_PAUSES_SECONDS if pauses_seconds is None else pauses_seconds), None):
         try:
@@ -74,7 +79,9 @@ def retry(attempt: Callable[[], T], operation: str, uri: str, pauses_seconds: It
         if decisive.kind is FailureKind.DAMAGED:
             raise DamagedCheckpointError(decisive.message) from cause
         message = f"{operation} {uri}: {decisive.message}"
-        if pause is None or decisive.kind is FailureKind.PERMANENT:
+        if decisive.kind is FailureKind.PERMANENT:
+            raise RefusedError(message) from cause
+        if pause is None:
             raise OSError(message) from cause
         if not dist.is_initialized() or dist.get_rank() == 0:
             log.warning("%s; retrying in %d s", message, pause)

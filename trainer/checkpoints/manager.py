@@ -1,11 +1,13 @@
 """Saves and resumes the checkpoints of one run. The training loop uses this interface."""
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
 
+from trainer.checkpoints.failures import RefusedError
 from trainer.checkpoints.reader import load_newest
 from trainer.checkpoints.retention import apply_retention, folder_name, is_complete, list_steps
 from trainer.checkpoints.state import State
@@ -15,6 +17,8 @@ from trainyard.config.training.config import CheckpointConfig
 from trainyard.errors import InputError, Problem
 from trainyard.models.layout import COMMIT_MARK
 
+# Of the last save of a process, two minutes each: a job that ends during an outage of ten minutes saves its state.
+FINAL_ATTEMPTS = 6
 log = logging.getLogger(__name__)
 
 
@@ -30,8 +34,8 @@ class Checkpoints:
                 checkpoints.wait_for_staging()
                 ...  # optimizer
                 checkpoints.poll()
-                if due: checkpoints.save(state)
-            checkpoints.wait()
+                if due and no rank is saving: checkpoints.save(state)
+            checkpoints.finish(state)
 
     `group` is a gloo group of all ranks that nothing else uses: a thread saves with it during training.
     """
@@ -74,8 +78,9 @@ class Checkpoints:
     def save(self, state: State) -> str:
         """Start an asynchronous save of the current state. Returns the URI of the checkpoint.
 
-        `poll` returns the URI once the checkpoint is complete. Waits for the previous save, and raises OSError if that
-        save failed. The state may change after the next `wait_for_staging`.
+        `poll` returns the URI once the checkpoint is complete. Waits for the previous save. The state may change after
+        the next `wait_for_staging`. A save that fails is counted in `failed_saves`. Raises RefusedError if the storage
+        refuses the first save.
         """
         step = state.progress.step
         uri = f"{self._storage.uri}{folder_name(step)}/"
@@ -99,12 +104,42 @@ class Checkpoints:
         self._writer.wait_for_staging()
 
     def poll(self) -> list[str]:
-        """Return the URIs of the saves that are complete, each once. Raises OSError if a save failed."""
+        """Return the URIs of the saves that are complete, each once."""
         return self._writer.poll()
 
     def wait(self) -> list[str]:
-        """Wait for the current save, then return the same as `poll`."""
-        return self._writer.wait()
+        """Wait for the current save, then return the same as `poll`. Raises OSError if the newest save has failed."""
+        saved = self._writer.wait()
+        if self._writer.last_failure is not None:
+            raise self._writer.last_failure
+        return saved
+
+    def finish(self, state: State, before_retry: Callable[[], None] = lambda: None) -> list[str]:
+        """Wait for the last save, then return the same as `poll`. Repeat it if it fails, after `before_retry`.
+
+        Raises OSError when it has failed FINAL_ATTEMPTS times, and RefusedError at once.
+        """
+        saved: list[str] = []
+        for attempt in range(1, FINAL_ATTEMPTS + 1):
+            saved += self._writer.wait()
+            failure = self._writer.last_failure
+            if failure is None:
+                return saved
+            if isinstance(failure, RefusedError) or attempt == FINAL_ATTEMPTS:
+                raise failure
+            before_retry()
+            self.save(state)
+        raise AssertionError("unreachable")
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in progress on this rank."""
+        return self._writer.is_busy
+
+    @property
+    def failed_saves(self) -> int:
+        """Number of saves that have failed in this process."""
+        return self._writer.failed_saves
 
     def pop_stall_seconds(self) -> float:
         """Return the seconds that training has waited for checkpoints since the last call."""

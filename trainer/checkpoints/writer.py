@@ -5,6 +5,7 @@ The buffers, which the forward pass of that step changes, are copied before. The
 that its collectives don't mix with those of training.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,14 +16,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer.checkpoints.failures import on_all_ranks, retry
+from trainer.checkpoints.failures import RefusedError, on_all_ranks, retry
 from trainer.checkpoints.files import create_storage_writer
 from trainer.checkpoints.staging import Stager
 from trainer.checkpoints.state import State, rng_state
 
+log = logging.getLogger(__name__)
+
 
 class Writer:
-    """Writes one checkpoint at a time, on all ranks of the group. Its creator must close it."""
+    """Writes one checkpoint at a time, on all ranks of the group. Its creator must close it.
+
+    A save that fails is logged and counted on all ranks: training continues, and a later save may succeed. Only a
+    storage that refuses the first save of the process is an error at once: no other save would succeed either.
+    `failed_saves`: saves that have failed. `last_failure`: that of the newest save; None if it succeeded.
+    """
 
     def __init__(self, group: dist.ProcessGroup, *, asynchronous: bool) -> None:
         self._group = group
@@ -32,11 +40,19 @@ class Writer:
         self._pending: Future[str] | None = None
         self._complete: list[str] = []
         self._stall_seconds = 0.0
+        self._has_saved = False
+        self.failed_saves = 0
+        self.last_failure: OSError | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in progress on this rank."""
+        return self._pending is not None and not self._pending.done()
 
     def save(
         self, state: State, uri: str, before_attempt: Callable[[], None], after_commit: Callable[[], None]
     ) -> None:
-        """Start to save, after the previous save is complete. Raises the failure of the previous save.
+        """Start to save, after the previous save has ended.
 
         `before_attempt` runs before each attempt to write, `after_commit` after the commit, both in the thread that
         writes. Without asynchronous saves the checkpoint is complete when this method returns.
@@ -45,7 +61,7 @@ class Writer:
             self._finish_pending()
             content = {**state.snapshot(), **state.values(), "generators": {str(dist.get_rank()): rng_state()}}
             if self._thread is None:
-                self._complete.append(self._write(content, uri, before_attempt, after_commit))
+                self._record(lambda: self._write(content, uri, before_attempt, after_commit))
                 return
             assert self._stager, "closed"
             staged = self._staged = self._thread.submit(self._stager.stage(content))
@@ -59,7 +75,7 @@ class Writer:
             self._staged = None
 
     def poll(self) -> list[str]:
-        """Return the URIs of the saves that are complete, each once. Raises OSError if a save failed."""
+        """Return the URIs of the saves that are complete, each once."""
         if self._pending is not None and self._pending.done():
             self._finish_pending()
         complete, self._complete = self._complete, []
@@ -86,7 +102,20 @@ class Writer:
         self.wait_for_staging()
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._complete.append(pending.result())
+            self._record(pending.result)
+
+    def _record(self, save: Callable[[], str]) -> None:
+        """Record the URI of a save, or its failure. Raises RefusedError if the first save is refused."""
+        try:
+            self._complete.append(save())
+        except OSError as error:
+            if isinstance(error, RefusedError) and not self._has_saved:
+                raise
+            self.failed_saves, self.last_failure = self.failed_saves + 1, error
+            if dist.get_rank(self._group) == 0:
+                log.warning("checkpoint not saved, training continues: %s", error)
+        else:
+            self._has_saved, self.last_failure = True, None
 
     def _write(
         self,

@@ -117,13 +117,14 @@ class Metrics:
         step_seconds: float,
         phase_seconds: Mapping[str, float],
         checkpoint_seconds: float,
+        failed_checkpoints: int = 0,
         loss_scale: float | None = None,
         skipped: bool = False,
     ) -> MetricLine:
         """Write the metrics of a step.
 
         `step_seconds`: since the end of the previous step; of these, `phase_seconds` by phase (see StepTimer) and
-        `checkpoint_seconds` waiting for checkpoints.
+        `checkpoint_seconds` waiting for checkpoints. `failed_checkpoints`: saves that have failed in this process.
         """
         line = MetricLine(
             time=time.time(),
@@ -139,6 +140,7 @@ class Metrics:
             step_seconds=step_seconds,
             **{f"{phase}_seconds": seconds for phase, seconds in phase_seconds.items()},
             checkpoint_seconds=checkpoint_seconds,
+            failed_checkpoints=failed_checkpoints,
             mfu=self._utilization(step_seconds),
             memory_gib=peak_memory_gib(self._device),
             loss_scale=loss_scale,

@@ -46,6 +46,7 @@ class MetricLine(StrictModel):
         ge=0,
         description="Time by which saving checkpoints, started after the previous step, delayed this step, seconds.",
     )
+    failed_checkpoints: int = Field(0, ge=0, description="Checkpoints that could not be saved so far in the attempt.")
     mfu: float | None = Field(
         ge=0,
         description="Model FLOPs utilization: FLOP/s of the model over the peak of the GPUs; none if unknown.",

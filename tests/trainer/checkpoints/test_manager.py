@@ -14,6 +14,11 @@ from torch import nn
 from tests.problems import rejects
 from tests.trainer.checkpoints.states import Net, create_state, open_checkpoints, save_all, train_step, trained_state
 from trainer.checkpoints import Checkpoints, State
+from trainer.checkpoints import failures as failures_module
+from trainer.checkpoints import writer as writer_module
+from trainer.checkpoints.failures import RefusedError
+from trainer.checkpoints.files import create_storage_writer
+from trainer.checkpoints.manager import FINAL_ATTEMPTS
 from trainer.checkpoints.staging import Stager
 
 
@@ -182,20 +187,76 @@ def test_checkpoint_of_another_model_is_rejected(checkpoints: Checkpoints) -> No
         checkpoints.resume(trained_state(1, shape={"kind": "decoder", "dim": 9}))
 
 
-def test_failed_save_is_raised_by_the_next_wait(
-    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+class Storage:
+    """Creates storage writers, of which the first `failures` fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int, error: OSError) -> None:
+        self.attempts, self._failures, self._error = 0, failures, error
+        monkeypatch.setattr(writer_module, "create_storage_writer", self._create)
+        monkeypatch.setattr(failures_module, "RETRY_PAUSES_SECONDS", ())
+
+    def _create(self, uri: str, **options: Any) -> Any:
+        self.attempts += 1
+        if self.attempts <= self._failures:
+            raise self._error
+        return create_storage_writer(uri, **options)
+
+
+OUTAGE = TimeoutError("S3 does not respond")
+
+
+def test_failed_save_does_not_end_training(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A permanent failure is not retried."""
-    attempts = []
-
-    def refuse(uri: str, **_: Any) -> Any:
-        attempts.append(uri)
-        raise PermissionError(13, "Permission denied", uri)
-
-    monkeypatch.setattr("trainer.checkpoints.writer.create_storage_writer", refuse)
+    Storage(monkeypatch, 1, OUTAGE)
     with open_checkpoints(tmp_path, group) as checkpoints:
         checkpoints.save(trained_state(3))
-        with pytest.raises(OSError, match="PermissionError"):
+        second = checkpoints.save(trained_state(4))
+        assert checkpoints.wait() == [second]
+        assert checkpoints.failed_saves == 1
+    assert "checkpoint not saved, training continues" in caplog.text
+
+
+def test_last_save_is_repeated(tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    Storage(monkeypatch, 3, OUTAGE)
+    state, retries = trained_state(3), list[int]()
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        uri = checkpoints.save(state)
+        assert checkpoints.finish(state, lambda: retries.append(1)) == [uri]
+    assert len(retries) == 3
+
+
+def test_last_save_fails_after_its_attempts(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(monkeypatch, 100, OUTAGE)
+    state = trained_state(3)
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        checkpoints.save(state)
+        with pytest.raises(OSError, match="S3 does not respond"):
+            checkpoints.finish(state)
+    assert storage.attempts == FINAL_ATTEMPTS
+
+
+def test_refused_first_save_is_an_error(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other save would succeed, so that training would be lost."""
+    storage = Storage(monkeypatch, 100, PermissionError(13, "Permission denied"))
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        checkpoints.save(trained_state(3))
+        with pytest.raises(RefusedError, match="PermissionError"):
             checkpoints.wait()
-        assert len(attempts) == 1
-        assert checkpoints.poll() == []
+    assert storage.attempts == 1
+
+
+def test_storage_that_refuses_a_later_save_does_not_end_training(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        checkpoints.save(trained_state(3))
+        checkpoints.wait()
+        Storage(monkeypatch, 1, PermissionError(13, "Permission denied"))
+        checkpoints.save(trained_state(4))
+        third = checkpoints.save(trained_state(5))
+        assert checkpoints.wait() == [third]
