@@ -20,7 +20,7 @@ from trainyard.operations.saved import format_saved, list_saved
 from trainyard.operations.scheduled_launch import is_scheduled
 from trainyard.operations.worker_groups import WorkerGroups
 from trainyard.quantity import quantity
-from trainyard.times import format_time
+from trainyard.times import format_duration, format_time
 
 MAX_LISTED_ITEMS = 5  # of the checkpoints, and of the results; `trainyard results` lists all
 
@@ -119,16 +119,16 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         record = record.model_copy(update={"deadline": control.deadline})
     state = "scheduled" if is_scheduled(record) else "running"
     lines = [f"run {record.run}: " + (f"{outcome.state}, {outcome.reason}" if outcome else state)]
-    minutes = quantity(round(status.elapsed_seconds / 60), "minute")
+    duration = format_duration(status.elapsed_seconds)
     if outcome:
-        lines.append(f"launched {format_time(record.created)}, ended after {minutes}")
+        lines.append(f"launched {format_time(record.created)}, ended after {duration}")
     elif is_scheduled(record):
         lines.append(_format_scheduled_start(record, status.scheduled_start_time, stack))
         lines.append(f"deadline {format_time(record.deadline)}")
     else:
         limit = "capacity end" if record.limited_by_capacity else "time limit"
         verb = "launched" if record.scheduled_start is None else "started"
-        lines.append(f"{verb} {format_time(record.start)}, {minutes} ago; {limit} {format_time(record.deadline)}")
+        lines.append(f"{verb} {format_time(record.start)}, {duration} ago; {limit} {format_time(record.deadline)}")
     if not outcome and status.lease_end_time is not None:
         lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
     lines += [_format_group(group) for group in status.groups]

@@ -228,7 +228,7 @@ def test_status_contains_deadlines_and_groups(cluster: clusters.Cluster) -> None
     assert (spot.market, spot.nodes, spot.nodes_in_manifest, spot.capacity_end_time) == ("spot", (), 3, end_time)
     lines = format_status(status, cluster.stack)
     launch_time, deadline = format_time(new_record.created), format_time(new_record.deadline)
-    assert lines[1] == f"launched {launch_time}, 2 minutes ago; capacity end {deadline}"
+    assert lines[1] == f"launched {launch_time}, 2 min ago; capacity end {deadline}"
     assert lines[2].startswith(f"lease until {format_time(status.lease_end_time or 0.0)}")
     assert f"group spot: 0 of 3 x c7i.xlarge, spot, until {format_time(end_time)}" in lines
 
