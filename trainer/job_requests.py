@@ -49,3 +49,7 @@ class JobRequests:
         if uri == self._requested_uri:
             self._request_file.unlink(missing_ok=True)
             self._requested_uri = None
+
+    def repeat_failed(self) -> None:
+        """Let the request file count again if its checkpoint is not complete. Call it while no save is in progress."""
+        self._requested_uri = None

@@ -134,13 +134,13 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 loss = forward_backward.compute_gradients(batches, timer)
                 with timer.phase("optimizer"):
                     norm = global_gradient_norm(parameters, distributed.pipeline_group)
-                    # The requests and the saves of all ranks are summed with the loss, so that all ranks act on them at
-                    # the same step.
-                    is_saving = torch.tensor([float(checkpoints.is_saving)], device=device)
-                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), is_saving])
+                    # The requests and repeated saves of all ranks are summed with the loss, so that all ranks act on
+                    # them at the same step.
+                    is_retrying = torch.tensor([float(checkpoints.is_retrying)], device=device)
+                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), is_retrying])
                     dist.all_reduce(sums)
                     values = torch.cat([sums, norm.reshape(1)]).tolist()
-                    loss_sum, save_requested, termination_requested, saving_ranks, scaled_norm = values
+                    loss_sum, save_requested, termination_requested, retrying_ranks, scaled_norm = values
                 mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
                 is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
                 # A loss scale that is too large makes gradients infinite, never the loss.
@@ -182,16 +182,18 @@ def train(config: TrainerConfig, environment: Environment) -> None:
 
             is_final = is_last or bool(termination_requested)
             is_save_due = is_save_due or bool(save_requested) or step % config.checkpoint.interval_steps == 0
-            # A save that waits for the storage, as in an outage, does not delay training.
-            if is_final or (is_save_due and not saving_ranks):
+            # In an outage of the storage, training does not wait for the save that is repeated.
+            if is_final or (is_save_due and not retrying_ranks):
                 is_save_due = False
-                watchdog.report_phase(step, "checkpoint", slow_timeout)
+                report_save()
                 average_buffers(model.module, distributed)
                 requests.checkpoint_started(checkpoints.save(state), requested=bool(save_requested))
             for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
                 requests.checkpoint_saved(uri)
                 if metrics:
                     metrics.record_checkpoint(uri, publish=not is_last)
+            if not checkpoints.is_saving:
+                requests.repeat_failed()
             if termination_requested:
                 if metrics:
                     metrics.finish()

@@ -34,7 +34,7 @@ class Checkpoints:
                 checkpoints.wait_for_staging()
                 ...  # optimizer
                 checkpoints.poll()
-                if due and no rank is saving: checkpoints.save(state)
+                if due and no rank retries a save: checkpoints.save(state)
             checkpoints.finish(state)
 
     `group` is a gloo group of all ranks that nothing else uses: a thread saves with it during training.
@@ -133,8 +133,13 @@ class Checkpoints:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is in progress on this rank."""
-        return self._writer.is_busy
+        """Whether a save has started that `poll` has not recorded yet as complete or failed."""
+        return self._writer.is_saving
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether this rank repeats a save, because the storage does not respond."""
+        return self._writer.is_retrying
 
     @property
     def failed_saves(self) -> int:

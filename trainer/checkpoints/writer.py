@@ -40,14 +40,19 @@ class Writer:
         self._pending: Future[str] | None = None
         self._complete: list[str] = []
         self._stall_seconds = 0.0
-        self._has_saved = False
+        self._has_saved, self._attempts = False, 0
         self.failed_saves = 0
         self.last_failure: OSError | None = None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a save is in progress on this rank."""
-        return self._pending is not None and not self._pending.done()
+    def is_saving(self) -> bool:
+        """Whether a save has started whose end is not recorded yet."""
+        return self._pending is not None
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether a save is in progress that has failed at least once."""
+        return self.is_saving and self._attempts > 1
 
     def save(
         self, state: State, uri: str, before_attempt: Callable[[], None], after_commit: Callable[[], None]
@@ -124,7 +129,10 @@ class Writer:
         before_attempt: Callable[[], None],
         after_commit: Callable[[], None],
     ) -> str:
+        self._attempts = 0
+
         def attempt() -> None:
+            self._attempts += 1
             on_all_ranks(before_attempt, self._group)
             storage_writer = create_storage_writer(uri, staged=self._thread is not None)
             save(content, storage_writer=storage_writer, process_group=self._group)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.polling import eventually
 from tests.problems import rejects
 from tests.trainer.checkpoints.states import Net, create_state, open_checkpoints, save_all, train_step, trained_state
 from trainer.checkpoints import Checkpoints, State
@@ -260,3 +261,25 @@ def test_storage_that_refuses_a_later_save_does_not_end_training(
         checkpoints.save(trained_state(4))
         third = checkpoints.save(trained_state(5))
         assert checkpoints.wait() == [third]
+
+
+def test_repeated_save_is_reported_until_it_ends(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, responding = threading.Event(), threading.Event()
+
+    def create(uri: str, **options: Any) -> Any:
+        if not reached.is_set():
+            reached.set()
+            raise OUTAGE
+        assert responding.wait(60)
+        return create_storage_writer(uri, **options)
+
+    monkeypatch.setattr(writer_module, "create_storage_writer", create)
+    monkeypatch.setattr(failures_module, "RETRY_PAUSES_SECONDS", (0,))
+    with open_checkpoints(tmp_path, group) as checkpoints:
+        uri = checkpoints.save(trained_state(3))
+        eventually(lambda: checkpoints.is_retrying, "the second attempt")
+        responding.set()
+        assert checkpoints.wait() == [uri]
+        assert not checkpoints.is_retrying
