@@ -121,8 +121,7 @@ def _parse_fault(spec: str) -> AnyFault:
         raise _error(spec, ["duplicate key"], usage)
     try:
         fault: AnyFault = model.model_validate(fields)
-        if not isinstance(fault, RankKill):
-            check_operation(fault)
+        check_operation(fault)
     except ValidationError as error:
         unknown = [str(item["loc"][0]) for item in error.errors() if item["type"] == "extra_forbidden"]
         suggestions = (did_you_mean(name, model.model_fields.keys() - {"kind"}) for name in unknown)

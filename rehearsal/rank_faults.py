@@ -9,6 +9,7 @@ from typing import Literal
 import psutil
 from pydantic import Field
 
+from rehearsal.hypervisor.processes import environments, send_signal
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
 from trainyard.models.layout import RunLayout
@@ -60,35 +61,29 @@ class RankFaults:
     def _kill(self, fault: RankKill) -> bool:
         """Kill the rank; return False when it does not run, as between two attempts."""
         ranks = find_ranks(self._run)
-        if fault.rank not in ranks:
+        killed = ranks.pop(fault.rank, None)
+        if killed is None:
             return False
         if fault.peers == "hang":
-            for rank, process in ranks.items():
-                if rank != fault.rank:
-                    _send(process, signal.SIGSTOP)
-        return _send(ranks[fault.rank], signal.SIGKILL)
+            for process in ranks.values():
+                send_signal(process, signal.SIGSTOP)
+        send_signal(killed, signal.SIGKILL)
+        return True
 
 
 def find_ranks(run: str) -> dict[int, psutil.Process]:
     """Return rank -> process of the ranks of a run on this machine, without processes that they have started."""
-    candidates: dict[int, tuple[int, psutil.Process]] = {}
-    for process in psutil.process_iter():
-        try:
-            environment, parent = process.environ(), process.ppid()
-        except (psutil.Error, OSError):  # it has ended, or belongs to another user
-            continue
-        if environment.get("TRAINYARD_RUN") == run and environment.get("RANK", "").isdecimal():
-            candidates[process.pid] = (parent, process)
-    return {
-        int(process.environ()["RANK"]): process
-        for parent, process in candidates.values()
-        if parent not in candidates and process.is_running()
+    ranks = {
+        process: int(environment["RANK"])
+        for process, environment in environments()
+        if environment.get("TRAINYARD_RUN") == run and "RANK" in environment
     }
+    # The processes that a rank starts inherit its environment.
+    return {rank: process for process, rank in ranks.items() if _parent(process) not in ranks}
 
 
-def _send(process: psutil.Process, number: signal.Signals) -> bool:
+def _parent(process: psutil.Process) -> psutil.Process | None:
     try:
-        process.send_signal(number)
-    except psutil.Error:
-        return False
-    return True
+        return process.parent()
+    except psutil.Error:  # it has ended
+        return None

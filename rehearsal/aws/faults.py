@@ -220,7 +220,7 @@ _BOTOCORE_NAMES = {
 }  # service as in IAM -> botocore's name
 
 
-def check_operation(fault: Fault) -> None:
+def check_operation(fault: StrictModel) -> None:
     """Raise ValueError if the fault names an API operation that AWS does not have."""
     if isinstance(fault, (Deny, Throttle, Outage)):
         service, _, operation = fault.operation.partition(":")

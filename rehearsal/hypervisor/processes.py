@@ -2,7 +2,8 @@
 
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -10,14 +11,20 @@ import psutil
 REHEARSAL_VARIABLE = "TRAINYARD_REHEARSAL"
 
 
-def find_processes(folder: Path, node: Path | None = None) -> list[psutil.Process]:
-    """Return the processes of the rehearsal in `folder`; with `node`, only those with this node root."""
-    processes = []
+def environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Yield the processes of this machine whose environment can be read, each with its environment."""
     for process in psutil.process_iter():
         try:
             environment = process.environ()
         except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
+        yield process, environment
+
+
+def find_processes(folder: Path, node: Path | None = None) -> list[psutil.Process]:
+    """Return the processes of the rehearsal in `folder`; with `node`, only those with this node root."""
+    processes = []
+    for process, environment in environments():
         if environment.get(REHEARSAL_VARIABLE) != str(folder):
             continue
         if node is None or environment.get("TRAINYARD_ROOT") == str(node):
@@ -36,10 +43,13 @@ def is_alive(process: psutil.Process) -> bool:
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Send SIGKILL to the processes. Processes that have ended are ignored."""
     for process in processes:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.Error:
-            continue
+        send_signal(process, signal.SIGKILL)
+
+
+def send_signal(process: psutil.Process, number: int) -> None:
+    """Send a signal to a process. A process that has ended is ignored."""
+    with suppress(psutil.Error):
+        process.send_signal(number)
 
 
 def kill_rehearsal_processes(folder: Path, node: Path | None = None, timeout_seconds: float = 30.0) -> int:

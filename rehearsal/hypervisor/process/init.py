@@ -20,6 +20,7 @@ import psutil
 
 from rehearsal.hypervisor.process import units
 from rehearsal.hypervisor.process.units import Unit
+from rehearsal.hypervisor.processes import send_signal
 
 POLL_SECONDS = 0.1
 SHUTDOWN_TIMEOUT_SECONDS = 60
@@ -219,14 +220,6 @@ class Init:
 
 def _quote(argument: str) -> str:
     return "'" + argument.replace("'", "'\\''") + "'"
-
-
-def send_signal(process: psutil.Process, number: int) -> None:
-    """Send a signal to a process. A process that has ended is ignored."""
-    try:
-        process.send_signal(number)
-    except psutil.Error:
-        return
 
 
 def kill_tree(pid: int) -> None:
