@@ -32,14 +32,16 @@ def logs(
     With --follow the end of the run is printed on stderr, and the exit status is 1 if the run has failed.
     """
     cluster, has_lines = Cluster.from_environment(stack, project=current_project(context)), False
+    if follow:  # the current run may change meanwhile
+        run = read_run_record(cluster, run).run
     for writer, line in read_logs(cluster, run, source, follow):
         print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
         has_lines = True
     if not has_lines:
         print(f"trainyard: S3 has no log line of a writer that matches --source {source!r}", file=sys.stderr)
     if follow:
-        record = read_run_record(cluster, run)
-        outcome = cluster.outcome(record.run)
+        assert run is not None
+        outcome = cluster.outcome(run)
         assert outcome is not None
-        print(f"trainyard: run {record.run}: {outcome.state}, {outcome.reason}", file=sys.stderr)
+        print(f"trainyard: run {run}: {outcome.state}, {outcome.reason}", file=sys.stderr)
         raise typer.Exit(1 if outcome.state == "failed" else 0)

@@ -93,6 +93,11 @@ def resolve(folder: Path, environment: NodeEnvironment, index: Sequence[str]) ->
     ]
 
 
+def pin_name(pin: str) -> str:
+    """Return the normalized name of the package of a requirement that `resolve` returned."""
+    return normalize(pin.split("==")[0].split(" @")[0])
+
+
 def reads_other_files(requirements: str) -> bool:
     """Return whether a requirements file reads other files of the source, such as a package in a folder."""
     text = re.sub(r"(?m)(^|\s)#.*$", "", requirements)

@@ -18,6 +18,7 @@ from trainyard.job_source.resolution import (
     UV,
     ToolError,
     hide_credentials,
+    pin_name,
     read_index_options,
     run_tool,
 )
@@ -56,7 +57,7 @@ def lock_wheels(
     files.mkdir()
     _fetch(wheels, environment.python, index, source, files)
     for pin in pins:
-        if normalize(pin.split("==")[0].split(" @")[0]) not in wheels:
+        if pin_name(pin) not in wheels:
             report(f"building {hide_credentials(pin)}, which has no wheel")
             _build(pin, [*index, *added], source, files)
     locked = sorted((describe_wheel(file) for file in files.iterdir()), key=lambda wheel: wheel.name)

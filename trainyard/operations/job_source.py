@@ -19,8 +19,15 @@ from trainyard.errors import InputError, Problem
 from trainyard.job_source.archive import unpacked
 from trainyard.job_source.check import JobSource
 from trainyard.job_source.environment import find_environment, image_python
-from trainyard.job_source.node_packages import node_packages, normalize
-from trainyard.job_source.resolution import ON_NODES, REQUIREMENTS, ToolError, reads_other_files
+from trainyard.job_source.node_packages import node_packages
+from trainyard.job_source.resolution import (
+    ON_NODES,
+    REQUIREMENTS,
+    ToolError,
+    hide_credentials,
+    pin_name,
+    reads_other_files,
+)
 from trainyard.job_source.trials import installed_wheels, try_dry_run, try_imports
 from trainyard.job_source.wheels import lock_wheels
 from trainyard.models.layout import (
@@ -174,10 +181,9 @@ class _Preparation:
                 def report(text: str) -> None:
                     self._display.line(SUBJECT, text)
 
-                for pin in pins:
-                    if normalize(pin.split("==")[0].split(" @")[0]) == "torch":
-                        text = "replaces the torch that the health check measures, and its NCCL: remove it if possible"
-                        report(f"{pin} of {REQUIREMENTS} {text}")
+                if torch := next((pin for pin in pins if pin_name(pin) == "torch"), None):
+                    text = "replaces the torch that the health check measures, and its NCCL: remove it if possible"
+                    report(f"{hide_credentials(torch)} of {REQUIREMENTS} {text}")
                 lock = lock_wheels(pins, environment, options, folder, fetched, report)
                 self._upload(lock, fetched / "wheels")
         return lock
