@@ -4,6 +4,7 @@ from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.health_check import NodeMeasurements
 from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, Subnet, WorkerGroup
+from trainyard.models.run import RunRecord
 
 MANIFEST = Manifest(
     project="trainyard",
@@ -61,3 +62,17 @@ HEALTHY_MEASUREMENTS = NodeMeasurements(
     network_gbs=76.4,
     seconds=20.0,
 )
+
+
+def record_of(manifest: Manifest, job: Job, processes_per_node: int) -> RunRecord:
+    """Return the record of a run with one node."""
+    return RunRecord(
+        run="r",
+        created=1.0,
+        deadline=2.0,
+        manifest_digest=manifest.digest(),
+        nodes=1,
+        processes_per_node=processes_per_node,
+        job=job,
+        limits=manifest.limits,
+    )

@@ -136,21 +136,23 @@ class Bucket:
 
     def write(self, key: str, content: bytes) -> None:
         """Create or replace an object."""
-        # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
-        content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
-        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type)
+        self._put(key, content)
 
     def create(self, key: str, content: bytes) -> bool:
         """Create an object; return False, and change nothing, when it exists."""
-        content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
         try:
-            self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, IfNoneMatch="*")
+            self._put(key, content, IfNoneMatch="*")
         except ClientError as error:
             # The second code: another request writes the object at the same time (API reference, PutObject).
             if error.response["Error"]["Code"] in {"PreconditionFailed", "ConditionalRequestConflict"}:
                 return False
             raise
         return True
+
+    def _put(self, key: str, content: bytes, **conditions: str) -> None:
+        # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
+        content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
+        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **conditions)
 
     def upload(self, key: str, file: Path) -> None:
         """Create or replace an object from a file of any size."""

@@ -18,7 +18,7 @@ def run_variables(
     cache: Path,
     model: str | None = None,
 ) -> dict[str, str]:
-    """Environment variables of a job, on its nodes and in its dry run on the machine of the launch.
+    """Environment variables of a job, on its nodes and in its dry run on the operator's machine.
 
     `layout`: keys of the run. `node`: EC2 instance id of the node. `model`: folder of the job's model, or its name in
     the Hugging Face hub.

@@ -48,19 +48,17 @@ class Cluster:
             raise InputError(
                 [Problem("--manifest", manifest_uri, "not an S3 URI", "Use s3://BUCKET/KEY", "invalid_s3_uri")]
             )
-        region, in_environment = stack_region(stack, project), os.environ.get("AWS_REGION")
-        if region:
-            require_known_region(region, "aws:region", f"the file of stack {stack}")
-        if region and in_environment and region != in_environment:
-            reason = f"stack {stack} is in {region} (aws:region of its file)"
-            fix = f"Set AWS_REGION={region}, or unset it"
-            raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
-        key, source = ("aws:region", f"the file of stack {stack}") if region else ("AWS_REGION", "the environment")
-        region = region or configured_region()
+        in_file, in_environment = stack_region(stack, project), os.environ.get("AWS_REGION")
+        key, source = ("aws:region", f"the file of stack {stack}") if in_file else ("AWS_REGION", "the environment")
+        region = in_file or configured_region()
         if not region:
             project.find_stack_file(stack)
             raise InputError([region_missing()])
         require_known_region(region, key, source)
+        if in_file and in_environment and in_file != in_environment:
+            reason = f"stack {stack} is in {in_file} (aws:region of its file)"
+            fix = f"Set AWS_REGION={in_file}, or unset it"
+            raise InputError([Problem("AWS_REGION", in_environment, reason, fix, "region_differs")])
         return cls(stack, region, manifest_uri, manifest_sha256, project)
 
     def _find_bucket(self, role: str) -> Bucket | None:

@@ -1,4 +1,4 @@
-"""The dry run of a custom job (job.dry_run): one process on the machine of the launch, with the variables of a job."""
+"""The dry run of a custom job (job.dry_run): one process on the operator's machine, with the variables of a job."""
 
 import os
 from collections.abc import Iterator

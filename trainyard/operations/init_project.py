@@ -145,8 +145,8 @@ def _job(project: Project, options: InitOptions, gpu: Gpu | None) -> list[str]:
     ]
     own_job.append("# without those of its .trainyardignore, and run the script with torchrun.")
     if options.command is not None:
-        words = shlex.split(options.command)
-        command = yaml.safe_dump(words, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+        argv = shlex.split(options.command)
+        command = yaml.safe_dump(argv, default_flow_style=True, width=10**6, allow_unicode=True).strip()
         source = yaml.safe_dump(source, width=10**6, allow_unicode=True).splitlines()[0]
         return [*_data(options.data), *own_job, f"source: {source}", f"command: {command}"]
     batch_size = _MICRO_BATCH * options.nodes * (gpu.count if gpu else 1)

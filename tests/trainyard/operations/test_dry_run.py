@@ -9,11 +9,10 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
-from tests.manifests import MANIFEST
+from tests.manifests import MANIFEST, record_of
 from trainyard.aws.s3 import Bucket
 from trainyard.models.layout import split_s3_uri
 from trainyard.models.manifest import Fsx, Manifest
-from trainyard.models.run import RunRecord
 from trainyard.node.agent.torchrun import job_variables
 from trainyard.operations.dry_run import dry_run_variables, find_node_variable
 
@@ -32,16 +31,7 @@ def data(account: EmulatedAws) -> Bucket:
 def test_dry_run_has_the_variables_that_nodes_set(data: Bucket, tmp_path: Path) -> None:
     manifest = create_manifest(model="hf://org/m", model_uri="hf://org/m", resume="earlier")
     manifest = manifest.model_copy(update={"data_bucket": data.name})
-    run = RunRecord(
-        run="r",
-        created=1.0,
-        deadline=2.0,
-        manifest_digest=manifest.digest(),
-        nodes=1,
-        processes_per_node=1,
-        job=manifest.job,
-        limits=manifest.limits,
-    )
+    run = record_of(manifest, manifest.job, 1)
     on_nodes = job_variables(
         manifest=manifest,
         group=manifest.groups[0],

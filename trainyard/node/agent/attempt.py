@@ -26,7 +26,7 @@ from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
 
 HEARTBEAT_SECONDS = 60.0
-# A rank whose peer has failed may exit by itself within this time, with a message. In NCCL it hangs, and its Python
+# A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
 RANK_EXIT_SECONDS = 2.0
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.manifests import MANIFEST
+from tests.manifests import MANIFEST, record_of
 from trainyard.models.manifest import Fsx, Manifest
-from trainyard.models.run import Master, RunRecord
+from trainyard.models.run import Master
 from trainyard.node.agent.attempt import model_location
 from trainyard.node.agent.torchrun import find_interface, job_variables, torchrun_command
 
@@ -31,16 +31,7 @@ def create_variables(
     """Variables of a job on GPU nodes with `efa` EFA devices."""
     group = manifest.groups[0].model_copy(update={"gpus": 8, "efa_interfaces": efa})
     job = manifest.job.model_copy(update={"environment": environment or {}, "container": image})
-    run = RunRecord(
-        run="r",
-        created=1.0,
-        deadline=2.0,
-        manifest_digest=manifest.digest(),
-        nodes=1,
-        processes_per_node=8,
-        job=job,
-        limits=manifest.limits,
-    )
+    run = record_of(manifest, job, 8)
     folder = Path("/x")
     return job_variables(
         manifest=manifest,
