@@ -37,7 +37,8 @@ def configure_logging(
     target.handlers = [handler]
     target.setLevel(logging.INFO)
     target.propagate = False  # a library that configures the root logger would write each line again
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    for library in ("botocore", "websockets"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def set_run(run: str) -> None:

@@ -209,7 +209,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             "autoscaling:DescribeScheduledActions",
             "autoscaling:DescribeScalingActivities",
         ),
-        _unscoped("DescribeTopology", "ec2:DescribeInstanceTopology"),
+        _unscoped("DescribeInstances", "ec2:DescribeInstanceTopology", "ec2:DescribeInstanceStatus"),
         _unscoped("DescribeReservations", "ec2:DescribeCapacityReservations", "ec2:DescribeCapacityBlocks"),
         _stack_reservations(args),
         _sessions(),
@@ -224,7 +224,8 @@ def _head(args: IdentityArgs) -> list[Statement]:
 
 def _workers(args: IdentityArgs) -> list[Statement]:
     """Permissions of a worker: boot files, datasets and runs."""
-    boot_files = _objects(args.staging_bucket_arn, "bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN)
+    keys = ("bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN, layout.CONTROLLER_ENDPOINT)
+    boot_files = _objects(args.staging_bucket_arn, *keys)
     statements = [
         _sessions(),
         _list(args),

@@ -29,6 +29,10 @@ UNSCOPED: dict[str, tuple[str, str]] = {
         "the controller orders the ranks by the network topology of the nodes",
         f"{_REFERENCE}list_amazonec2.html",
     ),
+    "ec2:DescribeInstanceStatus": (
+        "the controller reads whether a node without heartbeats runs and passes its status checks",
+        f"{_REFERENCE}list_amazonec2.html",
+    ),
     "ecr:GetAuthorizationToken": (
         "Docker on a node logs in to the registry of the job's image; a token covers all registries",
         f"{_REFERENCE}list_amazonelasticcontainerregistry.html",

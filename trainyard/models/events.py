@@ -16,6 +16,12 @@ class _Event(StrictModel):
     instance: str = Field(description="EC2 instance id.")
     role: NodeRole = Field(description="Role of the node.")
     boot: str = Field(description="Number of this boot of the instance, from 0001.")
+    sequence: int = Field(
+        0,
+        ge=0,
+        description="Nanoseconds since the boot: each event of one boot has a higher number, also if the clock is set "
+        "back; 0: not known.",
+    )
 
 
 class TaskEvent(_Event):
@@ -78,8 +84,9 @@ class AgentEvent(_Event):
     kind: Literal["agent"] = "agent"
     run: str = Field(description="Run id.")
     attempt: int = Field(ge=0, description="Attempt to which the state belongs; 0 before the first.")
-    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "stopped", "drained"] = Field(
-        description="State of the agent. `stopped`: the run has ended, and no process of its job runs."
+    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "repaired", "stopped", "drained"] = Field(
+        description="State of the agent. `repaired`: the GPUs were reset after that attempt. `stopped`: the run has "
+        "ended, and no process of its job runs."
     )
     address: str = Field(description="Private address of the node.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")

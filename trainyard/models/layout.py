@@ -1,12 +1,13 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
-`runs/<run>/{checkpoints,results,metrics,events,logs}/`; it outlives the cluster. During a dry run of a job it also has
-`dry-run/<id>/{checkpoints,results}/`.
+`runs/<run>/{checkpoints,results,metrics,events,heartbeats,decisions,logs}/`; it outlives the cluster. During a dry run
+of a job it also has `dry-run/<id>/{checkpoints,results}/`.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them. Its object
 `uploads/<name>/incomplete` means that the upload of a dataset has not ended.
 Staging bucket: `bundle/`, `job/` (sources, locked requirements, their wheels), `manifest.json`, `run.json` (the current
-run), `pending-launch` (the id of the launch that has not created its run), and events of the head and builders.
+run), `pending-launch` (the id of the launch that has not created its run), `head/controller.json` (where agents connect
+to the controller), and events of the head and builders.
 Streams (events, metrics, logs) are numbered chunks `<instance>/<boot>/<source>-<seq>.jsonl`: S3 has no append.
 """
 
@@ -19,6 +20,7 @@ MANIFEST = "manifest.json"
 CURRENT_RUN = "run.json"
 PENDING_LAUNCH = "pending-launch"
 HEAD_EVENTS = "head/events/"
+CONTROLLER_ENDPOINT = "head/controller.json"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived.json"
 WHEELS = "job/wheels/"
@@ -127,6 +129,15 @@ class RunLayout:
         """Result of one health check."""
         return f"{self.prefix}health_checks/{number:04d}.json"
 
+    def decision(self, attempt: int) -> str:
+        """Decision on an attempt that failed."""
+        return f"{self.decisions}{attempt:04d}.json"
+
+    @property
+    def decisions(self) -> str:
+        """Prefix of the decisions on attempts that failed."""
+        return f"{self.prefix}decisions/"
+
     @property
     def checkpoints(self) -> str:
         """Prefix of the checkpoints."""
@@ -156,6 +167,10 @@ class RunLayout:
     def events(self) -> str:
         """Prefix of the events stream."""
         return f"{self.prefix}events/"
+
+    def heartbeat(self, instance: str) -> str:
+        """Key of the last heartbeat of a node that is not connected to the controller."""
+        return f"{self.prefix}heartbeats/{instance}.json"
 
     @property
     def logs(self) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainyard.base import StrictModel
+from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import RankFailure
 from trainyard.models.manifest import Archive, Job, Limits, Manifest
 
@@ -101,20 +102,6 @@ def compute_run_deadline(start: float, limits: Limits, capacity_end_time: float 
     return time_limit if capacity_end_time is None else min(time_limit, capacity_end_time)
 
 
-class FailedAttempt(StrictModel):
-    """An attempt that failed or lost a node: what decides whether another attempt follows."""
-
-    attempt: int = Field(gt=0, description="Number of the attempt.")
-    checkpoints: tuple[str, ...] = Field(description="Complete checkpoints at the end of the attempt.")
-    failed_node: str | None = Field(
-        description="Instance of the rank that failed first; none if no rank reported a cause."
-    )
-    failure: RankFailure | None = Field(description="Failure of that rank.")
-    attempts_without_progress: int = Field(
-        ge=0, description="Consecutive attempts, up to this attempt, that failed without a new checkpoint."
-    )
-
-
 class Master(StrictModel):
     """The master of torchrun's static rendezvous: the torchrun of node rank 0 serves its store."""
 
@@ -128,6 +115,15 @@ class HealthCheckRequest(StrictModel):
     number: int = Field(gt=0, description="Number of the health check in its run; attempts are numbered separately.")
     nodes: tuple[str, ...] = Field(min_length=1, description="Instances to check, in the order of their node ranks.")
     master: Master = Field(description="Master of the rendezvous of these nodes.")
+    requested_at: float = Field(description="Unix time of the request, seconds.")
+
+
+class NodeRepair(StrictModel):
+    """A repair of a node by its agent: no attempt uses the node before it has reported that it is ready again."""
+
+    number: int = Field(gt=0, description="Attempt after which the repair was requested.")
+    action: Literal["reset", "reboot"] = Field(description="Reset of all GPUs, or reboot of the node.")
+    boot: str = Field(description="Number of the boot during which it was requested: a later boot follows a reboot.")
     requested_at: float = Field(description="Unix time of the request, seconds.")
 
 
@@ -156,7 +152,15 @@ class Control(StrictModel):
     aborted_attempt: int = Field(
         0, ge=0, description="Attempt that has failed on a node: the other nodes kill its ranks, which may hang."
     )
-    failed_attempt: FailedAttempt | None = Field(None, description="The last attempt that failed or lost a node.")
+    decisions: tuple[AttemptDecision, ...] = Field(
+        (), description="Decisions on the attempts that failed since the last progress, oldest first."
+    )
+    checkpoints: tuple[str, ...] = Field((), description="Complete checkpoints at the last decision.")
+    last_passed_check: int = Field(0, ge=0, description="Attempt before which all of its nodes passed a health check.")
+    repairs: dict[str, NodeRepair] = Field(
+        default_factory=dict, description="Instance -> the repair that its agent must do now."
+    )
+    repaired_nodes: tuple[str, ...] = Field((), description="Instances that had a repair in this run.")
     health_check: HealthCheckRequest | None = Field(None, description="The health check that nodes must run now.")
     health_check_count: int = Field(0, ge=0, description="Number of health checks requested so far.")
     healthy_nodes: tuple[str, ...] = Field((), description="Instances that passed a health check.")

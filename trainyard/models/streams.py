@@ -19,9 +19,9 @@ class Cursor:
         """Ignore all chunks that exist now."""
         self._read_keys.update(self._bucket.keys(self._prefix))
 
-    def lines(self) -> Iterator[tuple[str, bytes]]:
-        """(key, line) of each line that was written since the last call."""
-        for key in self._bucket.keys(self._prefix):
+    def lines(self, folder: str = "") -> Iterator[tuple[str, bytes]]:
+        """(key, line) of each line that was written since the last call. `folder`: only keys that start so below it."""
+        for key in self._bucket.keys(self._prefix + folder):
             if key in self._read_keys:
                 continue
             content = self._bucket.read(key)
@@ -31,9 +31,9 @@ class Cursor:
                     yield key, line
 
 
-def node_events(cursor: Cursor) -> Iterator[NodeEvent]:
-    """Events that nodes reported since the last call. Raises ValidationError for a line that is not an event."""
-    for _, line in cursor.lines():
+def node_events(cursor: Cursor, instance: str | None = None) -> Iterator[NodeEvent]:
+    """Events that nodes, or this node, reported since the last call. Raises ValidationError for any other line."""
+    for _, line in cursor.lines("" if instance is None else f"{instance}/"):
         yield NODE_EVENT.validate_json(line)
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from trainyard.base import StrictModel
 from trainyard.models.events import NodeRole
 from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.node.sequence import next_sequence
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
@@ -37,7 +38,8 @@ class Node(StrictModel):
 
     def event_fields(self, time: float) -> dict[str, object]:
         """Fields of every event of this node. `time`: Unix time in seconds."""
-        return {"time": time, "instance": self.instance, "role": self.role, "boot": self.boot}
+        fields = {"instance": self.instance, "role": self.role, "boot": self.boot}
+        return {"time": time, **fields, "sequence": next_sequence()}
 
 
 @cache

@@ -34,7 +34,7 @@ class ChunkWriter:
         self._seq = sum(1 for _ in bucket.keys(prefix))
         self._lines: list[bytes] = []
         self._lock, self._flushing = threading.Lock(), threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"chunks {prefix}", daemon=True)
         self._thread.start()
 
@@ -71,13 +71,20 @@ class ChunkWriter:
         except Exception as error:
             LOG.warning("%s: %s", self._prefix, error)
 
+    def request_flush(self) -> None:
+        """Write all lines to S3 in the writer's thread as soon as it can."""
+        self._wake.set()
+
     def _run(self) -> None:
-        while not self._closing.wait(FLUSH_SECONDS):
+        while not self._closing.is_set():
+            self._wake.wait(FLUSH_SECONDS)
+            self._wake.clear()
             self.try_flush()
 
     def close(self) -> None:
         """Write the remaining lines. Raises the error of S3 if that fails until the deadline."""
         self._closing.set()
+        self._wake.set()
         self._thread.join()
         started_at = time.monotonic()
         while True:

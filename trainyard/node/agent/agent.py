@@ -15,6 +15,7 @@ import time
 from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
+from trainyard.models.connection import Heartbeat
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, RankFailure
 from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import CURRENT_RUN, RunLayout, chunk_prefix
@@ -22,11 +23,13 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, HealthCheckRequest, RunRecord
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
+from trainyard.node.agent.connection import HeadConnection
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.state import open_state_file
 from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, find_group, is_configured, is_outdated
 from trainyard.node.refresh import refresh
+from trainyard.node.sequence import next_sequence
 from trainyard.node.streams import ChunkWriter
 
 POLL_SECONDS = 1.0
@@ -52,6 +55,7 @@ class Agent:
         self._staging = Bucket(manifest.staging_bucket, node.region)
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
+        self._connection = HeadConnection(self._staging, self._data, self._create_heartbeat)
         self._attempt: AttemptTorchrun | None = None
         self._health_check: HealthCheckTorchrun | None = None
         self._group = find_group(node, manifest)
@@ -74,17 +78,34 @@ class Agent:
             "failures": failures,
         }
         LOG.info("%s, attempt %d", state, attempt)
-        self._events.write_event(AgentEvent.model_validate(event))
-        self._events.try_flush()
+        self._report(AgentEvent.model_validate(event))
+
+    def _report(self, event: AgentEvent | HealthCheckEvent) -> None:
+        """Report an event now: on the connection, and in S3 in case that is away."""
+        self._connection.send(event)
+        self._events.write_event(event)
+        self._events.request_flush()
+
+    def _create_heartbeat(self) -> Heartbeat:
+        attempt = self._attempt
+        return Heartbeat(
+            instance=self.node.instance,
+            boot=self.node.boot,
+            sequence=next_sequence(),
+            run=self.run.run,
+            attempt=attempt.number if attempt is not None else 0,
+            step=attempt.last_step() if attempt is not None else None,
+        )
 
     def serve(self) -> int:
         """Serve until the node is drained, the service is stopped or another run follows; the exit code.
 
         An S3 outage does not end the job. An idle agent also ends if a newer bundle exists, and systemd restarts it.
         """
+        self._connection.start()
         self._report_interrupted()
         self._report_ready()
-        while not self.stop_requested.wait(self._poll_seconds()):
+        while not self._wait():
             try:
                 if self._drain.cause():
                     self._drain_node()
@@ -96,17 +117,27 @@ class Agent:
                     break
                 if self._attempt is None and self._health_check is None and is_outdated(self.node):
                     LOG.info("restart: a newer bundle exists")
-                    self._events.close()
+                    self._close()
                     return EXIT_NEWER_BUNDLE
             except Exception as error:
                 LOG.error("%s: %s", type(error).__name__, error)
         self._stop_processes()
-        self._events.close()
+        self._close()
         return 0
 
-    def _poll_seconds(self) -> float:
+    def _wait(self) -> bool:
+        """Wait for new requests of the controller or the next poll; return whether the service is stopped."""
         is_waited_for = self._health_check is not None or (self._attempt is not None and self._attempt.is_aborted)
-        return FAST_POLL_SECONDS if is_waited_for else POLL_SECONDS
+        self._connection.changed.wait(FAST_POLL_SECONDS if is_waited_for else POLL_SECONDS)
+        self._connection.changed.clear()
+        return self.stop_requested.is_set()
+
+    def _close(self) -> None:
+        """Write the remaining events to S3, and close the connection to the head."""
+        try:
+            self._events.close()
+        finally:
+            self._connection.close()
 
     def _report_ready(self) -> None:
         """Report that this node can run the job. A kept node may have to apply a changed manifest first."""
@@ -132,11 +163,9 @@ class Agent:
             self._health_check.forward_logs()
             if self._health_check.is_over():
                 self._finish_health_check(self._health_check)
-            if time.monotonic() < self._control_read_at + POLL_SECONDS:
-                return
-        self._control_read_at = time.monotonic()
-        content = self._data.find(self._layout.control)
-        control = Control() if content is None else Control.model_validate_json(content)
+        control = self._read_control()
+        if control is None:
+            return
         if control.stop:
             if not self._is_stopped:
                 self._stop_job(control.save_checkpoint)
@@ -150,6 +179,16 @@ class Agent:
             self._start_attempt(control)
         elif (request := control.health_check) is not None and self._is_new(request):
             self._start_health_check(request)
+
+    def _read_control(self) -> Control | None:
+        """Return the requests of the controller; None without a connection if S3 was read a moment ago."""
+        if control := self._connection.control(self.run.run):
+            return control
+        if time.monotonic() < self._control_read_at + POLL_SECONDS:
+            return None
+        self._control_read_at = time.monotonic()
+        content = self._data.find(self._layout.control)
+        return Control() if content is None else Control.model_validate_json(content)
 
     def _stop_job(self, save_checkpoint: bool) -> None:
         """Stop the job at the end of the run, after a last checkpoint if `save_checkpoint` is set."""
@@ -205,8 +244,7 @@ class Agent:
         self._stop_health_check()
 
     def _report_health_check(self, event: HealthCheckEvent) -> None:
-        self._events.write_event(event)
-        self._events.try_flush()
+        self._report(event)
         network = event.measurements.network if event.measurements.provider else None
         self._state_file.update(health_check=event.number, health_check_reported=True, network=network)
 
@@ -274,7 +312,9 @@ class Agent:
                 "resource": reading.resource,
                 "percent": reading.percent,
             }
-            self._events.write_event(ActivityEvent.model_validate(event))
+            activity = ActivityEvent.model_validate(event)
+            self._connection.send(activity, repeat=False)
+            self._events.write_event(activity)
 
     def _save_checkpoint(self, timeout_seconds: float) -> None:
         """Request a checkpoint of the running attempt, if the job supports that.
@@ -304,5 +344,5 @@ class Agent:
         self._save_checkpoint(self._drain.checkpoint_timeout_seconds())
         self._stop_processes()
         self.report_state("drained", self._state_file.state.attempt)
-        self._events.close()
+        self._close()
         self._drain.complete()

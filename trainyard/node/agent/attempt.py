@@ -1,6 +1,7 @@
 """torchrun of one attempt on this node: the job's sources, variables, metrics and requested checkpoints."""
 
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ HEARTBEAT_SECONDS = 60.0
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
 RANK_EXIT_SECONDS = 2.0
+_METRICS_TAIL_BYTES = 64 * 1024  # longer than a line
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
@@ -172,6 +174,19 @@ class AttemptTorchrun(Torchrun):
     def are_workers_up(self) -> bool:
         """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""
         return len(rank_log_folders(self._logs)) >= self._processes
+
+    def last_step(self) -> int | None:
+        """Last `step` in the metrics of this node's ranks; None if they have written none."""
+        file = self._metrics / "metrics.jsonl"
+        if not file.exists():
+            return None
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - _METRICS_TAIL_BYTES))
+            lines = stream.read().split(b"\n")[:-1]
+        try:
+            return int(json.loads(lines[-1])["step"]) if lines else None
+        except (ValueError, LookupError, TypeError):  # a custom job may write other lines
+            return None
 
     def failures(self) -> tuple[RankFailure, ...]:
         """Failures of this node's ranks, or the failure of the job's environment."""

@@ -6,12 +6,15 @@ import sys
 import threading
 import time
 
+from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
 from trainyard.models.events import ServiceEvent
-from trainyard.node.controller.controller import POLL_SECONDS, Controller
+from trainyard.node.controller.agent_server import AgentServer
+from trainyard.node.controller.controller import Controller
 from trainyard.node.events import open_event_writer
-from trainyard.node.identity import EXIT_NEWER_BUNDLE, is_outdated, read_manifest, read_node
+from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, is_outdated, read_manifest, read_node
 
+POLL_SECONDS = 1.0
 LOG = logging.getLogger("controller")
 
 
@@ -22,18 +25,29 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    controller = Controller(node, manifest)
-    with open_event_writer(node, manifest, "controller") as writer:
-        fields = {"service": "controller", "address": node.address}
-        writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
-    while not stop.wait(POLL_SECONDS):
+    server = AgentServer(node)
+    server.start(Bucket(manifest.staging_bucket, node.region))
+    try:
+        with open_event_writer(node, manifest, "controller") as writer:
+            fields = {"service": "controller", "address": node.address}
+            writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
+        return _control(node, Controller(node, manifest, server), server, stop)
+    finally:
+        server.close()
+
+
+def _control(node: Node, controller: Controller, server: AgentServer, stop: threading.Event) -> int:
+    """Control runs until `stop` is set, or until a newer bundle exists; the exit code."""
+    while not stop.is_set():
         try:
             controller.step()
         except Exception as error:  # AWS may be unavailable; the lease limits for how long
             LOG.error("%s: %s", type(error).__name__, error)
+            stop.wait(POLL_SECONDS)
         if is_outdated(node):
             LOG.info("restart: a newer bundle exists")
             return EXIT_NEWER_BUNDLE
+        server.wait(POLL_SECONDS)
     return 0
 
 

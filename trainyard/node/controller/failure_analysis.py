@@ -1,15 +1,17 @@
-"""Failure analysis: the states of nodes, the cause of a failed attempt, and whether another attempt makes sense.
+"""Failure analysis: what caused the failure of an attempt, and what follows. Without side effects.
 
-Without side effects, so that every rule has a test.
+Evidence decides: a node that left its group, a silent node, a finding of a health monitor, or ranks that fail on one
+node again after they ran on another. A fault of a node never ends the run and does not count against the job. The run
+ends when ranks fail in the same way on two nodes without progress, because that is a fault of the job.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainyard.models.events import AgentEvent, RankFailure
+from trainyard.models.decision import AttemptDecision, Evidence, NodeAction
+from trainyard.models.events import RankFailure
 from trainyard.models.failure_messages import HUNG_WITH_PEERS, PEER_LOST
-from trainyard.models.run import FailedAttempt
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
 
@@ -21,57 +23,35 @@ _PEER_FAILURE = re.compile(
     rf"|{re.escape(HUNG_WITH_PEERS)}|{re.escape(PEER_LOST)}",
     re.IGNORECASE,
 )
+# Failures that broken hardware causes as well as the job's own code. NVIDIA XID errors guide: Xid 13 and 31 are usually
+# errors of the application, but may also be faults of hardware.
+_POSSIBLY_HARDWARE = re.compile(
+    r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access|signal (4|7|8|11)\b"
+)
+_SEVERITY: tuple[NodeAction, ...] = ("none", "reset", "reboot", "replace")
 
 
-@dataclass
-class NodeStates:
-    """Latest state of each agent of one run, and the failures of ranks by attempt."""
+@dataclass(frozen=True, kw_only=True)
+class AttemptFailure:
+    """What is known about an attempt that failed or lost a node.
 
-    latest: dict[str, AgentEvent] = field(default_factory=dict)
-    failures: dict[int, list[tuple[str, RankFailure]]] = field(default_factory=dict)
+    `nodes`: in the order of their node ranks. `failures`: (node, failure) of all ranks that failed. `departed`: nodes
+    that left their group. `silent`: node -> how it was found to be lost. `hardware`: node -> findings of its health
+    monitor that need an action, as (action, text). `has_progress`: whether a new checkpoint exists since the previous
+    decision. `were_checked`: whether all nodes passed a health check since that decision. `can_check`: whether the run
+    has health checks.
+    """
 
-    def update(self, event: AgentEvent) -> None:
-        """Add an event of an agent."""
-        known = self.latest.get(event.instance)
-        if known is None or (event.attempt, event.time) >= (known.attempt, known.time):
-            self.latest[event.instance] = event
-        self.failures.setdefault(event.attempt, []).extend((event.instance, failure) for failure in event.failures)
-
-    def select_nodes(self, members: Iterable[str], count: int) -> tuple[str, ...] | None:
-        """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""
-        ready = self.ready_nodes(members)
-        return tuple(ready[:count]) if len(ready) >= count else None
-
-    def ready_nodes(self, members: Iterable[str]) -> list[str]:
-        """Return the members of the groups whose agents have reported and are not drained, sorted."""
-        return sorted(node for node in set(members) & self.latest.keys() if not self._is_drained(node))
-
-    def all_have_state(self, state: str, attempt: int, nodes: Iterable[str]) -> bool:
-        """Return whether every node is in that state of that attempt."""
-        return all(self._state(node, attempt) == state for node in nodes)
-
-    def find_lost_node(self, nodes: Iterable[str], members: Iterable[str]) -> str | None:
-        """Return the first node that is not a member of the groups any more, or is drained.
-
-        A node reports a spot interruption before its group removes it.
-        """
-        present = set(members)
-        return next((node for node in nodes if node not in present or self._is_drained(node)), None)
-
-    def failed_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes whose workers failed in the attempt."""
-        return [node for node in nodes if self._state(node, attempt) == "workers_failed"]
-
-    def unreported_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes that have not reported the end of their workers in the attempt."""
-        return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
-
-    def _is_drained(self, node: str) -> bool:
-        return node in self.latest and self.latest[node].state == "drained"
-
-    def _state(self, node: str, attempt: int) -> str | None:
-        event = self.latest.get(node)
-        return event.state if event is not None and event.attempt == attempt else None
+    attempt: int
+    time: float
+    nodes: tuple[str, ...]
+    failures: Sequence[tuple[str, RankFailure]] = ()
+    departed: Sequence[str] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, Sequence[tuple[NodeAction, str]]] = field(default_factory=dict)
+    has_progress: bool = False
+    were_checked: bool = False
+    can_check: bool = True
 
 
 def is_caused_by_peer(message: str) -> bool:
@@ -79,66 +59,133 @@ def is_caused_by_peer(message: str) -> bool:
     return _PEER_FAILURE.search(message) is not None
 
 
-def find_first_failure(failures: Iterable[tuple[str, RankFailure]]) -> tuple[str, RankFailure] | None:
-    """Return (node, failure) of the earliest failure that is neither torchrun's SIGTERM nor caused by a peer.
+def find_causes(failures: Iterable[tuple[str, RankFailure]]) -> list[tuple[str, RankFailure]]:
+    """Return the (node, failure) that are neither torchrun's SIGTERM nor caused by a peer, earliest first.
 
-    None if all failures were caused by others: their messages contain no cause, and differ by address and port.
+    Without any, all failures were caused by others: their messages contain no cause, and differ by address and port.
     """
-    causes = [
-        (node, failure)
-        for node, failure in failures
-        if failure.exitcode != -15 and not is_caused_by_peer(failure.message)
-    ]
-    return min(causes, key=lambda cause: (cause[1].time, cause[1].rank), default=None)
+    causes = [each for each in failures if each[1].exitcode != -15 and not is_caused_by_peer(each[1].message)]
+    return sorted(causes, key=lambda cause: (cause[1].time, cause[1].rank))
 
 
 def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
-    """Return whether two failures have the same rank and the same type of exception; its text may differ.
+    """Return whether two failures have the same type of exception; its text may differ.
 
-    The exit code is ignored: an exception may end in exit code 1 or in an abort. A failure before the ranks started
-    may be that of any node.
+    The exit code is ignored: an exception may end in exit code 1 or in an abort. Failures before the ranks started have
+    no exception: their text counts. SIGKILL comes from outside the rank, so it is never the same failure.
     """
+    if after.exitcode == -9:
+        return False
     if before.local_rank is None or after.local_rank is None:
         return (before.local_rank, before.message) == (after.local_rank, after.message)
-    return (before.rank, before.message.split(":")[0]) == (after.rank, after.message.split(":")[0])
+    return before.message.split(":")[0] == after.message.split(":")[0]
 
 
-def create_failed_attempt(
-    previous: FailedAttempt | None,
-    attempt: int,
-    checkpoints: Iterable[str],
-    cause: tuple[str, RankFailure] | None,
-    is_node_loss: bool,
-) -> FailedAttempt:
-    """Return the record of an attempt that failed or lost a node.
-
-    `previous`: the failed attempt before. `is_node_loss`: a node left, which does not count against the job.
-    """
-    current = tuple(sorted(checkpoints))
-    if is_node_loss:
-        without_progress = 0
-    elif previous is None or not set(current) <= set(previous.checkpoints):
-        without_progress = 1
-    else:
-        without_progress = previous.attempts_without_progress + 1
-    return FailedAttempt(
-        attempt=attempt,
-        checkpoints=current,
-        failed_node=cause[0] if cause else None,
-        failure=cause[1] if cause else None,
-        attempts_without_progress=without_progress,
+def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> AttemptDecision:
+    """Decide what follows an attempt that has failed. `earlier`: decisions since the last progress, oldest first."""
+    earlier = () if failure.has_progress else earlier
+    causes = find_causes(failure.failures)
+    actions, evidence = _find_node_faults(failure)
+    node, first = causes[0] if causes else (None, None)
+    same = [name for name, each in causes if first is not None and is_same_failure(first, each)]
+    draft = AttemptDecision(
+        attempt=failure.attempt,
+        time=failure.time,
+        nodes=failure.nodes,
+        cause="node" if actions else "job" if causes else "unknown",
+        actions=actions,
+        evidence=(*evidence, *_describe_ranks(failure, causes)),
+        failed_node=node,
+        failure=first,
+        failing_nodes=tuple(dict.fromkeys(same)),
+        attempts_without_progress=sum(each.cause != "node" for each in earlier) + (not actions),
+        checks_nodes=False,
     )
+    if first is not None and first.is_permanent:
+        return draft.model_copy(update={"end_reason": f"{first.describe(node)} failed: {first.message}"})
+    return draft if actions else _decide_on_job(draft, earlier, failure)
 
 
-def find_permanent_failure(previous: FailedAttempt | None, failed: FailedAttempt) -> str | None:
-    """Return the reason why another attempt would fail again; None if another attempt makes sense."""
-    before, after, count = previous.failure if previous else None, failed.failure, failed.attempts_without_progress
-    where = after.describe(failed.failed_node) if after else ""
-    if after is not None and after.is_permanent:
-        return f"{where} failed: {after.message}"
-    if count >= 2 and before is not None and after is not None and is_same_failure(before, after):
-        return f"{where} failed twice the same way: {after.message}"
+def _find_node_faults(failure: AttemptFailure) -> tuple[dict[str, NodeAction], list[Evidence]]:
+    """Return the nodes at fault with their actions, and the evidence."""
+    actions: dict[str, NodeAction] = {}
+    evidence = []
+    for node in failure.departed:  # its group replaces it
+        actions[node] = "none"
+        evidence.append(Evidence(kind="left", node=node, text=f"{node} left its group"))
+    for node, text in failure.silent.items():
+        actions[node] = "replace"
+        evidence.append(Evidence(kind="silent", node=node, text=text))
+    for node, findings in failure.hardware.items():
+        worst = max((action for action, _ in findings), key=_SEVERITY.index)
+        actions[node] = max(worst, actions.get(node, "none"), key=_SEVERITY.index)
+        evidence += [Evidence(kind="hardware", node=node, text=text) for _, text in findings]
+    return actions, evidence
+
+
+def _describe_ranks(failure: AttemptFailure, causes: Sequence[tuple[str, RankFailure]]) -> list[Evidence]:
+    """Return the failures of ranks as evidence: each with its own cause, and one line for each other node."""
+    evidence = [
+        Evidence(kind="rank", node=node, text=f"{each.describe(node)}: {each.message}") for node, each in causes
+    ]
+    named = {node for node, _ in causes}
+    others: dict[str, str] = {}
+    for node, each in failure.failures:
+        if node not in named and is_caused_by_peer(each.message):
+            others.setdefault(node, f"{each.describe(node)} lost its connection to others: {each.message}")
+    return [*evidence, *(Evidence(kind="peer", node=node, text=text) for node, text in others.items())]
+
+
+def _decide_on_job(
+    draft: AttemptDecision, earlier: Sequence[AttemptDecision], failure: AttemptFailure
+) -> AttemptDecision:
+    """Complete a decision without evidence against a node: another attempt on checked or other nodes, or the end."""
+    count, first = draft.attempts_without_progress, draft.failure
+    same = [
+        each
+        for each in earlier
+        if each.cause == "job" and first is not None and each.failure and is_same_failure(each.failure, first)
+    ]
+    nodes = dict.fromkeys(node for each in (*same, draft) for node in each.failing_nodes)
+    where = first.describe(draft.failed_node) if first else ""
+    if same and first is not None:
+        if len(nodes) > 1:
+            text = f"{where} failed the same way as {' and '.join(sorted(set(nodes) - {draft.failed_node}))} before"
+            return draft.model_copy(update={"end_reason": f"{text}: {first.message}"})
+        if _has_moved(same, draft):
+            return _blame_repeated(draft)
+        if len(draft.nodes) == 1 and (failure.were_checked or not failure.can_check):
+            checked = ", and the node passed a health check between" if failure.were_checked else ""
+            text = f"{where} failed twice the same way{checked}: {first.message}"
+            return draft.model_copy(update={"end_reason": text})
     if count >= MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS:
-        last = f"last failure: {where}: {after.message}" if after else "no rank reported a cause"
-        return f"{count} consecutive attempts failed without a new checkpoint; {last}"
-    return None
+        last = f"last failure: {where}: {first.message}" if first else "no rank reported a cause"
+        text = f"{count} consecutive attempts failed without a new checkpoint; {last}"
+        return draft.model_copy(update={"end_reason": text})
+    is_suspect = first is None or bool(_POSSIBLY_HARDWARE.search(first.message)) or count > 1
+    swaps = draft.failed_node if len(draft.nodes) > 1 and len(draft.failing_nodes) == 1 else None
+    return draft.model_copy(update={"checks_nodes": is_suspect and failure.can_check, "swaps_node": swaps})
+
+
+def _has_moved(same: Sequence[AttemptDecision], draft: AttemptDecision) -> bool:
+    """Return whether the failing node ran other ranks in the attempt before: the failure has followed the node."""
+    before = next((each for each in reversed(same) if each.failed_node == draft.failed_node), None)
+    if before is None or draft.failed_node not in draft.nodes:
+        return False
+    return before.nodes.index(draft.failed_node) != draft.nodes.index(draft.failed_node)
+
+
+def _blame_repeated(draft: AttemptDecision) -> AttemptDecision:
+    """Blame the node on which ranks failed in the same way again although it ran other ranks before."""
+    assert draft.failed_node is not None
+    node = draft.failed_node
+    text = f"ranks failed in the same way on {node} in two attempts with different node ranks, and on no other node"
+    repeated = Evidence(kind="repeated", node=node, text=text)
+    return draft.model_copy(
+        update={
+            "cause": "node",
+            "actions": {node: "replace"},
+            "evidence": (repeated, *draft.evidence),
+            "attempts_without_progress": draft.attempts_without_progress - 1,
+        }
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from trainyard.aws.s3 import Bucket
+from trainyard.clock import Clock
 from trainyard.models.events import HealthCheckEvent, HealthCheckResultEvent
 from trainyard.models.health_check import HealthCheckResult, NodeMeasurements
 from trainyard.models.layout import RunLayout, chunk_key, chunk_prefix
@@ -20,8 +21,10 @@ FAULT_GRACE_SECONDS = 10.0
 class HealthChecks:
     """Health checks of one run."""
 
-    def __init__(self, node: Node, manifest: Manifest, run: str, data: Bucket) -> None:
+    def __init__(self, node: Node, manifest: Manifest, run: str, data: Bucket, clock: Clock) -> None:
         self._node, self._manifest, self._data, self._layout = node, manifest, data, RunLayout(run)
+        self._clock = clock
+        self._fault_received_at: dict[int, float] = {}
         self._events: dict[int, dict[str, HealthCheckEvent]] = {}
         self.latest = self._read(self._layout.latest_health_check)
         self._healthy: dict[str, NodeMeasurements] = {}
@@ -38,6 +41,8 @@ class HealthChecks:
     def update(self, event: HealthCheckEvent) -> None:
         """Add the event of a node."""
         self._events.setdefault(event.number, {})[event.instance] = event
+        if event.faults:
+            self._fault_received_at.setdefault(event.number, self._clock.monotonic())
 
     def conclude(
         self, request: HealthCheckRequest, run: RunRecord, members: Collection[str], replaced: int, now: float
@@ -48,7 +53,8 @@ class HealthChecks:
         """
         events, minutes = self._events.get(request.number, {}), run.limits.health_check_timeout_minutes
         overdue = now >= request.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
-        has_fault = any(event.faults and now >= event.time + FAULT_GRACE_SECONDS for event in events.values())
+        received_at = self._fault_received_at.get(request.number)
+        has_fault = received_at is not None and self._clock.monotonic() >= received_at + FAULT_GRACE_SECONDS
         if not (set(request.nodes) <= events.keys() or overdue or has_fault):
             return None
         previous = self._read(self._layout.health_check(request.number - 1))

@@ -46,8 +46,11 @@ class RankOrder:
         self._region = region
         self._network_nodes: dict[str, tuple[str, ...]] = {}
 
-    def order(self, nodes: Sequence[str], previous: Sequence[str]) -> tuple[str, ...]:
-        """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology."""
+    def order(self, nodes: Sequence[str], previous: Sequence[str], swapped: str | None = None) -> tuple[str, ...]:
+        """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology.
+
+        `swapped`: a node that gets the ranks of its neighbour, so that its previous ranks run on another node.
+        """
         unknown = [node for node in nodes if node not in self._network_nodes]
         if unknown and len(nodes) > 1:
             try:
@@ -56,4 +59,9 @@ class RankOrder:
                 LOG.warning("the ranks do not follow the network topology of the nodes: %s", error)
             else:
                 self._network_nodes.update({node: described.get(node, ()) for node in unknown})
-        return order_by_topology(nodes, self._network_nodes, previous)
+        ordered = list(order_by_topology(nodes, self._network_nodes, previous))
+        if swapped in ordered and len(ordered) > 1:
+            position = ordered.index(swapped)
+            neighbour = position + 1 if position + 1 < len(ordered) else position - 1
+            ordered[position], ordered[neighbour] = ordered[neighbour], ordered[position]
+        return tuple(ordered)

@@ -19,6 +19,7 @@ from trainyard.aws.capacity_blocks import find_extensions, purchase_extension
 from trainyard.aws.scheduled_start import put_scheduled_start, read_scheduled_start
 from trainyard.models.run import RunRecord
 from trainyard.node.controller import deadline as deadline_module
+from trainyard.node.controller.outcomes import create_outcome
 
 HOUR = 3600.0
 _numbers = count(0xE1000)
@@ -193,7 +194,7 @@ def test_end_of_a_scheduled_run_cancels_its_start_and_scales_to_zero(account: Em
     run = scheduled_run(time.time() + HOUR)
     put_scheduled_start(REGION, {run.cluster.group: 2}, account.now() + HOUR)
     run.cluster.launch_instances(1)
-    run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+    run.controller.end_run(create_outcome(run.controller.state, "stopped", "test"))
     assert read_scheduled_start(REGION, [run.cluster.group]) is None
     assert run.cluster.describe_group()["DesiredCapacity"] == 0
 
@@ -205,7 +206,7 @@ def test_denied_cancellation_scales_to_zero(account: EmulatedAws) -> None:
     account.inject(Deny(operation="autoscaling:DeleteScheduledAction"))
     try:
         with pytest.raises(ClientError):
-            run.controller.end_run(run.controller.create_outcome("stopped", "test"))
+            run.controller.end_run(create_outcome(run.controller.state, "stopped", "test"))
     finally:
         account.clear_faults()
     assert run.cluster.describe_group()["DesiredCapacity"] == 0

@@ -2,8 +2,6 @@
 
 import logging
 import time
-from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.clusters import Cluster, create_cluster, event_fields, ubuntu_image_id
 from tests.conftest import REGION
+from tests.connections import AdjustableClock, FakeConnections
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
@@ -22,9 +21,12 @@ from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
-from trainyard.node.controller import controller as controller_module
 from trainyard.node.controller import reservations as run_reservations
-from trainyard.node.controller.controller import Controller, RunController
+from trainyard.node.controller.attempts import FAILURE_REPORT_TIMEOUT_SECONDS
+from trainyard.node.controller.controller import Controller
+from trainyard.node.controller.liveness import SILENCE_SECONDS
+from trainyard.node.controller.outcomes import create_outcome
+from trainyard.node.controller.run_controller import RunController
 from trainyard.node.identity import Node
 
 FAILURE = RankFailure(rank=3, local_rank=1, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
@@ -51,7 +53,8 @@ class Run:
             manifest_uri="",
             bundle="",
         )
-        self.controller = RunController(self.node, self.cluster.manifest, self.record)
+        self.connections, self.clock = FakeConnections(), AdjustableClock()
+        self.controller = RunController(self.node, self.cluster.manifest, self.record, self.connections, self.clock)
 
     def write_all_agent_events(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         for node in self.nodes:
@@ -63,13 +66,18 @@ class Run:
 
     def step_with_members(self) -> Outcome | None:
         """A step of the controller that reads the members of the groups."""
-        self.controller._members_at = 0.0
+        self.controller._members_at = None
         return self.controller.step()
 
     def step_until_loss(self) -> Outcome | None:
         """Steps after which a member that has left its group is lost: it is missing from two responses."""
         self.step_with_members()
         return self.step_with_members()
+
+    def step_after_reports(self) -> Outcome | None:
+        """A step after the time in which nodes report a failure, and are found to be silent."""
+        self.clock.advance(max(FAILURE_REPORT_TIMEOUT_SECONDS, SILENCE_SECONDS) + 1)
+        return self.controller.step()
 
     def control(self) -> Control | None:
         content = self.cluster.data.find(self.layout.control)
@@ -204,7 +212,7 @@ def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
     (replacement,) = run.cluster.launch_instances(1)
     run.nodes[0] = replacement
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
-    run.controller._members_at = 0.0
+    run.controller._members_at = None
     run.controller.step()
     control = run.control()
     assert control is not None
@@ -247,7 +255,7 @@ def test_member_missing_from_one_response_is_not_lost(run: Run, account: Emulate
         account.clear_faults()
     control = run.control()
     assert control is not None
-    assert (control.attempt, control.waiting_since, control.failed_attempt) == (1, None, None)
+    assert (control.attempt, control.waiting_since, control.decisions) == (1, None, ())
 
 
 def test_restarted_controller_continues_the_attempt(run: Run) -> None:
@@ -301,7 +309,7 @@ def test_reservation_ends_with_the_lease(run: Run) -> None:
 
 def test_reservation_is_cancelled_with_the_run(run: Run) -> None:
     name = reserve(run)
-    end_run(run.controller, run.controller.create_outcome("stopped", "test"))
+    end_run(run.controller, create_outcome(run.controller.state, "stopped", "test"))
     assert describe_reservation(name)["State"] == "cancelled"
 
 
@@ -317,11 +325,11 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
     client("ec2", REGION).run_instances(
         **parameters, CapacityReservationSpecification=target, Placement={"AvailabilityZone": "us-east-1a"}
     )
-    run.controller.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
+    run.controller.state.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
     now = time.time()
-    run.controller._renew_lease(now, now + 600)
+    run.controller.lease.renew_for_kept_nodes(now, now + 600)
     assert describe_reservation(name)["TotalInstanceCount"] == 3  # a scale-out may be about to use it
-    run.controller._renew_lease(now + run_reservations.UNUSED_SECONDS + 1, now + 1200)
+    run.controller.lease.renew_for_kept_nodes(now + run_reservations.UNUSED_SECONDS + 1, now + 1200)
     remaining = describe_reservation(name)["TotalInstanceCount"]
     cancel_reservation(REGION, name)
     assert remaining == instances
@@ -330,10 +338,10 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
 @pytest.mark.parametrize(("is_kept", "state"), [(True, "active"), (False, "cancelled")])
 def test_reservation_that_a_new_run_uses_is_kept(run: Run, is_kept: bool, state: str) -> None:
     name = reserve(run)
-    outcome = run.controller.create_outcome("stopped", "test").model_copy(update={"keeps_reservations": is_kept})
+    outcome = create_outcome(run.controller.state, "stopped", "test").model_copy(update={"keeps_reservations": is_kept})
     run.cluster.data.write(run.layout.outcome, outcome.model_dump_json().encode())
     run.cluster.staging.write(CURRENT_RUN, run.record.model_dump_json().encode())
-    Controller(run.node, run.cluster.manifest).step()
+    Controller(run.node, run.cluster.manifest, run.connections).step()
     assert describe_reservation(name)["State"] == state
     cancel_reservation(REGION, name)
 
@@ -351,10 +359,10 @@ def test_cancellation_is_repeated_until_it_succeeds(
     denied = Deny(operation="ec2:CancelCapacityReservation")
     if cause == "denied":
         account.inject(denied)
-    outcome = run.controller.create_outcome("stopped", "test")
+    outcome = create_outcome(run.controller.state, "stopped", "test")
     run.cluster.data.write(run.layout.outcome, outcome.model_dump_json().encode())
     run.cluster.staging.write(CURRENT_RUN, run.record.model_dump_json().encode())
-    controller = Controller(run.node, run.cluster.manifest)
+    controller = Controller(run.node, run.cluster.manifest, run.connections)
     for _ in range(3):
         controller.step()
     account.remove_faults([denied])
@@ -371,11 +379,11 @@ def test_cancellation_is_repeated_until_it_succeeds(
 def test_reservation_that_has_ended_does_not_fail_the_run(run: Run) -> None:
     cancel_reservation(REGION, reserve(run))
     assert run.controller.step() is None
-    end_run(run.controller, run.controller.create_outcome("stopped", "test"))
+    end_run(run.controller, create_outcome(run.controller.state, "stopped", "test"))
     assert run.cluster.members() == []
 
 
-def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws) -> None:
     """A lease of 20 minutes and a time limit of 50 minutes, with one minute between steps."""
     run = Run(create_cluster(REGION), created=float(int(time.time())), minutes=50.0)  # AWS returns microseconds
     limits = run.record.limits.model_copy(update={"lease_minutes": 20.0, "startup_timeout_minutes": 60.0})
@@ -383,10 +391,10 @@ def test_no_renewal_exceeds_the_time_limit(account: EmulatedAws, monkeypatch: py
     for node in run.nodes:
         run.cluster.write_playbook_event(run.record.run, node, "started")
     run.start_controller()
-    minutes = count(run.record.created, 60.0)
-    monkeypatch.setattr(controller_module, "time", SimpleNamespace(time=lambda: next(minutes)))
+    run.clock.advance(run.record.created - time.time())
     leases: set[float] = set()
     while run.controller.step() is None:
+        run.clock.advance(60.0)
         lease = run.cluster.lease_end()
         assert lease is not None
         assert lease <= run.record.deadline + 0.001  # AWS stores fewer digits than a float
@@ -419,7 +427,7 @@ def test_node_that_cannot_be_configured_ends_a_run_that_has_not_started(run: Run
 
 def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
     run.step("ready", 0)
-    end_run(run.controller, run.controller.create_outcome("succeeded", "done"))
+    end_run(run.controller, create_outcome(run.controller.state, "succeeded", "done"))
     control = run.control()
     assert control is not None
     assert control.stop
@@ -439,8 +447,7 @@ def test_controller_waits_for_all_reports_of_a_failure(run: Run) -> None:
     run.controller.step()
     control = run.control()
     assert control is not None
-    assert control.failed_attempt is not None
-    assert control.failed_attempt.failure == FAILURE
+    assert control.decisions[-1].failure == FAILURE
 
 
 def test_restarted_controller_remembers_the_failure(run: Run) -> None:
@@ -466,8 +473,8 @@ def test_scale_out_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
-    run.controller.run = run.record.model_copy(update={"nodes": 3})
-    run.controller._members_at = 0.0
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
+    run.controller._members_at = None
     run.controller.step()
     control = run.control()
     assert control is not None
@@ -483,14 +490,14 @@ def test_cancelled_scale_out_continues_with_the_old_nodes(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
-    run.controller.run = run.record.model_copy(update={"nodes": 3})
-    run.controller._members_at = 0.0
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
+    run.controller._members_at = None
     run.cluster.write_agent_event(run.record.run, new_nodes[0], "ready", 0)
     run.controller.step()
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=new_nodes[0], ShouldDecrementDesiredCapacity=True
     )
-    run.controller.run = run.record
+    run.controller.state.run = run.record
     assert run.step_until_loss() is None
     assert run.step_with_members() is None
     control = run.control()
@@ -501,8 +508,8 @@ def test_cancelled_scale_out_continues_with_the_old_nodes(run: Run) -> None:
 def expire_startup_timeout(run: Run) -> None:
     """Set a startup timeout of almost zero."""
     limits = run.record.limits.model_copy(update={"startup_timeout_minutes": 1e-6})
-    run.controller.run = run.record.model_copy(update={"limits": limits})
-    run.controller._members_at = 0.0
+    run.controller.state.run = run.record.model_copy(update={"limits": limits})
+    run.controller._members_at = None
 
 
 def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
@@ -510,7 +517,7 @@ def test_surplus_node_is_terminated_after_the_startup_timeout(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     old_nodes, new_nodes = list(run.nodes), run.cluster.launch_instances(1)
-    run.controller._members_at = 0.0
+    run.controller._members_at = None
     run.controller.step()
     assert sorted(run.cluster.members()) == sorted([*old_nodes, *new_nodes])  # it may become ready
     expire_startup_timeout(run)
@@ -525,14 +532,14 @@ def test_surplus_node_missing_from_one_response_remains_surplus(run: Run, accoun
     run.step("workers_up", 1)
     (new_node,) = run.cluster.launch_instances(1)
     run.step_with_members()
-    since = run.controller._surplus_since[new_node]
+    since = run.controller.attempts._surplus_since[new_node]
     account.inject(MemberOmission(every=2))
     try:
         for _ in range(8):  # each member is omitted once
             run.step_with_members()
     finally:
         account.clear_faults()
-    assert run.controller._surplus_since == {new_node: since}
+    assert run.controller.attempts._surplus_since == {new_node: since}
 
 
 def test_missing_nodes_end_the_run_after_the_startup_timeout(run: Run) -> None:
@@ -553,7 +560,7 @@ def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
     run = Run(create_cluster(REGION))
     run.step("ready", 0)
     run.step("workers_up", 1)
-    end_run(run.controller, run.controller.create_outcome("failed", "the time limit of 60 minutes is over"))
+    end_run(run.controller, create_outcome(run.controller.state, "failed", "the time limit of 60 minutes is over"))
     control = run.control()
     assert control is not None
     assert (control.stop, control.save_checkpoint) == (True, True)
@@ -561,7 +568,7 @@ def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
 
 def test_completed_run_requests_no_checkpoint(run: Run) -> None:
     run.step("ready", 0)
-    end_run(run.controller, run.controller.create_outcome("succeeded", "3 steps"))
+    end_run(run.controller, create_outcome(run.controller.state, "succeeded", "3 steps"))
     control = run.control()
     assert control is not None
     assert (control.stop, control.save_checkpoint) == (True, False)
@@ -572,7 +579,7 @@ def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     expire_startup_timeout(run)
-    run.controller.run = run.controller.run.model_copy(update={"nodes": 3})
+    run.controller.state.run = run.controller.state.run.model_copy(update={"nodes": 3})
     assert run.step("workers_failed", 1, (FAILURE,)) is None
     assert run.controller.step() is None
     control = run.control()
@@ -610,7 +617,7 @@ def write_idle_event(run: Run, node: str, idle_since: float | None, attempt: int
 def run_with_idle_timeout(run: Run) -> Run:
     """A started run with an idle timeout of ten minutes."""
     limits = run.record.limits.model_copy(update={"idle_timeout_minutes": 10.0})
-    run.controller.run = run.record = run.record.model_copy(update={"limits": limits})
+    run.controller.state.run = run.record = run.record.model_copy(update={"limits": limits})
     run.step("ready", 0)
     run.step("workers_up", 1)
     return run
@@ -660,7 +667,7 @@ def test_drained_node_is_replaced_and_not_used_again(run: Run) -> None:
     assert control.attempt == 1
     (replacement,) = run.cluster.launch_instances(1)
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
-    run.controller._members_at = 0.0
+    run.controller._members_at = None
     run.controller.step()
     control = run.control()
     assert control is not None

@@ -1,41 +1,39 @@
-"""Failure analysis of the controller."""
+"""Failure analysis of the controller: causes of a failed attempt, and what follows."""
 
-from trainyard.models.events import AgentEvent, RankFailure
+from typing import Any
+
+import pytest
+
+from trainyard.models.decision import AttemptDecision
+from trainyard.models.events import RankFailure
 from trainyard.models.failure_messages import HUNG_WITH_PEERS
-from trainyard.models.layout import complete_checkpoints
-from trainyard.models.run import FailedAttempt
 from trainyard.node.controller.failure_analysis import (
     MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS,
-    NodeStates,
-    create_failed_attempt,
-    find_first_failure,
-    find_permanent_failure,
+    AttemptFailure,
+    decide,
+    find_causes,
 )
+
+PEER_LOST = "RuntimeError: Connection reset by peer [10.0.0.1]:41022"
 
 
 def failure(rank: int, message: str = "ValueError: bad", time: float = 1.0, exitcode: int = 1) -> RankFailure:
     return RankFailure(rank=rank, local_rank=rank % 2, time=time, exitcode=exitcode, message=message, traceback="")
 
 
-def event(instance: str, state: str, attempt: int = 1, time: float = 1.0) -> AgentEvent:
-    return AgentEvent.model_validate(
-        {
-            "time": time,
-            "instance": instance,
-            "role": "worker",
-            "boot": "0001",
-            "run": "r",
-            "attempt": attempt,
-            "state": state,
-            "address": "10.0.0.1",
-        }
-    )
+def decide_all(*attempts: dict[str, Any]) -> list[AttemptDecision]:
+    """Decide on consecutive attempts of nodes i-1 and i-2, or those that an attempt names."""
+    decisions: list[AttemptDecision] = []
+    for number, fields in enumerate(attempts, start=1):
+        values = {"nodes": ("i-1", "i-2"), **fields}
+        decisions.append(decide(AttemptFailure(attempt=number, time=float(number), **values), decisions))
+    return decisions
 
 
 def test_peer_failure_is_not_the_cause() -> None:
     peer_failure = failure(0, "RuntimeError: Connection closed by peer [127.77.1.3]:1234", time=1.0)
     local_failure = failure(3, "ValueError: bad", time=2.0)
-    assert find_first_failure([("i-1", peer_failure), ("i-2", local_failure)]) == ("i-2", local_failure)
+    assert find_causes([("i-1", peer_failure), ("i-2", local_failure)]) == [("i-2", local_failure)]
 
 
 def test_rank_that_hung_with_its_peers_is_not_the_cause() -> None:
@@ -43,119 +41,125 @@ def test_rank_that_hung_with_its_peers_is_not_the_cause() -> None:
     local_failure = failure(
         0, "hang: ranks 0-1 in gloo:all_reduce 3 waiting for rank 2 (a, local rank 2, CPU)", time=2.0
     )
-    assert find_first_failure([("i-1", peer_failure), ("i-2", local_failure)]) == ("i-2", local_failure)
+    assert find_causes([("i-1", peer_failure), ("i-2", local_failure)]) == [("i-2", local_failure)]
 
 
 def test_sigterm_of_torchrun_is_not_the_cause() -> None:
-    assert find_first_failure([("i-1", failure(0, "ended by signal 15", exitcode=-15))]) is None
+    assert find_causes([("i-1", failure(0, "ended by signal 15", exitcode=-15))]) == []
 
 
 def test_peer_failures_alone_have_no_cause() -> None:
-    assert find_first_failure([("i-1", failure(0, "RuntimeError: Connection reset by peer [10.0.0.1]:41022"))]) is None
+    (decision,) = decide_all({"failures": [("i-1", failure(0, PEER_LOST))]})
+    assert (decision.cause, decision.end_reason, decision.checks_nodes) == ("unknown", None, True)
 
 
-def create_attempts(*causes: RankFailure | None, checkpoints: tuple[tuple[str, ...], ...] = ()) -> list[FailedAttempt]:
-    """Consecutive failed attempts, with the checkpoints at the end of each."""
-    attempts: list[FailedAttempt] = []
-    for number, cause in enumerate(causes, start=1):
-        checkpoint_names = checkpoints[number - 1] if checkpoints else ()
-        node_and_failure = ("i-1", cause) if cause else None
-        attempts.append(
-            create_failed_attempt(
-                attempts[-1] if attempts else None, number, checkpoint_names, node_and_failure, is_node_loss=False
-            )
-        )
-    return attempts
+def test_rank_that_failed_once_runs_on_another_node() -> None:
+    (decision,) = decide_all({"failures": [("i-2", failure(2)), ("i-1", failure(0, PEER_LOST))]})
+    assert (decision.end_reason, decision.swaps_node, decision.checks_nodes) == (None, "i-2", False)
+    assert [evidence.kind for evidence in decision.evidence] == ["rank", "peer"]
 
 
-def permanent_failure(attempts: list[FailedAttempt]) -> str | None:
-    return find_permanent_failure(attempts[-2] if len(attempts) > 1 else None, attempts[-1])
-
-
-def test_same_failure_twice_is_permanent() -> None:
-    assert permanent_failure(create_attempts(failure(2))) is None
-    assert (
-        permanent_failure(create_attempts(failure(2), failure(2)))
-        == "rank 2 (local rank 0 of i-1) failed twice the same way: ValueError: bad"
+def test_same_failure_on_two_nodes_ends_the_run() -> None:
+    first, second = decide_all(
+        {"failures": [("i-2", failure(2))]}, {"nodes": ("i-2", "i-1"), "failures": [("i-1", failure(2))]}
     )
+    assert first.end_reason is None
+    assert second.end_reason == "rank 2 (local rank 0 of i-1) failed the same way as i-2 before: ValueError: bad"
+
+
+def test_failure_on_all_nodes_is_repeated_once() -> None:
+    everywhere = {"failures": [("i-1", failure(0)), ("i-2", failure(2))]}
+    first, second = decide_all(everywhere, everywhere)
+    assert (first.end_reason, first.swaps_node) == (None, None)
+    assert second.end_reason is not None
+
+
+def test_failure_that_follows_a_node_is_a_fault_of_the_node() -> None:
+    _, second = decide_all(
+        {"failures": [("i-2", failure(2))]}, {"nodes": ("i-2", "i-1"), "failures": [("i-2", failure(0))]}
+    )
+    assert (second.cause, second.actions, second.end_reason) == ("node", {"i-2": "replace"}, None)
+    assert second.attempts_without_progress == 1  # of the first attempt
+
+
+def test_single_node_ends_the_run_only_after_a_passed_health_check() -> None:
+    alone = {"nodes": ("i-1",), "failures": [("i-1", failure(0))]}
+    unchecked = decide_all(alone, alone)[-1]
+    assert (unchecked.end_reason, unchecked.checks_nodes) == (None, True)
+    checked = decide_all(alone, alone, {**alone, "were_checked": True})[-1]
+    assert checked.end_reason is not None
+    assert "passed a health check" in checked.end_reason
+    assert decide_all(alone, {**alone, "can_check": False})[-1].end_reason is not None
 
 
 def test_permanent_failure_of_a_node_is_not_repeated() -> None:
     cause = RankFailure(
         rank=8, local_rank=None, time=1.0, exitcode=78, message="no package x", traceback="", is_permanent=True
     )
-    assert permanent_failure(create_attempts(cause)) == "node i-1 failed: no package x"
+    assert decide_all({"failures": [("i-1", cause)]})[0].end_reason == "node i-1 failed: no package x"
 
 
-def test_temporary_failures_of_nodes_with_the_same_message_are_the_same() -> None:
+def test_failures_of_environments_with_the_same_message_are_the_same() -> None:
     causes = [
         RankFailure(rank=rank, local_rank=None, time=1.0, exitcode=78, message="no index", traceback="")
-        for rank in (0, 8)
+        for rank in (0, 2)
     ]
-    assert permanent_failure(create_attempts(*causes)) == "node i-1 failed twice the same way: no index"
+    second = decide_all({"failures": [("i-1", causes[0])]}, {"failures": [("i-2", causes[1])]})[-1]
+    assert second.end_reason == "node i-2 failed the same way as i-1 before: no index"
 
 
 def test_failures_with_different_text_are_the_same() -> None:
-    assert permanent_failure(create_attempts(failure(2, "KeyError: 17"), failure(2, "KeyError: 93"))) is not None
+    attempts = [{"failures": [("i-1", failure(0, "KeyError: 17"))]}, {"failures": [("i-2", failure(2, "KeyError: 9"))]}]
+    assert decide_all(*attempts)[-1].end_reason is not None
+
+
+def test_another_exception_is_another_failure() -> None:
+    attempts = [{"failures": [("i-1", failure(0))]}, {"failures": [("i-2", failure(2, "OSError: disk"))]}]
+    assert decide_all(*attempts)[-1].end_reason is None
+
+
+def test_killed_ranks_are_not_the_same_failure() -> None:
+    killed = [{"failures": [(node, failure(0, "ended by signal 9", exitcode=-9))]} for node in ("i-1", "i-2")]
+    assert decide_all(*killed)[-1].end_reason is None
 
 
 def test_new_checkpoint_between_failures_is_progress() -> None:
-    assert permanent_failure(create_attempts(failure(2), failure(2), checkpoints=(("1",), ("1", "2")))) is None
-
-
-def test_another_rank_or_exception_is_another_failure() -> None:
-    assert permanent_failure(create_attempts(failure(2), failure(1))) is None
-    assert permanent_failure(create_attempts(failure(2), failure(2, "OSError: disk"))) is None
+    second = {"failures": [("i-2", failure(2))], "has_progress": True}
+    decision = decide_all({"failures": [("i-1", failure(0))]}, second)[-1]
+    assert (decision.end_reason, decision.attempts_without_progress) == (None, 1)
 
 
 def test_attempts_without_progress_are_limited() -> None:
-    failures = [failure(2), None, failure(1), None][:MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS]
-    assert permanent_failure(create_attempts(*failures[:-1])) is None
+    attempts: list[dict[str, Any]] = [{"failures": [("i-1", failure(0, f"Error{number}: x"))]} for number in range(3)]
+    decisions = decide_all(*attempts, {})
+    assert [decision.end_reason for decision in decisions[:-1]] == [None] * (MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS - 1)
     assert (
-        permanent_failure(create_attempts(*failures))
-        == "4 consecutive attempts failed without a new checkpoint; no rank reported a cause"
+        decisions[-1].end_reason == "4 consecutive attempts failed without a new checkpoint; no rank reported a cause"
     )
 
 
-def test_node_loss_does_not_count_against_the_job() -> None:
-    (first,) = create_attempts(failure(2))
-    second = create_failed_attempt(first, 2, (), ("i-1", failure(2)), is_node_loss=True)
-    assert (second.attempts_without_progress, find_permanent_failure(first, second)) == (0, None)
+@pytest.mark.parametrize(
+    ("fields", "action"),
+    [
+        ({"departed": ["i-2"]}, "none"),
+        ({"silent": {"i-2": "i-2 has sent no heartbeat for 31 s, and ranks of i-1 failed"}}, "replace"),
+        ({"hardware": {"i-2": [("reboot", "Xid 119"), ("replace", "Xid 79")]}}, "replace"),
+    ],
+)
+def test_fault_of_a_node_never_ends_the_run(fields: dict[str, Any], action: str) -> None:
+    attempts = [{"failures": [("i-2", failure(2))], **fields}] * (2 * MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS)
+    decisions = decide_all(*attempts)
+    assert {decision.end_reason for decision in decisions} == {None}
+    assert decisions[-1].actions == {"i-2": action}
+    assert decisions[-1].attempts_without_progress == 0
 
 
-def test_select_nodes_needs_all_nodes() -> None:
-    states = NodeStates()
-    states.update(event("i-1", "ready", 0))
-    assert states.select_nodes(["i-1", "i-2"], 2) is None
-    states.update(event("i-2", "ready", 0))
-    assert states.select_nodes(["i-1", "i-2"], 2) == ("i-1", "i-2")
-    assert states.select_nodes(["i-1"], 2) is None
+@pytest.mark.parametrize("message", ["RuntimeError: CUDA error: unspecified launch failure", "ended by signal 11"])
+def test_failure_that_hardware_may_cause_needs_a_health_check(message: str) -> None:
+    (decision,) = decide_all({"failures": [("i-1", failure(0, message))]})
+    assert decision.checks_nodes
 
 
-def test_node_outside_the_group_is_lost() -> None:
-    states = NodeStates()
-    states.update(event("i-1", "workers_up"))
-    assert states.find_lost_node(["i-1"], ["i-1"]) is None
-    assert states.find_lost_node(["i-1"], []) == "i-1"
-
-
-def test_failed_and_unreported_nodes_are_those_of_the_attempt() -> None:
-    states = NodeStates()
-    states.update(event("i-1", "workers_failed", 1))
-    states.update(event("i-2", "workers_up", 1))
-    assert (states.failed_nodes(1, ["i-1", "i-2"]), states.unreported_nodes(1, ["i-1", "i-2"])) == (["i-1"], ["i-2"])
-    assert (states.failed_nodes(2, ["i-1"]), states.unreported_nodes(2, ["i-1"])) == ([], ["i-1"])
-
-
-def test_state_must_be_that_of_all_nodes_in_the_attempt() -> None:
-    states = NodeStates()
-    states.update(event("i-1", "workers_done", 2))
-    states.update(event("i-2", "workers_done", 1))
-    assert not states.all_have_state("workers_done", 2, ["i-1", "i-2"])
-    states.update(event("i-2", "workers_done", 2, time=3.0))
-    assert states.all_have_state("workers_done", 2, ["i-1", "i-2"])
-
-
-def test_checkpoint_without_commit_mark_does_not_count() -> None:
-    keys = ["c/step-1/.metadata", "c/step-1/__0_0.distcp", "c/step-2/__0_0.distcp"]
-    assert complete_checkpoints(keys, "c/") == ["step-1"]
+def test_second_failure_without_progress_needs_a_health_check() -> None:
+    decisions = decide_all({"failures": [("i-1", failure(0))]}, {"failures": [("i-1", failure(0, "OSError: x"))]})
+    assert [decision.checks_nodes for decision in decisions] == [False, True]

@@ -224,7 +224,7 @@ def start_job(run: CheckedRun) -> None:
 def test_new_nodes_are_checked_while_the_job_runs(run: CheckedRun) -> None:
     start_job(run)
     (new_node,) = run.cluster.launch_instances(1)
-    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
     assert run.published.attempt == 1
@@ -242,7 +242,7 @@ def test_new_nodes_are_checked_while_the_job_runs(run: CheckedRun) -> None:
 def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> None:
     start_job(run)
     (new_node,) = run.cluster.launch_instances(1)
-    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
     run.cluster.write_health_check_event(run.record.run, new_node, 2, measurements={"torch": "2.14.0"})
@@ -254,10 +254,10 @@ def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> 
 def test_cancelled_scale_out_cancels_the_health_check(run: CheckedRun) -> None:
     start_job(run)
     (new_node,) = run.cluster.launch_instances(1)
-    run.controller.run = run.record.model_copy(update={"nodes": 3})
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
     run.cluster.write_agent_event(run.record.run, new_node, "ready", 0)
     run.step_with_members()
-    run.controller.run = run.record
+    run.controller.state.run = run.record
     run.step_with_members()
     assert (run.published.attempt, run.published.health_check) == (1, None)
 
@@ -279,7 +279,7 @@ def test_startup_timeout_reports_the_health_check(run: CheckedRun) -> None:
     run.step("ready", 0)
     run.write_results_of_all_nodes(1, second=(HUNG,))
     run.step_with_members()
-    run.controller.run = run.record.model_copy(update={"created": time.time() - 3000})
+    run.controller.state.run = run.record.model_copy(update={"created": time.time() - 3000})
     outcome = run.step_with_members()
     assert outcome is not None
     assert outcome.reason.startswith(

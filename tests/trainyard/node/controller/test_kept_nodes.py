@@ -11,7 +11,9 @@ from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import FAILURE, Run
 from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.run import Outcome
-from trainyard.node.controller.controller import KEPT_LEASE_MARGIN_SECONDS, Controller
+from trainyard.node.controller.controller import Controller
+from trainyard.node.controller.lease import KEPT_LEASE_MARGIN_SECONDS
+from trainyard.node.controller.outcomes import create_outcome
 
 
 class EndedRun(Run):
@@ -23,7 +25,7 @@ class EndedRun(Run):
         cluster.manifest = cluster.manifest.model_copy(update={"limits": changed})
         super().__init__(cluster)
         cluster.staging.write(CURRENT_RUN, self.record.model_dump_json().encode())
-        self.loop = Controller(self.node, cluster.manifest)
+        self.loop = Controller(self.node, cluster.manifest, self.connections)
 
     def end(self, state: str, failures: tuple[Any, ...] = ()) -> None:
         """Let the job end in this state."""
@@ -77,7 +79,7 @@ def test_nodes_are_kept_after_a_failure_of_the_job(kept: EndedRun) -> None:
 
 def test_lease_of_kept_nodes_ends_shortly_after_their_time(kept: EndedRun) -> None:
     kept.end("workers_done")
-    kept.loop = Controller(kept.node, kept.cluster.manifest)  # a restart
+    kept.loop = Controller(kept.node, kept.cluster.manifest, kept.connections)  # a restart
     kept.loop.step()
     assert kept.cluster.lease_end() == pytest.approx(time.time() + 300 + KEPT_LEASE_MARGIN_SECONDS, abs=20)
 
@@ -97,9 +99,9 @@ def test_launch_that_needs_the_nodes_longer_moves_the_lease_beyond_the_deadline(
 
 
 def test_outcome_of_a_launch_is_not_overwritten(kept: EndedRun) -> None:
-    replaced = kept.controller.create_outcome("stopped", "another run replaces it")
+    replaced = create_outcome(kept.controller.state, "stopped", "another run replaces it")
     kept.cluster.data.write(kept.layout.outcome, replaced.model_dump_json().encode())
-    assert not kept.controller.write_outcome(kept.controller.create_outcome("succeeded", "done"))
+    assert not kept.controller.write_outcome(create_outcome(kept.controller.state, "succeeded", "done"))
     assert kept.outcome() == replaced
 
 
@@ -116,7 +118,7 @@ def test_time_limit_ends_the_time_for_which_nodes_are_kept(account: EmulatedAws)
 
 
 def test_time_limit_keeps_no_nodes(kept: EndedRun) -> None:
-    outcome = kept.controller.create_outcome("failed", "the time limit is over")
+    outcome = create_outcome(kept.controller.state, "failed", "the time limit is over")
     assert outcome.nodes_kept_until is None
 
 

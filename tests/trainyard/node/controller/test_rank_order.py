@@ -93,7 +93,7 @@ class TopologyRun(Run):
             self.cluster.write_agent_event(self.record.run, node, "ready", 0, address=f"127.77.8.{number}")
 
     def address(self, node: str) -> str:
-        return self.controller.node_states.latest[node].address
+        return self.controller.state.node_states.latest[node].address
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_lost_master_is_replaced_by_the_next_node(run: TopologyRun) -> None:
         InstanceId=lost, ShouldDecrementDesiredCapacity=True
     )
     run.step_until_loss()
-    run.controller.run = run.record.model_copy(update={"nodes": 11})
+    run.controller.state.run = run.record.model_copy(update={"nodes": 11})
     run.step_with_members()
     second = run.published
     assert (second.attempt, second.nodes) == (2, first.nodes[1:])
@@ -138,7 +138,7 @@ def test_lost_master_is_replaced_by_the_next_node(run: TopologyRun) -> None:
 
 def test_health_check_and_attempt_have_the_same_order(run: TopologyRun) -> None:
     limits = run.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0})
-    run.controller.run = run.record.model_copy(update={"limits": limits})
+    run.controller.state.run = run.record.model_copy(update={"limits": limits})
     run.controller.step()
     order = run.published.health_check
     assert order is not None

@@ -1,0 +1,52 @@
+"""Connections of agents without a network, for tests of the controller."""
+
+from trainyard.clock import Clock
+from trainyard.models.connection import Heartbeat
+from trainyard.models.events import NodeEvent
+from trainyard.models.run import Control
+from trainyard.node.controller.agent_server import ReceivedHeartbeat
+
+
+class FakeConnections:
+    """Connections whose messages a test adds. `published`: the requests, oldest first."""
+
+    def __init__(self) -> None:
+        self.events: list[NodeEvent] = []
+        self.received: dict[str, ReceivedHeartbeat] = {}
+        self.connected: set[str] = set()
+        self.published: list[tuple[str, Control]] = []
+
+    def add_heartbeat(self, node: str, run: str, at: float, step: int | None = None, attempt: int = 1) -> None:
+        """Add a heartbeat that arrives `at`, monotonic time."""
+        heartbeat = Heartbeat(instance=node, boot="0001", sequence=int(at * 1e9), run=run, attempt=attempt, step=step)
+        self.received[node] = ReceivedHeartbeat(heartbeat, at)
+        self.connected.add(node)
+
+    def take_events(self) -> list[NodeEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def heartbeats(self) -> dict[str, ReceivedHeartbeat]:
+        return dict(self.received)
+
+    def connected_nodes(self) -> frozenset[str]:
+        return frozenset(self.connected)
+
+    def publish(self, run: str, control: Control) -> None:
+        self.published.append((run, control))
+
+
+class AdjustableClock(Clock):
+    """The clock of this machine, moved forward by a test."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.offset += seconds
+
+    def time(self) -> float:
+        return super().time() + self.offset
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.offset

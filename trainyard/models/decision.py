@@ -1,0 +1,68 @@
+"""Decisions of the controller on attempts that have failed, and the evidence for them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainyard.base import StrictModel
+from trainyard.models.events import RankFailure
+
+NodeAction = Literal["none", "reset", "reboot", "replace"]
+"""What the controller does with a node before the next attempt: nothing, reset its GPUs, reboot or replace it."""
+
+
+class Evidence(StrictModel):
+    """One observation that the controller had when it decided."""
+
+    kind: Literal["left", "silent", "hardware", "rank", "peer", "repeated"] = Field(
+        description="left: the node left its group. silent: no heartbeats and a second sign. hardware: a finding of "
+        "the node's health monitor. rank: a rank failed by its own cause. peer: a rank failed because others did. "
+        "repeated: earlier attempts failed in the same way."
+    )
+    node: str | None = Field(description="EC2 instance id; none: all nodes.")
+    text: str = Field(description="The observation, in one sentence.")
+
+
+class AttemptDecision(StrictModel):
+    """Decision on one attempt that failed or lost a node: `decisions/<attempt>.json`."""
+
+    attempt: int = Field(gt=0, description="Number of the attempt.")
+    time: float = Field(description="Unix time of the decision, seconds.")
+    nodes: tuple[str, ...] = Field(description="Instances of the attempt, in the order of their node ranks.")
+    cause: Literal["node", "job", "unknown"] = Field(
+        description="node: evidence places the fault on nodes. job: a rank failed by its own cause. unknown: no "
+        "rank reported a cause."
+    )
+    actions: dict[str, NodeAction] = Field(default_factory=dict, description="Instance -> action, if it needs any.")
+    evidence: tuple[Evidence, ...] = Field(description="The observations.")
+    failed_node: str | None = Field(None, description="Instance of the rank that failed first by its own cause.")
+    failure: RankFailure | None = Field(None, description="Failure of that rank.")
+    failing_nodes: tuple[str, ...] = Field(
+        (), description="Instances on which ranks failed in the same way as that rank, in this attempt."
+    )
+    attempts_without_progress: int = Field(
+        ge=0,
+        description="Consecutive failed attempts without a new checkpoint, up to this attempt; faults of nodes do not count.",
+    )
+    checks_nodes: bool = Field(description="Whether the nodes must pass a health check before the next attempt.")
+    swaps_node: str | None = Field(
+        None, description="Instance that changes its node rank with another node, so that other ranks run on it."
+    )
+    end_reason: str | None = Field(None, description="Why the run ends; none: another attempt follows.")
+
+    def summary(self) -> str:
+        """Return cause and actions in one sentence."""
+        if self.end_reason is not None:
+            return self.end_reason
+        parts = [f"{node}: {action}" for node, action in sorted(self.actions.items()) if action != "none"]
+        if self.checks_nodes:
+            parts.append("health check of the nodes")
+        if self.swaps_node is not None:
+            parts.append(f"{self.swaps_node} runs other ranks")
+        where = self.failure.describe(self.failed_node) if self.failure else ""
+        cause = {
+            "node": "fault of a node, which does not count against the job",
+            "job": f"{where}: {self.failure.message if self.failure else ''}",
+            "unknown": "no rank reported a cause",
+        }[self.cause]
+        return f"{cause}; next: {', '.join([*parts, 'another attempt'])}"

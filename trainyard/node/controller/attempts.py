@@ -1,0 +1,209 @@
+"""The attempts of one run: when the next one starts, on which nodes, and what follows when one fails."""
+
+import logging
+import secrets
+
+from botocore.exceptions import ClientError
+
+from trainyard.models.health_check import HealthCheckResult
+from trainyard.models.manifest import Manifest
+from trainyard.models.run import HealthCheckRequest, Master, Outcome
+from trainyard.node.controller.failed_attempts import FailedAttempts
+from trainyard.node.controller.health_checks import HealthChecks
+from trainyard.node.controller.idle import IdleDetector
+from trainyard.node.controller.liveness import Liveness
+from trainyard.node.controller.outcomes import create_completed_outcome, create_outcome
+from trainyard.node.controller.rank_order import RankOrder
+from trainyard.node.controller.repairs import Repairs
+from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.worker_groups import WorkerGroups
+
+# Agents kill the ranks of an attempt that has failed on another node, and report within some seconds.
+FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
+# A member that is silent for this long while others wait for it is replaced.
+WAITING_SILENCE_SECONDS = 60.0
+# Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
+MASTER_PORTS = range(20000, 30000)
+LOG = logging.getLogger("controller")
+
+
+class Attempts:
+    """Attempts and health checks of one run."""
+
+    def __init__(self, state: RunState, groups: WorkerGroups, health_checks: HealthChecks, manifest: Manifest) -> None:
+        self._state, self._groups, self.health_checks = state, groups, health_checks
+        self._stack, region = manifest.stack, groups.region
+        self.liveness, self.idle_detector = Liveness(region, state.clock), IdleDetector()
+        self._rank_order, self._repairs = RankOrder(region), Repairs(state, groups)
+        self._failed_attempts = FailedAttempts(state, groups, self._repairs)
+        self._surplus_since: dict[str, float] = {}
+        self._removed: set[str] = set()
+        self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
+
+    def advance(self, now: float) -> Outcome | None:
+        """Decide on the current attempt, or start the next; return the outcome if the run is over."""
+        state = self._state
+        attempt, nodes = state.control.attempt, state.control.nodes
+        if attempt == 0 or state.control.waiting_since is not None:
+            return self._start_next_attempt(now) or self._handle_missing_nodes(now)
+        if state.all_have_state("workers_done"):
+            return create_completed_outcome(state, self._stack)
+        departed = state.node_states.find_departed_nodes(nodes, state.members)
+        failed = state.node_states.failed_nodes(attempt, nodes)
+        lost = {each.node: each.describe() for each in self.liveness.find_lost_nodes(nodes, failed)}
+        if not (departed or failed or lost):
+            return self._continue_attempt(attempt, nodes, now)
+        if self._failed_at is None:
+            self._failed_at = state.clock.monotonic()
+            state.update_control(aborted_attempt=attempt)  # ranks on other nodes may hang in a collective operation
+        if not (departed or lost) and self._awaits_reports(attempt, nodes):
+            return None
+        self._failed_at = None
+        return self._failed_attempts.decide(departed, lost) or self._start_next_attempt(now)
+
+    def _awaits_reports(self, attempt: int, nodes: tuple[str, ...]) -> bool:
+        """Return whether the cause may still be reported: by a node that has not reported, or by its silence."""
+        assert self._failed_at is not None
+        unreported = self._state.node_states.unreported_nodes(attempt, nodes)
+        has_time = self._state.clock.monotonic() < self._failed_at + FAILURE_REPORT_TIMEOUT_SECONDS
+        return bool(unreported) and (has_time or self.liveness.may_become_silent(unreported, self._failed_at))
+
+    def _continue_attempt(self, attempt: int, nodes: tuple[str, ...], now: float) -> Outcome | None:
+        """Start an attempt with all nodes if the run has more nodes, remove surplus nodes, and check the idle limit."""
+        state = self._state
+        if state.run.nodes > len(nodes):
+            if outcome := self._start_next_attempt(now, save_checkpoint=True):
+                return outcome
+        elif state.control.health_check is not None:
+            state.update_control(health_check=None)  # it was for new nodes that have been removed again
+        self._remove_surplus_nodes(now)
+        minutes = state.run.limits.idle_timeout_minutes
+        reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
+        return create_outcome(state, "stopped", reason) if reason else None
+
+    def _usable_nodes(self, now: float) -> set[str]:
+        """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
+        state = self._state
+        usable = set(state.members) - set(state.control.unhealthy_nodes) - self._repairs.nodes_in_repair(now)
+        silent = self.liveness.silent_nodes(sorted(usable & state.node_states.latest.keys()))
+        for node, seconds in silent.items():
+            if seconds >= WAITING_SILENCE_SECONDS:
+                LOG.warning("%s has sent no heartbeat for %.0f s, and the run waits for it: replaced", node, seconds)
+                self._repairs.replace(node)
+        return usable - silent.keys()
+
+    def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
+        """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `advance`."""
+        control = self._state.control
+        if control.health_check is not None:
+            return self._conclude_health_check(control.health_check, now, save_checkpoint)
+        nodes = self._state.node_states.select_nodes(self._usable_nodes(now), self._state.run.nodes)
+        if nodes is not None:
+            self._use_nodes(nodes, now, save_checkpoint)
+        return None
+
+    def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
+        """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
+        state = self._state
+        latest = state.control.decisions[-1] if state.control.decisions else None
+        swapped = latest.swaps_node if latest is not None and latest.attempt == state.control.attempt else None
+        nodes = self._rank_order.order(nodes, state.control.nodes, swapped)
+        new = tuple(node for node in nodes if node not in state.control.healthy_nodes)
+        if not new or not state.run.limits.health_check_timeout_minutes:
+            self._start_attempt(nodes, save_checkpoint)
+            return
+        # A running job is not interrupted for a health check: only its new nodes are checked.
+        is_running = state.control.attempt > 0 and state.control.waiting_since is None
+        number = state.control.health_check_count + 1
+        checked = new if is_running else nodes
+        request = HealthCheckRequest(
+            number=number, nodes=checked, master=self._choose_master(checked), requested_at=now
+        )
+        # Ranks of a lost attempt have no peers to save checkpoints with.
+        state.update_control(health_check=request, health_check_count=number, save_checkpoint=False)
+        LOG.info("health check %d of %s", number, ", ".join(request.nodes))
+
+    def _conclude_health_check(self, request: HealthCheckRequest, now: float, save_checkpoint: bool) -> Outcome | None:
+        """Decide on a health check that is over, and start the next step; return the outcome if the run is over."""
+        state = self._state
+        if departed := state.node_states.find_departed_nodes(request.nodes, state.members):
+            LOG.warning("health check %d is cancelled: %s left its group", request.number, departed[0])
+            state.update_control(health_check=None)
+            return None
+        unhealthy, healthy = state.control.unhealthy_nodes, state.control.healthy_nodes
+        result = self.health_checks.conclude(request, state.run, state.members, len(unhealthy), now)
+        if result is None:
+            return None
+        LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
+        self._apply_health_check(request, result, healthy, unhealthy)
+        if result.decision == "failed":
+            return create_outcome(state, "failed", f"health check of the nodes: {result.reason}")
+        return self._start_next_attempt(now, save_checkpoint)
+
+    def _apply_health_check(
+        self,
+        request: HealthCheckRequest,
+        result: HealthCheckResult,
+        healthy: tuple[str, ...],
+        unhealthy: tuple[str, ...],
+    ) -> None:
+        """Record the result of a health check, and replace the nodes that it found unhealthy."""
+        for node in result.unhealthy_nodes:
+            self._groups.mark_unhealthy(node)
+        has_passed, control = result.decision == "passed", self._state.control
+        checks_all = has_passed and set(control.nodes) <= set(request.nodes)
+        self._state.update_control(
+            health_check=None,
+            healthy_nodes=tuple(dict.fromkeys((*healthy, *(request.nodes if has_passed else ())))),
+            unhealthy_nodes=(*unhealthy, *result.unhealthy_nodes),
+            last_passed_check=control.attempt + 1 if checks_all else control.last_passed_check,
+        )
+
+    def failed_health_check_reason(self) -> str:
+        """Return the suffix of a message: the reason of the latest health check, unless it passed."""
+        latest = self.health_checks.latest
+        passed = latest is None or latest.decision == "passed"
+        return "" if latest is None or passed else f"; health check of the nodes: {latest.reason}"
+
+    def _start_attempt(self, nodes: tuple[str, ...], save_checkpoint: bool = False) -> None:
+        attempt, master = self._state.control.attempt + 1, self._choose_master(nodes)
+        self._state.update_control(
+            attempt=attempt, nodes=nodes, master=master, waiting_since=None, save_checkpoint=save_checkpoint
+        )
+        LOG.info("attempt %d on %s, master %s:%d", attempt, ", ".join(nodes), master.address, master.port)
+
+    def _choose_master(self, nodes: tuple[str, ...]) -> Master:
+        """Return the master of a rendezvous of these nodes, on another port than that of the previous attempt."""
+        previous = self._state.control.master.port if self._state.control.master else None
+        port = secrets.choice([port for port in MASTER_PORTS if port != previous])
+        return Master(address=self._state.node_states.latest[nodes[0]].address, port=port)
+
+    def _handle_missing_nodes(self, now: float) -> Outcome | None:
+        """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""
+        state = self._state
+        since, minutes = state.control.waiting_since, state.run.limits.startup_timeout_minutes
+        if since is None or now <= since + minutes * 60 or state.control.health_check is not None:
+            return None
+        if nodes := state.node_states.select_nodes(self._usable_nodes(now), len(state.control.nodes)):
+            self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
+            return None
+        ready = len(state.node_states.ready_nodes(state.members))
+        time_text = f"{minutes:g} minutes (launch.startup_timeout_minutes) after attempt {state.control.attempt} failed"
+        text = f"{ready} of {state.run.nodes} nodes are ready {time_text}{self.failed_health_check_reason()}"
+        reason = f"{text}. Set job.resume: {state.run.run} to continue from its newest checkpoint, if it has one"
+        latest = state.control.decisions[-1] if state.control.decisions else None
+        return create_outcome(state, "failed", reason, latest)
+
+    def _remove_surplus_nodes(self, now: float) -> None:
+        """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
+        state = self._state
+        surplus = set(state.members) - set(state.control.nodes)
+        self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
+        for node, since in self._surplus_since.items():
+            if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:
+                LOG.warning("no attempt uses %s: it is terminated", node)
+                try:
+                    self._groups.remove(node)
+                    self._removed.add(node)
+                except ClientError as error:  # the job continues, and the next step repeats it
+                    LOG.error("%s was not terminated: %s", node, error)

@@ -1,0 +1,72 @@
+"""Decisions on failed attempts: collects the evidence, stores the decision, and starts its actions."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from trainyard.models.decision import AttemptDecision, NodeAction
+from trainyard.models.run import Outcome
+from trainyard.node.controller.failure_analysis import AttemptFailure, decide
+from trainyard.node.controller.outcomes import create_outcome
+from trainyard.node.controller.repairs import Repairs
+from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.worker_groups import WorkerGroups
+
+LOG = logging.getLogger("controller")
+
+
+class FailedAttempts:
+    """Decides on the failed attempts of one run."""
+
+    def __init__(self, state: RunState, groups: WorkerGroups, repairs: Repairs) -> None:
+        self._state, self._groups, self._repairs = state, groups, repairs
+
+    def decide(self, departed: Sequence[str], lost: Mapping[str, str]) -> Outcome | None:
+        """Decide on the current attempt; return the outcome if another attempt would fail again.
+
+        `departed`: nodes that left their group. `lost`: node -> why it is lost although it is in its group.
+        """
+        state, control = self._state, self._state.control
+        checkpoints = tuple(sorted(state.checkpoints()))
+        has_progress = not set(checkpoints) <= set(control.checkpoints)
+        failure = AttemptFailure(
+            attempt=control.attempt,
+            time=state.clock.time(),
+            nodes=control.nodes,
+            failures=state.node_states.failures.get(control.attempt, ()),
+            departed=departed,
+            silent={node: text for node, text in lost.items() if node not in departed},
+            hardware=self._hardware_findings(control.nodes),
+            has_progress=has_progress,
+            were_checked=control.last_passed_check == control.attempt,
+            can_check=bool(state.run.limits.health_check_timeout_minutes),
+        )
+        decision = decide(failure, control.decisions)
+        level = logging.WARNING if decision.end_reason is None else logging.ERROR
+        LOG.log(level, "attempt %d failed: %s", decision.attempt, decision.summary())
+        for evidence in decision.evidence:
+            LOG.info("evidence: %s: %s", evidence.kind, evidence.text)
+        self._store(decision, () if has_progress else control.decisions, checkpoints)
+        if decision.end_reason is None:
+            self._repairs.start(decision)
+            return None
+        minutes = state.run.limits.keep_after_failure_minutes
+        return create_outcome(state, "failed", decision.end_reason, decision, keep_minutes=minutes)
+
+    def _hardware_findings(self, nodes: Sequence[str]) -> dict[str, list[tuple[NodeAction, str]]]:
+        """Return the findings of the nodes' health monitors that need an action."""
+        return {}
+
+    def _store(
+        self, decision: AttemptDecision, earlier: tuple[AttemptDecision, ...], checkpoints: tuple[str, ...]
+    ) -> None:
+        """Write the decision, from which `trainyard why` explains it, and its consequences for the control file."""
+        state, control = self._state, self._state.control
+        content = decision.model_dump_json(indent=1).encode()
+        state.data.write(state.layout.decision(decision.attempt), content)
+        unverified = set(decision.nodes) if decision.checks_nodes else set(decision.actions)
+        state.update_control(
+            waiting_since=decision.time,
+            decisions=(*earlier, decision),
+            checkpoints=checkpoints,
+            healthy_nodes=tuple(node for node in control.healthy_nodes if node not in unverified),
+        )

@@ -1,0 +1,164 @@
+"""Controls one run from its record to its outcome: events, deadlines, lease, attempts, and the end."""
+
+import logging
+
+from trainyard.aws.s3 import Bucket
+from trainyard.clock import Clock
+from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
+from trainyard.models.manifest import Manifest
+from trainyard.models.run import Outcome, RunRecord
+from trainyard.node.controller.attempts import Attempts
+from trainyard.node.controller.deadline import RunDeadline
+from trainyard.node.controller.health_checks import HealthChecks
+from trainyard.node.controller.lease import Lease
+from trainyard.node.controller.node_reports import AgentConnections, NodeReports
+from trainyard.node.controller.outcomes import create_outcome
+from trainyard.node.controller.reclaims import ReclaimWatch
+from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.startup_watch import StartupWatch
+from trainyard.node.controller.worker_groups import WorkerGroups
+from trainyard.node.identity import Node
+from trainyard.times import format_time
+
+MEMBERS_POLL_SECONDS = 5.0
+# A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
+# minutes. The nodes that started meanwhile are paid for anyway.
+SCHEDULED_NODES_TIMEOUT_SECONDS = 15 * 60.0
+LOG = logging.getLogger("controller")
+
+
+class RunController:
+    """Controls one run from its record to its outcome."""
+
+    def __init__(
+        self, node: Node, manifest: Manifest, run: RunRecord, connections: AgentConnections, clock: Clock | None = None
+    ) -> None:
+        clock = clock or Clock()
+        self._stack = manifest.stack
+        data = Bucket(manifest.data_bucket, node.region)
+        self.state = RunState(run, data, connections, clock)
+        self.reports = NodeReports(connections, data, self.state.layout, clock)
+        self.groups = WorkerGroups(manifest.groups, node.region, self.state.nodes_in_use())
+        self.lease = Lease(self.state, self.groups)
+        health_checks = HealthChecks(node, manifest, run.run, data, clock)
+        self.attempts = Attempts(self.state, self.groups, health_checks, manifest)
+        self._startup, self._deadline = StartupWatch(), RunDeadline(node.region)
+        self._reclaims = ReclaimWatch(manifest.groups, node.region)
+        self._members_at: float | None = None
+        self._has_ended = False
+
+    def step(self) -> Outcome | None:
+        """Read new events, check all deadlines, update `control.json`; return the outcome if the run is over."""
+        now, state = self.state.clock.time(), self.state
+        self._update_members()
+        self._read_reports()
+        if not state.control.started and (state.all_have_state("workers_up") or state.all_have_state("workers_done")):
+            state.update_control(started=True)
+        self._update_deadline(now)
+        if reason := self._find_end_reason(now):
+            return create_outcome(state, "failed", reason)
+        self.lease.renew_if_due(now)
+        return self.attempts.advance(now)
+
+    def _update_members(self) -> None:
+        now = self.state.clock.monotonic()
+        if self._members_at is not None and now < self._members_at + MEMBERS_POLL_SECONDS:
+            return
+        self.state.members, self._members_at = self.groups.members(), now
+        if self._reclaims.has_new_reclaim():
+            self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
+
+    def _read_reports(self) -> None:
+        for event in self.reports.read_events(self.state.members):
+            self._startup.update(event)
+            if isinstance(event, AgentEvent):
+                self.state.node_states.update(event)
+            elif isinstance(event, ActivityEvent):
+                self.attempts.idle_detector.update(event)
+            elif isinstance(event, HealthCheckEvent):
+                self.attempts.health_checks.update(event)
+        self.attempts.liveness.update(self.reports.heartbeats())
+
+    def _update_deadline(self, now: float) -> None:
+        """Update the run's deadline. A changed deadline is published, and the lease renewed at once."""
+        state = self.state
+        deadline = self._deadline.find(state.run, state.control, now)
+        if deadline != (state.run.deadline if state.control.deadline is None else state.control.deadline):
+            LOG.info("the run's deadline is now %s", format_time(deadline))
+            state.update_control(deadline=deadline)
+            self.lease.request_renewal()
+        state.run = state.run.model_copy(update={"deadline": deadline})
+
+    def _find_end_reason(self, now: float) -> str | None:
+        """Return why the run ends whatever its attempts do; None if it continues."""
+        run, control = self.state.run, self.state.control
+        minutes = run.limits.startup_timeout_minutes
+        if now > run.deadline:
+            return self._describe_deadline()
+        if self._deadline.unusable is not None:
+            fix = f"Set another block (capacity.capacity_block.id): trainyard blocks -s {self._stack}"
+            return f"{self._deadline.unusable}. {fix}"
+        if not control.started and now > run.start + minutes * 60:
+            text = f"the job did not start within {minutes:g} minutes (launch.startup_timeout_minutes)"
+            return f"{text}{self.attempts.failed_health_check_reason()}"
+        # The startup of a node matters before the first attempt: later its replacement is awaited.
+        failed_startup = None if control.attempt else self._startup.find_failure(self.state.members, now)
+        return self._find_missing_capacity(now) or failed_startup
+
+    def _describe_deadline(self) -> str:
+        """Return the reason for the end of the run at its deadline."""
+        run = self.state.run
+        resume = f"set job.resume: {run.run} to continue from its newest checkpoint, if it has one"
+        if run.limited_by_capacity:
+            end = format_time(run.deadline)
+            return f"the capacity of the run (capacity) was usable until {end}: use other capacity, and {resume}"
+        minutes = run.limits.time_limit_minutes
+        return f"the time limit of {minutes:g} minutes is over (job.time_limit_minutes): increase it, and {resume}"
+
+    def _find_missing_capacity(self, now: float) -> str | None:
+        """Return the reason to end the run if AWS has not started all nodes in time after the scheduled start."""
+        start, nodes, members = self.state.run.scheduled_start, self.state.run.nodes, len(self.state.members)
+        is_starting = self.state.control.attempt == 0 and self.state.control.health_check_count == 0
+        if start is None or now <= start + SCHEDULED_NODES_TIMEOUT_SECONDS:
+            return None
+        if not is_starting or members >= nodes:
+            return None
+        minutes = SCHEDULED_NODES_TIMEOUT_SECONDS / 60
+        text = f"AWS started {members} of {nodes} nodes within {minutes:g} minutes of the scheduled start"
+        fix = f"Reduce nodes, then trainyard up -s {self._stack}, or contact AWS support about the Capacity Block"
+        return f"{': '.join([text, *self.groups.failed_launches(start)])}. {fix}"
+
+    def write_outcome(self, outcome: Outcome) -> bool:
+        """Record the end of the run; return False when a launch or `trainyard stop` has recorded another outcome."""
+        if not self.state.data.create(self.state.layout.outcome, outcome.model_dump_json().encode()):
+            return False
+        LOG.info("run %s: %s", outcome.state, outcome.reason)
+        return True
+
+    def keep_nodes(self, outcome: Outcome, now: float) -> None:
+        """Stop the agents' jobs, and renew the lease of the nodes, which wait for another run. Idempotent.
+
+        A launch that starts another run on the nodes may keep them longer than the deadline of this run.
+        """
+        assert outcome.nodes_kept_until is not None
+        self._stop_agents(outcome)
+        self.lease.renew_for_kept_nodes(now, outcome.nodes_kept_until)
+
+    def end_run(self, outcome: Outcome) -> bool:
+        """Terminate the nodes, and return whether the reservations are cancelled: repeat it until then. Idempotent."""
+        if not self._has_ended:
+            self._stop_agents(outcome)
+            try:
+                if self.state.run.scheduled_start is not None:
+                    self.groups.cancel_scheduled_start()
+            finally:
+                self.groups.scale_to_zero()
+            self._has_ended = True
+        return self.lease.reservations.cancel(() if outcome.keeps_reservations else self.state.run.reservations)
+
+    def _stop_agents(self, outcome: Outcome) -> None:
+        """Stop the jobs, after a last checkpoint that saves the progress since the previous one."""
+        control = self.state.control
+        if not control.stop:
+            is_job_over = control.waiting_since is not None or outcome.state == "succeeded"
+            self.state.update_control(stop=True, save_checkpoint=not is_job_over)

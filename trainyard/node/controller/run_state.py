@@ -1,0 +1,45 @@
+"""State that all parts of the controller of one run use: the run's record, its control file, its nodes, its clock."""
+
+from trainyard.aws.s3 import Bucket
+from trainyard.clock import Clock
+from trainyard.models.layout import RunLayout, complete_checkpoints
+from trainyard.models.run import Control, RunRecord
+from trainyard.node.controller.node_reports import AgentConnections
+from trainyard.node.controller.node_states import NodeStates
+
+
+class RunState:
+    """State of one run. `run` and `members` are replaced when they change; `control` changes by `update_control`."""
+
+    def __init__(self, run: RunRecord, data: Bucket, connections: AgentConnections, clock: Clock) -> None:
+        self.run, self.data, self.clock = run, data, clock
+        self.layout = RunLayout(run.run)
+        self.node_states = NodeStates()
+        self.members: list[str] = []
+        self._connections = connections
+        content = data.find(self.layout.control)
+        new = Control(healthy_nodes=run.healthy_nodes)
+        self.control = new if content is None else Control.model_validate_json(content)
+        connections.publish(run.run, self.control)
+
+    def update_control(self, **changes: object) -> None:
+        """Change `control.json`: first in S3, from which a restarted controller continues, then for the agents."""
+        control = self.control.model_copy(update=changes)
+        self.data.write(self.layout.control, control.model_dump_json().encode())
+        self.control = control
+        self._connections.publish(self.run.run, control)
+
+    def nodes_in_use(self) -> tuple[str, ...]:
+        """Return the nodes of the current attempt, unless it has failed, and of the current health check."""
+        checked = self.control.health_check.nodes if self.control.health_check else ()
+        return checked if self.control.waiting_since is not None else (*self.control.nodes, *checked)
+
+    def all_have_state(self, state: str) -> bool:
+        """Return whether all nodes of the current attempt are in this state of it."""
+        nodes = self.control.nodes
+        return bool(nodes) and self.node_states.all_have_state(state, self.control.attempt, nodes)
+
+    def checkpoints(self) -> list[str]:
+        """Return the complete checkpoints. The format of a custom job's is not known: each object counts as one."""
+        keys = list(self.data.keys(self.layout.checkpoints))
+        return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)
