@@ -30,6 +30,7 @@ from trainyard.cli.shell import shell
 from trainyard.cli.status import status
 from trainyard.cli.stop import stop
 from trainyard.cli.up import up
+from trainyard.cli.why import why
 from trainyard.config.project import PROJECT_ROOT, Project, find_project
 from trainyard.errors import InputError, Problem
 from trainyard.models.kept_rehearsal import find_kept_rehearsal
@@ -124,6 +125,7 @@ app.command()(up)
 app.command()(launch)
 app.command()(run)
 app.command()(status)
+app.command()(why)
 app.command()(logs)
 app.command()(results)
 app.command()(shell)

@@ -42,7 +42,7 @@ class AttemptDecision(StrictModel):
     )
     attempts_without_progress: int = Field(
         ge=0,
-        description="Consecutive failed attempts without a new checkpoint, up to this attempt; faults of nodes do not count.",
+        description="Consecutive failed attempts without a new checkpoint up to here, without faults of nodes.",
     )
     checks_nodes: bool = Field(description="Whether the nodes must pass a health check before the next attempt.")
     swaps_node: str | None = Field(

@@ -127,7 +127,12 @@ class RunLayout:
 
     def health_check(self, number: int) -> str:
         """Result of one health check."""
-        return f"{self.prefix}health_checks/{number:04d}.json"
+        return f"{self.health_checks}{number:04d}.json"
+
+    @property
+    def health_checks(self) -> str:
+        """Prefix of the results of the health checks."""
+        return f"{self.prefix}health_checks/"
 
     def decision(self, attempt: int) -> str:
         """Decision on an attempt that failed."""

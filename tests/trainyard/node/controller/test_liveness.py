@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.connections import FakeConnections
 from tests.conftest import REGION
+from tests.connections import FakeConnections
 from trainyard.clock import Clock
 from trainyard.node.controller import liveness as liveness_module
 from trainyard.node.controller.liveness import SILENCE_SECONDS, STALL_SECONDS, Liveness

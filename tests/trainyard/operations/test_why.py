@@ -1,0 +1,53 @@
+"""`trainyard why`: the evidence and the decisions on failed attempts."""
+
+from rehearsal.aws.process import EmulatedAws
+from tests import clusters
+from tests.conftest import REGION
+from trainyard.models.decision import AttemptDecision
+from trainyard.models.events import RankFailure
+from trainyard.models.layout import RunLayout
+from trainyard.models.run import Outcome
+from trainyard.node.controller.failure_analysis import AttemptFailure, decide
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.why import RunExplanation, explain_run, format_explanation
+
+FAILURE = RankFailure(rank=2, local_rank=0, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
+
+
+def decisions() -> list[AttemptDecision]:
+    first = decide(
+        AttemptFailure(attempt=1, time=10.0, nodes=("i-1", "i-2"), silent={"i-2": "i-2 has sent no heartbeat"}), ()
+    )
+    second = AttemptFailure(attempt=2, time=20.0, nodes=("i-1", "i-3"), failures=[("i-3", FAILURE)])
+    return [first, decide(second, [first])]
+
+
+def test_explanation_has_evidence_and_decision_of_each_attempt() -> None:
+    lines = format_explanation(RunExplanation(run="r", decisions=tuple(decisions()), health_checks=(), outcome=None))
+    assert lines[0] == "run r"
+    assert [line.strip() for line in lines if line.startswith("  ")] == [
+        "silent: i-2 has sent no heartbeat",
+        "decision: fault of a node, which does not count against the job; next: i-2: replace, another attempt",
+        "rank: rank 2 (local rank 0 of i-3): ValueError: bad",
+        "decision: rank 2 (local rank 0 of i-3): ValueError: bad; next: i-3 runs other ranks, another attempt",
+    ]
+
+
+def test_explanation_is_read_from_the_data_bucket(account: EmulatedAws) -> None:
+    nodes = clusters.create_cluster(REGION)
+    record, cluster = nodes.create_run_record(), Cluster(nodes.manifest)
+    layout = RunLayout(record.run)
+    nodes.data.write(layout.record, record.model_dump_json().encode())
+    for decision in decisions():
+        nodes.data.write(layout.decision(decision.attempt), decision.model_dump_json().encode())
+    outcome = Outcome(state="failed", reason="it failed", attempts=2, ended_at=30.0, failure=FAILURE)
+    nodes.data.write(layout.outcome, outcome.model_dump_json().encode())
+    explanation = explain_run(cluster, record.run)
+    assert list(explanation.decisions) == decisions()
+    assert format_explanation(explanation)[-1].endswith("the job failed: it failed\nTraceback")
+
+
+def test_run_without_failures() -> None:
+    assert format_explanation(RunExplanation(run="r", decisions=(), health_checks=(), outcome=None)) == [
+        "run r: no attempt has failed"
+    ]

@@ -1,0 +1,56 @@
+"""Explains why attempts of a run failed: the evidence, the decisions of the controller, and the outcome."""
+
+from pydantic import Field
+
+from trainyard.base import StrictModel
+from trainyard.models.decision import AttemptDecision
+from trainyard.models.health_check import HealthCheckResult
+from trainyard.models.layout import RunLayout
+from trainyard.models.run import Outcome
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.runs import read_run_record
+from trainyard.times import format_time
+
+
+class RunExplanation(StrictModel):
+    """`trainyard why --json`."""
+
+    run: str = Field(description="Run id.")
+    decisions: tuple[AttemptDecision, ...] = Field(description="Decisions on the failed attempts, oldest first.")
+    health_checks: tuple[HealthCheckResult, ...] = Field(description="Results of all health checks, oldest first.")
+    outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
+
+
+def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
+    """Return the explanation of a run, the newest when `run` is None. Raises InputError when it does not exist."""
+    record = read_run_record(cluster, run)
+    layout, data = RunLayout(record.run), cluster.data
+    decisions = (AttemptDecision.model_validate_json(data.read(key)) for key in data.keys(layout.decisions))
+    results = (HealthCheckResult.model_validate_json(data.read(key)) for key in data.keys(layout.health_checks))
+    return RunExplanation(
+        run=record.run,
+        decisions=tuple(decisions),
+        health_checks=tuple(results),
+        outcome=cluster.outcome(record.run),
+    )
+
+
+def format_explanation(explanation: RunExplanation) -> list[str]:
+    """Return an explanation as lines for people, in the order of the events."""
+    entries: list[tuple[float, list[str]]] = []
+    for decision in explanation.decisions:
+        evidence = [f"  {each.kind}: {each.text}" for each in decision.evidence] or ["  no evidence"]
+        end = [f"  decision: {decision.summary()}"]
+        entries.append((decision.time, [_head(decision.time, f"attempt {decision.attempt} failed"), *evidence, *end]))
+    for result in explanation.health_checks:
+        text = f"health check {result.number} {result.decision}: {result.reason}"
+        entries.append((result.ended_at, [_head(result.ended_at, text)]))
+    if outcome := explanation.outcome:
+        entries.append((outcome.ended_at, [_head(outcome.ended_at, outcome.describe())]))
+    lines = [line for _, entry in sorted(entries, key=lambda entry: entry[0]) for line in entry]
+    none = "" if explanation.decisions else ": no attempt has failed"
+    return [f"run {explanation.run}{none}", *lines]
+
+
+def _head(time: float, text: str) -> str:
+    return f"{format_time(time)} {text}"
