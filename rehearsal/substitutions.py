@@ -35,7 +35,7 @@ SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_
 SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,
-    "checkpoint": {"interval_steps": 10},
+    "checkpoint": {"interval_steps": 10, "interval_seconds": None},
     "evaluation": {"interval_steps": 20},
 }
 _SMALL_OPTIMIZER = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 5}

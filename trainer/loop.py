@@ -89,7 +89,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             replicas=distributed.replicate_group,
         )
         checkpoints = stack.enter_context(
-            Checkpoints(environment.checkpoint_uri, distributed.checkpoint_group, config.checkpoint)
+            Checkpoints(environment.checkpoint_uri, distributed.checkpoint_group, config.checkpoint, environment.nodes)
         )
         resumed_from = checkpoints.resume(state, environment.resume_uri)
         if resumed_from and not checkpoints.contains(resumed_from):
@@ -134,13 +134,13 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 loss = forward_backward.compute_gradients(batches, timer)
                 with timer.phase("optimizer"):
                     norm = global_gradient_norm(parameters, distributed.pipeline_group)
-                    # The requests and repeated saves of all ranks are summed with the loss, so that all ranks act on
-                    # them at the same step.
-                    is_retrying = torch.tensor([float(checkpoints.is_retrying)], device=device)
-                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), is_retrying])
+                    # The requests, due saves and repeated saves of all ranks are summed with the loss, so that all
+                    # ranks act on them at the same step.
+                    saves = torch.tensor([float(checkpoints.is_due(step)), float(checkpoints.is_retrying)])
+                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), saves.to(device)])
                     dist.all_reduce(sums)
                     values = torch.cat([sums, norm.reshape(1)]).tolist()
-                    loss_sum, save_requested, termination_requested, retrying_ranks, scaled_norm = values
+                    loss_sum, save_requested, termination_requested, save_due, retrying_ranks, scaled_norm = values
                 mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
                 is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
                 # A loss scale that is too large makes gradients infinite, never the loss.
@@ -181,7 +181,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             loss_scale.update(finite=is_finite)
 
             is_final = is_last or bool(termination_requested)
-            is_save_due = is_save_due or bool(save_requested) or step % config.checkpoint.interval_steps == 0
+            is_save_due = is_save_due or bool(save_requested) or bool(save_due)
             # In an outage of the storage, training does not wait for the save that is repeated.
             if is_final or (is_save_due and not retrying_ranks):
                 is_save_due = False

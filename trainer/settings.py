@@ -43,6 +43,11 @@ class Environment:
     local_world_size: int
 
     @property
+    def nodes(self) -> int:
+        """Number of nodes of the job."""
+        return self.world_size // self.local_world_size
+
+    @property
     def is_standalone(self) -> bool:
         """Whether the job runs without a node's agent, which would upload its metrics."""
         return self.run == STANDALONE_RUN

@@ -92,6 +92,18 @@ def saved_state(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return read_state_dict(f"{job.environment['CHECKPOINT_URI'].rstrip('/')}/step-00000020/")
 
 
+def test_ranks_agree_on_saves_after_seconds(job: Jobs) -> None:
+    """The clocks of the ranks differ; a save is a collective of all ranks."""
+    run = job("seconds")
+    run.configure(steps=60, checkpoint={"interval_seconds": 0.1})
+    process = run.run(2)
+    assert process.returncode == 0, process.stderr
+    saved = run.results()["checkpoints"]
+    assert len(saved) > 2
+    assert saved[-1].endswith("step-00000060/")
+    assert "a save every " in process.stdout
+
+
 def test_loss_decreases_and_each_step_has_a_line(uninterrupted: Job) -> None:
     lines = [MetricLine.model_validate(line) for line in uninterrupted.lines()]
     assert [line.step for line in lines] == list(range(1, 21))

@@ -7,6 +7,7 @@ from typing import Self
 
 import torch.distributed as dist
 
+from trainer.checkpoints.cadence import Cadence, SaveTimes
 from trainer.checkpoints.failures import RefusedError
 from trainer.checkpoints.reader import load_newest
 from trainer.checkpoints.retention import apply_retention, folder_name, is_complete, list_steps
@@ -34,20 +35,26 @@ class Checkpoints:
                 checkpoints.wait_for_staging()
                 ...  # optimizer
                 checkpoints.poll()
-                if due and no rank retries a save: checkpoints.save(state)
+                if checkpoints.is_due(step) on any rank, and no rank retries a save: checkpoints.save(state)
             checkpoints.finish(state)
 
     `group` is a gloo group of all ranks that nothing else uses: a thread saves with it during training.
     """
 
     def __init__(
-        self, uri: str, group: dist.ProcessGroup, config: CheckpointConfig, name: str = "CHECKPOINT_URI"
+        self,
+        uri: str,
+        group: dist.ProcessGroup,
+        config: CheckpointConfig,
+        nodes: int = 1,
+        name: str = "CHECKPOINT_URI",
     ) -> None:
-        """`name`: the variable that has set `uri`, for messages."""
+        """`nodes`: number of nodes of the job. `name`: the variable that has set `uri`, for messages."""
         self._storage = open_storage(uri, name)
         self._group = group
         self._config = config
-        self._writer = Writer(group, asynchronous=config.asynchronous)
+        self._cadence = Cadence(config, nodes)
+        self._writer = Writer(group, asynchronous=config.asynchronous, record_times=self._record_times)
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +82,13 @@ class Checkpoints:
                 raise InputError([Problem("RESUME_URI", resume_uri, reason, fix, "checkpoint_missing")])
         return uri
 
+    def is_due(self, step: int) -> bool:
+        """Return whether this rank requires a save at the end of this step. Only the first rank ever does.
+
+        It decides for all ranks, since their clocks and measured times differ.
+        """
+        return dist.get_rank(self._group) == 0 and self._cadence.is_due(step)
+
     def save(self, state: State) -> str:
         """Start an asynchronous save of the current state. Returns the URI of the checkpoint.
 
@@ -96,6 +110,7 @@ class Checkpoints:
             if is_first_rank:
                 self._delete_old(step)
 
+        self._cadence.record_start()
         self._writer.save(state, uri, before_attempt, after_commit)
         return uri
 
@@ -162,6 +177,12 @@ class Checkpoints:
     def contains(self, uri: str) -> bool:
         """Return whether the checkpoint at `uri` is one of this run."""
         return uri.rstrip("/").rpartition("/")[0] + "/" == self._storage.uri
+
+    def _record_times(self, times: SaveTimes) -> None:
+        self._cadence.record_times(times)
+        if dist.get_rank(self._group) == 0 and self._config.interval_steps is None:
+            text = "the save took %.1f s and delayed training by %.3f s: a save every %.0f s"
+            log.info(text, times.seconds, times.stall_seconds, self._cadence.interval_seconds)
 
     def _delete_old(self, saved: int) -> None:
         try:

@@ -1,5 +1,7 @@
 """Retention of checkpoints: which are kept, and deletion of the others."""
 
+from itertools import groupby
+
 from trainer.storage import Storage
 from trainyard.config.training.config import CheckpointConfig
 from trainyard.models.layout import COMMIT_MARK
@@ -30,9 +32,11 @@ def steps_to_delete(complete: list[int], saved: int, config: CheckpointConfig) -
     """
     if config.keep_last is None:
         return []
-    candidates = sorted(step for step in complete if step <= saved)[: -config.keep_last]
-    interval = config.keep_every_steps
-    return [step for step in candidates if not interval or step % interval]
+    steps = sorted(step for step in complete if step <= saved)
+    kept = set(steps[-config.keep_last :])
+    if interval := config.keep_every_steps:  # a checkpoint may be saved at any step
+        kept |= {min(group) for number, group in groupby(steps, lambda step: step // interval) if number}
+    return [step for step in steps if step not in kept]
 
 
 def apply_retention(storage: Storage, saved: int, config: CheckpointConfig) -> list[int]:

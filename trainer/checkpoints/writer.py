@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from trainer.checkpoints.cadence import SaveTimes
 from trainer.checkpoints.failures import RefusedError, on_all_ranks, retry
 from trainer.checkpoints.files import create_storage_writer
 from trainer.checkpoints.staging import Stager
@@ -32,14 +33,22 @@ class Writer:
     `failed_saves`: saves that have failed. `last_failure`: that of the newest save; None if it succeeded.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, asynchronous: bool) -> None:
-        self._group = group
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        asynchronous: bool,
+        record_times: Callable[[SaveTimes], None] = lambda times: None,
+    ) -> None:
+        """`record_times` is called for each complete save, in the thread of the caller of the other methods."""
+        self._group, self._record_times = group, record_times
         self._stager = Stager() if asynchronous else None
         self._thread = _create_thread() if asynchronous else None
         self._staged: Future[dict[str, Any]] | None = None
         self._pending: Future[str] | None = None
         self._complete: list[str] = []
         self._stall_seconds = 0.0
+        self._started_at = self._save_seconds = self._save_stall_seconds = 0.0  # of the newest save
         self._has_saved, self._attempts = False, 0
         self.failed_saves = 0
         self.last_failure: OSError | None = None
@@ -64,6 +73,8 @@ class Writer:
         """
         with self._measure_stall():
             self._finish_pending()
+        self._started_at, self._save_stall_seconds = time.perf_counter(), 0.0
+        with self._measure_stall():
             content = {**state.snapshot(), **state.values(), "generators": {str(dist.get_rank()): rng_state()}}
             if self._thread is None:
                 self._record(lambda: self._write(content, uri, before_attempt, after_commit))
@@ -121,6 +132,8 @@ class Writer:
                 log.warning("checkpoint not saved, training continues: %s", error)
         else:
             self._has_saved, self.last_failure = True, None
+            stall = self._save_stall_seconds if self._thread else self._save_seconds
+            self._record_times(SaveTimes(stall_seconds=stall, seconds=self._save_seconds))
 
     def _write(
         self,
@@ -139,6 +152,7 @@ class Writer:
 
         retry(attempt, "saving", uri)
         after_commit()
+        self._save_seconds = time.perf_counter() - self._started_at
         return uri
 
     @contextmanager
@@ -147,7 +161,9 @@ class Writer:
         try:
             yield
         finally:
-            self._stall_seconds += time.perf_counter() - start
+            elapsed = time.perf_counter() - start
+            self._stall_seconds += elapsed
+            self._save_stall_seconds += elapsed
 
 
 def _create_thread() -> ThreadPoolExecutor:

@@ -17,10 +17,12 @@ from tests.trainer.checkpoints.states import Net, create_state, open_checkpoints
 from trainer.checkpoints import Checkpoints, State
 from trainer.checkpoints import failures as failures_module
 from trainer.checkpoints import writer as writer_module
+from trainer.checkpoints.cadence import SaveTimes
 from trainer.checkpoints.failures import RefusedError
 from trainer.checkpoints.files import create_storage_writer
 from trainer.checkpoints.manager import FINAL_ATTEMPTS
 from trainer.checkpoints.staging import Stager
+from trainer.checkpoints.writer import Writer
 
 
 @pytest.fixture(params=[True, False], ids=["asynchronous", "synchronous"])
@@ -126,6 +128,47 @@ def test_stall_seconds_are_returned_once(checkpoints: Checkpoints) -> None:
     save_all(checkpoints, trained_state(1))
     assert checkpoints.pop_stall_seconds() > 0
     assert checkpoints.pop_stall_seconds() == 0
+
+
+def measured_times(folder: Path, group: dist.ProcessGroup, *, asynchronous: bool, saves: int = 1) -> list[SaveTimes]:
+    """Return the measured times of saves after which training waits for the copy."""
+    measured: list[SaveTimes] = []
+    writer = Writer(group, asynchronous=asynchronous, record_times=measured.append)
+    for number in range(saves):
+        writer.save(trained_state(3), f"{folder}/{number}/", lambda: None, lambda: None)
+        writer.wait_for_staging()
+        writer.wait()
+    writer.close()
+    return measured
+
+
+def test_stall_and_duration_of_a_save_are_measured(
+    tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event
+) -> None:
+    threading.Timer(0.2, copying.set).start()
+    (times,) = measured_times(tmp_path, group, asynchronous=True)
+    assert times.stall_seconds > 0.1
+    assert times.seconds > 0.1
+
+
+def test_synchronous_save_delays_training_until_it_is_complete(tmp_path: Path, group: dist.ProcessGroup) -> None:
+    (times,) = measured_times(tmp_path, group, asynchronous=False)
+    assert 0 < times.seconds == times.stall_seconds
+
+
+def test_failed_save_is_not_measured(tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    Storage(monkeypatch, 1, OUTAGE)
+    assert len(measured_times(tmp_path, group, asynchronous=True, saves=2)) == 1
+
+
+def test_first_rank_decides_when_a_save_is_due(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_checkpoints(tmp_path, group, interval_steps=2) as checkpoints:
+        assert [step for step in range(1, 6) if checkpoints.is_due(step)] == [2, 4]
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "get_rank", lambda group: 1)
+            assert not any(checkpoints.is_due(step) for step in range(1, 6))
 
 
 def test_new_optimizer_loads_tensors_and_keeps_its_hyperparameters(checkpoints: Checkpoints) -> None:

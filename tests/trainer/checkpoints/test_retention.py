@@ -26,6 +26,13 @@ def test_retention_keeps_the_newest_and_every_nth_step(config: dict[str, int], d
     assert steps_to_delete([5, 10, 15, 20, 25], 25, CheckpointConfig.model_validate(config)) == deleted
 
 
+def test_first_checkpoint_from_each_nth_step_on_is_kept() -> None:
+    """Checkpoints that are due after seconds are at any step."""
+    config = CheckpointConfig(keep_last=1, keep_every_steps=10)
+    assert steps_to_delete([7, 13, 18, 24, 41, 45], 45, config) == [7, 18]
+    assert steps_to_delete([13, 24, 41, 45], 45, config) == []
+
+
 def test_later_damaged_checkpoint_is_not_counted_or_deleted() -> None:
     """Otherwise the damaged checkpoint would count as the newest, and undamaged checkpoints would be deleted."""
     assert steps_to_delete([5, 10, 20], 10, CheckpointConfig(keep_last=1)) == [5]
