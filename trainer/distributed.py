@@ -11,14 +11,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.failures import flight_recorder
-from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, GRACE_SECONDS, process_group_timeout
+from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, process_group_timeout
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
 from trainyard.errors import InputError, Problem
 
-# Timeout of the group of checkpoints and exports, longer than any limit of the watchdog: a write by a rank takes long.
-CHECKPOINT_TIMEOUT = timedelta(seconds=EXPORT_TIMEOUT_SECONDS + GRACE_SECONDS)
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
@@ -128,7 +126,7 @@ def init_distributed(
     """
     initialize = not dist.is_initialized()
     if initialize:
-        _init_process_group(environment, device, process_group_timeout(config.timeout_seconds))
+        _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds))
     try:
         yield _build_context(config, environment, device)
     finally:
@@ -147,7 +145,9 @@ def _init_process_group(environment: Environment, device: torch.device, timeout:
 
 
 def _build_context(config: TrainerConfig, environment: Environment, device: torch.device) -> DistributedContext:
-    group = dist.new_group(backend="gloo", timeout=CHECKPOINT_TIMEOUT)
+    # The group of checkpoints and exports: a write by one rank takes long.
+    longest_seconds = max(EXPORT_TIMEOUT_SECONDS, config.timeouts.longest_seconds)
+    group = dist.new_group(backend="gloo", timeout=process_group_timeout(longest_seconds))
     assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
     layout = config.layout(environment.world_size, environment.local_world_size)
     shape = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
@@ -155,5 +155,5 @@ def _build_context(config: TrainerConfig, environment: Environment, device: torc
     data_group = mesh["replicate", "shard"]._flatten("data").get_group()
     for mesh_group in (*mesh.get_all_groups(), data_group):  # a mesh creates groups with torch's default of 30 min
         if mesh_group is not dist.group.WORLD:
-            dist.set_timeout(process_group_timeout(config.timeout_seconds), mesh_group)
+            dist.set_timeout(process_group_timeout(config.timeouts.longest_seconds), mesh_group)
     return DistributedContext(device=device, layout=layout, mesh=mesh, checkpoint_group=group, data_group=data_group)

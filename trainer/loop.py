@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import torch
@@ -16,11 +17,13 @@ from trainer.evaluation import average_buffers, compute_validation_loss
 from trainer.export.final_export import export, mean_loss_of_model
 from trainer.failures.out_of_memory import explain_out_of_memory
 from trainer.failures.peer_loss import explain_peer_loss
-from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, SLOW_PHASE_FACTOR, Watchdog, describe_rank_location
+from trainer.failures.step_limit import StepLimit
+from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.job_requests import JobRequests
 from trainer.models import build
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize
+from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
 from trainer.precision import Precision
 from trainer.settings import Environment
@@ -42,8 +45,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
     Raises InputError for a configuration or environment error, before the first step.
     """
     started_at = time.monotonic()
-    rank, timeout = environment.rank, config.timeout_seconds
-    slow_timeout = SLOW_PHASE_FACTOR * timeout
+    rank, timeouts = environment.rank, config.timeouts
     layout = config.layout(environment.world_size, environment.local_world_size)
 
     with ExitStack() as stack:
@@ -62,9 +64,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         distributed = stack.enter_context(init_distributed(config, environment, device))
         where = describe_rank_location(device, environment.local_rank)
         watchdog = stack.enter_context(
-            Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeout)
+            Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeouts.setup_seconds)
         )
-        watchdog.report_phase(0, "setup", slow_timeout)
         stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters))
         progress = Progress()
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
@@ -99,7 +100,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         validation_micro_batches = config.evaluation.batches * layout.accumulation  # of each rank
 
         def is_terminating() -> bool:
-            watchdog.report_phase(progress.step, "evaluation", slow_timeout)
+            watchdog.report_phase(progress.step, "evaluation", timeouts.evaluation_seconds)
             return requests.is_termination_requested
 
         def evaluate() -> float | None:
@@ -116,16 +117,29 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             metrics.log_start(resumed_from)
 
         def report_save() -> None:
-            watchdog.report_phase(progress.step, "checkpoint", slow_timeout)
+            watchdog.report_phase(progress.step, "checkpoint", timeouts.checkpoint_seconds)
+
+        step_limit = StepLimit(timeouts)
+
+        def report_training() -> None:
+            watchdog.report_phase(progress.step + 1, "training", step_limit.seconds)
+
+        def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+            """Report the wait for each micro-batch as a phase: the storage may not respond."""
+            watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
+            for batch in batches:
+                report_training()
+                yield batch
+                watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
 
         validation_loss: float | None = None
         is_save_due = False
 
-        batches = data.train_batches(progress.consumed)
-        first_step, step_started_at = progress.step + 1, time.perf_counter()
+        batches = watched(data.train_batches(progress.consumed))
+        step_started_at = time.perf_counter()
         while progress.step < config.steps:
             step = progress.step + 1
-            watchdog.report_phase(step, "training", slow_timeout if step == first_step else None)
+            report_training()
             with profiler.step(step):
                 lr = learning_rate(step, config.steps, config.optimizer)
                 for group in optimizer.param_groups:
@@ -147,7 +161,9 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 if not (is_finite or (math.isfinite(mean_loss) and loss_scale.can_skip_step)):
                     require_finite(step, mean_loss, gradient_norm, lr)
 
+                report_save()
                 checkpoints.wait_for_staging()
+                report_training()
                 with timer.phase("optimizer"):
                     if is_finite:
                         clipping = min(1.0, config.optimizer.clip_norm / (gradient_norm + 1e-6))
@@ -155,7 +171,10 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                         optimizer.step()
                     optimizer.zero_grad()
                 phase_seconds = timer.read()
+                if profiler.is_tracing:
+                    watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
             step_seconds = time.perf_counter() - step_started_at
+            step_limit.record(step_seconds)
 
             progress.advance(config.batch_size, mean_loss)
             is_last = step == config.steps

@@ -27,7 +27,6 @@ TINY: dict[str, Any] = {
     "precision": "fp32",
     "checkpoint": {"interval_steps": 10},
     "evaluation": {"interval_steps": 10},
-    "timeout_seconds": 60,
     "threads": 1,
 }
 

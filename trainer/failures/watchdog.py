@@ -32,8 +32,6 @@ from trainyard.models.failure_messages import HUNG_WITH_PEERS
 
 EXIT_HUNG = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
 GRACE_SECONDS = 30.0  # longest time from a rank's time limit to its exit
-# Factor on the time limit for slow phases: setup, the first step (compilation), validation, checkpoints.
-SLOW_PHASE_FACTOR = 3.0
 EXPORT_TIMEOUT_SECONDS = 3600.0  # one rank quantizes the final weights to int8 while the others wait
 HEARTBEAT_TIMEOUT_SECONDS = 6.0  # a rank without a heartbeat for this long is unresponsive
 _HEARTBEAT_INTERVAL_SECONDS = 1.0
@@ -72,13 +70,14 @@ class _ReceivedHeartbeat:
         return time.monotonic() - self.received_at > HEARTBEAT_TIMEOUT_SECONDS
 
 
-def process_group_timeout(timeout_seconds: float) -> timedelta:
+def process_group_timeout(longest_seconds: float) -> timedelta:
     """Return the timeout of process groups, which terminates a hang that the watchdog did not.
 
-    It exceeds the longest phase that the watchdog allows: a process group does not know the phase, and its timeout
-    error names no rank.
+    It exceeds the longest limit of the watchdog, and does not follow the phase: its timeout error names no rank, and an
+    operation has the timeout that was valid when it was created (gloo: https://github.com/pytorch/pytorch/pull/167052;
+    NCCL: ProcessGroupNCCL assigns it to each work item), so that no later change would apply to a hung operation.
     """
-    return timedelta(seconds=SLOW_PHASE_FACTOR * timeout_seconds + GRACE_SECONDS)
+    return timedelta(seconds=longest_seconds + GRACE_SECONDS)
 
 
 def describe_rank_location(device: torch.device, local_rank: int) -> str:
@@ -94,8 +93,8 @@ class Watchdog:
     """Watches the training thread of one rank. Create it after the process group, on every rank."""
 
     def __init__(self, *, rank: int, world_size: int, where: str, timeout_seconds: float) -> None:
-        """`where`: this rank's host and GPU; `timeout_seconds`: default limit of a phase."""
-        self._rank, self._ranks, self._where, self._limit = rank, range(world_size), where, timeout_seconds
+        """`where`: this rank's host and GPU; `timeout_seconds`: limit of the setup, the first phase."""
+        self._rank, self._ranks, self._where = rank, range(world_size), where
         # A separate client: the training thread's may be blocked in a call.
         self._store = PrefixStore("watchdog", dist.distributed_c10d._get_default_store().clone())
         self._store.set_timeout(timedelta(seconds=HEARTBEAT_TIMEOUT_SECONDS))
@@ -103,18 +102,18 @@ class Watchdog:
         self._number = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self.report_phase(0, "start")
+        self.report_phase(0, "setup", timeout_seconds)
         self._arm(0)
         self._send_heartbeat(overdue=False)  # so that every rank is known from the start
         self._thread.start()
 
-    def report_phase(self, step: int, phase: str, timeout_seconds: float | None = None) -> None:
-        """Record that the training thread starts a phase, and its time limit; None: the default limit.
+    def report_phase(self, step: int, phase: str, timeout_seconds: float) -> None:
+        """Record that the training thread starts a phase, and its time limit.
 
         Cheap enough for each phase of each step.
         """
-        limit = self._limit if timeout_seconds is None else timeout_seconds
-        self._now = (step, phase, time.monotonic(), limit)  # one assignment: atomic for the watchdog thread
+        # One assignment: atomic for the watchdog thread.
+        self._now = (step, phase, time.monotonic(), timeout_seconds)
 
     def close(self) -> None:
         """Stop the watchdog."""

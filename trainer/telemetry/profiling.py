@@ -34,6 +34,11 @@ class Profiler:
         self._handled_request: int | None = None  # modification time of the last request: its file is removed later
         self._remove_request_after: int | None = None
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether this step is traced, so that a trace may be saved when it is complete."""
+        return self._profile is not None
+
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Profile one training step if its trace is requested.

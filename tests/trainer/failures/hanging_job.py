@@ -40,7 +40,7 @@ def run(behaviour: str, signal_file: Path, rank: int, port: int) -> None:
     where = describe_rank_location(torch.device("cpu"), rank)
     with Watchdog(rank=rank, world_size=world_size, where=where, timeout_seconds=TIMEOUT_SECONDS) as watchdog_:
         for step in range(1, STEPS + 1):
-            watchdog_.report_phase(step, "forward")
+            watchdog_.report_phase(step, "forward", TIMEOUT_SECONDS)
             if step == 3:
                 signal_file.with_suffix(f".{rank}").touch()
                 match behaviour, rank:
@@ -55,9 +55,9 @@ def run(behaviour: str, signal_file: Path, rank: int, port: int) -> None:
                         time.sleep(2 * TIMEOUT_SECONDS)
                     case "without_store", _:
                         while not signal_file.exists():
-                            watchdog_.report_phase(step, "forward")
+                            watchdog_.report_phase(step, "forward", TIMEOUT_SECONDS)
                             time.sleep(0.1)
             if behaviour == "without_store":
                 time.sleep(0.7)
             dist.all_reduce(torch.ones(4))
-            watchdog_.report_phase(step, "optimizer")
+            watchdog_.report_phase(step, "optimizer", TIMEOUT_SECONDS)

@@ -27,7 +27,7 @@ from trainyard.config.training import TrainerConfig
 
 CPU = torch.device("cpu")
 RANKS = 2
-TIMEOUT = 40
+TIMEOUT = 2000
 
 
 def count_collectives(config: TrainerConfig, distributed: DistributedContext) -> dict[str, int]:
@@ -51,7 +51,7 @@ def timeout_seconds(group: Any) -> float:
 
 def layout_config(kind: str, micro_batches: int) -> TrainerConfig:
     parallel = {"data": kind} | ({"shard": 1} if kind == "hsdp" else {})
-    batch = {"batch_size": 2 * RANKS * micro_batches, "timeout_seconds": TIMEOUT}
+    batch = {"batch_size": 2 * RANKS * micro_batches, "timeouts": {"evaluation_seconds": TIMEOUT}}
     return TrainerConfig.model_validate(TINY | batch | {"parallel": parallel})
 
 

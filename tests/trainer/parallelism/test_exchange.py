@@ -10,7 +10,6 @@ import pytest
 
 from tests.trainer.conftest import ROOT
 from tests.trainer.parallelism.exchange import RANKS, TIMEOUT
-from trainer.failures.watchdog import SLOW_PHASE_FACTOR
 
 
 @pytest.fixture(scope="module")
@@ -43,4 +42,4 @@ def test_gradients_are_reduced_once_per_step(results: dict[str, Any], kind: str)
 
 def test_process_group_timeout_exceeds_watchdog_limits(results: dict[str, Any]) -> None:
     (timeout,) = results["timeouts"]
-    assert SLOW_PHASE_FACTOR * TIMEOUT < timeout < SLOW_PHASE_FACTOR * TIMEOUT + 60
+    assert TIMEOUT < timeout < TIMEOUT + 60

@@ -132,6 +132,32 @@ class EvaluationConfig(StrictModel):
     )
 
 
+class TimeoutsConfig(StrictModel):
+    """Seconds without progress, by phase, after which the watchdog ends the job as hung."""
+
+    setup_seconds: Number = Field(1800, gt=0, description="Limit of the setup, with the load of a checkpoint.")
+    first_step_seconds: Number = Field(
+        1800, gt=0, description="Limit of the first step of a process, which compiles, and of the trace of a profile."
+    )
+    step_seconds: Number | None = Field(
+        None,
+        gt=0,
+        description="Limit of the other steps; none: 10 times the median of the last 50 steps, from 60 seconds to "
+        "first_step_seconds.",
+    )
+    data_seconds: Number = Field(900, gt=0, description="Limit of the wait for a micro-batch, as in an outage of S3.")
+    evaluation_seconds: Number = Field(900, gt=0, description="Limit of each batch of an evaluation.")
+    checkpoint_seconds: Number = Field(
+        900, gt=0, description="Limit of the wait for a save, which may be repeated in an outage of S3."
+    )
+
+    @property
+    def longest_seconds(self) -> float:
+        """Longest limit."""
+        others = (self.setup_seconds, self.data_seconds, self.evaluation_seconds, self.checkpoint_seconds)
+        return max(self.first_step_seconds, self.step_seconds or 0, *others)
+
+
 class ProfileConfig(StrictModel):
     """Traces of torch.profiler under results/profiles/."""
 
@@ -150,6 +176,7 @@ class TrainerConfig(StrictModel):
     data: DataConfig = Field(default_factory=DataConfig, description="Data loading.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Checkpoints and exports.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out loss.")
+    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig, description="Limits of the watchdog.")
     profile: ProfileConfig | None = Field(
         None, description="Traced steps; none: only on request, by the file PROFILE_REQUEST."
     )
@@ -165,7 +192,6 @@ class TrainerConfig(StrictModel):
     deterministic: bool | None = Field(
         None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
     )
-    timeout_seconds: Integer = Field(300, gt=0, description="Seconds without progress until the watchdog ends a step.")
     threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
 
     @model_validator(mode="after")
