@@ -30,6 +30,7 @@ from trainer.settings import Environment
 from trainer.storage import open_storage
 from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
+from trainer.telemetry.progress_file import ProgressFile
 from trainer.telemetry.results import build_results
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
@@ -110,6 +111,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     module, forward_backward, batches, config.evaluation.batches, distributed, is_terminating
                 )
 
+        progress_file = ProgressFile(environment)
         profiler = Profiler(config.profile, environment, results, device)
         metrics = Metrics(config, environment, results, model, device) if rank == 0 else None
         if metrics:
@@ -175,6 +177,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
             step_seconds = time.perf_counter() - step_started_at
             step_limit.record(step_seconds)
+            busy_seconds = max(0.0, step_seconds - timer.waiting_seconds) if forward_backward.measures_waiting else None
+            progress_file.write(step, step_seconds, busy_seconds)
 
             progress.advance(config.batch_size, mean_loss)
             is_last = step == config.steps

@@ -15,6 +15,7 @@ from tests.problems import rejects
 from tests.trainer.conftest import tiny
 from trainer.checkpoints.reader import read_state_dict
 from trainer.evaluation import compute_validation_loss
+from trainer.failures.watchdog import Watchdog
 from trainer.loop import train
 from trainer.models.decoder import Decoder
 from trainer.settings import Environment
@@ -22,6 +23,7 @@ from trainer.telemetry.metrics import Metrics
 from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 from trainyard.models.metrics import Results
+from trainyard.models.rank_progress import RankProgress, progress_file
 
 
 def losses(environment: Environment) -> list[float]:
@@ -223,3 +225,39 @@ def test_step_seconds_include_metrics_and_exclude_validation(
     train(tiny(steps=3, evaluation={"interval_steps": 2}), alone)
     lines = [json.loads(line) for line in (alone.metrics_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(0.1 < line["step_seconds"] < 1 for line in lines[1:])
+
+
+def test_each_phase_has_its_limit(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog regards a slow storage or a compilation as a hang only after a longer time than a step."""
+    reported: list[tuple[str, float]] = []
+    report_phase = Watchdog.report_phase
+
+    def record(self: Watchdog, step: int, phase: str, timeout_seconds: float) -> None:
+        reported.append((phase, timeout_seconds))
+        report_phase(self, step, phase, timeout_seconds)
+
+    monkeypatch.setattr(Watchdog, "report_phase", record)
+    limits = {"setup": 101, "first_step": 102, "step": 103, "data": 104, "evaluation": 105, "checkpoint": 106}
+    train(tiny(steps=2, timeouts={f"{phase}_seconds": seconds for phase, seconds in limits.items()}), alone)
+    phases = [(phase, seconds) for phase, seconds in reported if phase != "export"]
+    assert phases[0] == ("setup", 101)
+    assert set(phases) == {
+        *(("setup", 101), ("training", 102), ("training", 103)),
+        *(("data", 104), ("evaluation", 105), ("checkpoint", 106)),
+    }
+    assert phases.index(("training", 103)) > phases.index(("data", 104))
+
+
+def test_each_rank_writes_a_progress_file(alone: Environment) -> None:
+    train(tiny(steps=1), alone)
+    progress = RankProgress.model_validate_json(progress_file(alone.metrics_dir, 0).read_text())
+    assert (progress.rank, progress.step) == (0, 1)
+    assert progress.busy_seconds is not None
+    assert 0 < progress.busy_seconds <= progress.step_seconds
+
+
+def test_sharded_run_reports_no_busy_seconds(alone: Environment) -> None:
+    """FSDP waits for other ranks in the middle of both passes."""
+    train(tiny(steps=1, parallel={"data": "fsdp"}), alone)
+    progress = RankProgress.model_validate_json(progress_file(alone.metrics_dir, 0).read_text())
+    assert progress.busy_seconds is None

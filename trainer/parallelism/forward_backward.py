@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import DistributedContext
+from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
@@ -27,6 +28,8 @@ class ForwardBackward(ABC):
     Losses are means over the micro-batches, detached. With pipeline parallelism only the last stage has the loss; other
     stages return 0.
     """
+
+    measures_waiting = False  # whether `compute_gradients` measures the time that this rank waits for other ranks
 
     @abstractmethod
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
@@ -50,6 +53,8 @@ class AccumulatedForwardBackward(ForwardBackward):
     def __init__(self, module: nn.Module, distributed: DistributedContext, precision: Precision) -> None:
         self._module, self._precision = module, precision
         self._device, self._count = distributed.device, distributed.layout.accumulation
+        self.measures_waiting = isinstance(module, DistributedDataParallel) and distributed.layout.tensor == 1
+        self._gradient_wait = GradientWait(module) if self.measures_waiting else None
 
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
         """Run one step's micro-batches and return their mean loss."""
@@ -60,7 +65,7 @@ class AccumulatedForwardBackward(ForwardBackward):
             with self._gradient_sync(enabled=number == self._count):
                 with timer.phase("forward"), self._precision.autocast():
                     loss = self._module(*_to_device(batch, self._device)) / self._count
-                with timer.phase("backward"):
+                with timer.phase("backward"), self._measure_wait(timer):
                     self._precision.loss_scale.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -77,6 +82,9 @@ class AccumulatedForwardBackward(ForwardBackward):
             loss.backward()
             for buffer, value in zip(self._module.buffers(), before, strict=True):
                 buffer.copy_(value)
+
+    def _measure_wait(self, timer: StepTimer) -> AbstractContextManager[None]:
+        return nullcontext() if self._gradient_wait is None else self._gradient_wait.measure(timer)
 
     def _gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
         if isinstance(self._module, FSDPModule):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 PHASES = ("data", "forward", "backward", "optimizer")
+_WAITING = "waiting"
 
 
 class StepTimer:
@@ -18,7 +19,8 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._host = dict.fromkeys(PHASES, 0.0)
+        self._host = _zeros()
+        self.waiting_seconds = 0.0  # of the step that was read last
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
@@ -28,6 +30,17 @@ class StepTimer:
         A pass that an exception interrupts does not count.
         """
         assert name in PHASES, name
+        with self._measure(name):
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure a time in which this rank waits for other ranks. It is part of a phase."""
+        with self._measure(_WAITING):
+            yield
+
+    @contextmanager
+    def _measure(self, name: str) -> Iterator[None]:
         if self._stream is None or name == "data":
             started = time.perf_counter()
             yield
@@ -42,10 +55,15 @@ class StepTimer:
 
     def read(self) -> dict[str, float]:
         """Return and reset the seconds of each phase. Waits for the measured GPU work: call it after the step."""
-        seconds, self._host = self._host, dict.fromkeys(PHASES, 0.0)
+        seconds, self._host = self._host, _zeros()
         events, self._events = self._events, []
         if events:
             events[-1][2].synchronize()
         for name, first, last in events:
             seconds[name] += first.elapsed_time(last) / 1e3
+        self.waiting_seconds = seconds.pop(_WAITING)
         return seconds
+
+
+def _zeros() -> dict[str, float]:
+    return dict.fromkeys((*PHASES, _WAITING), 0.0)

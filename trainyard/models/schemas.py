@@ -18,6 +18,7 @@ from trainyard.models.events import NODE_EVENT
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.metrics import MetricLine, Results
+from trainyard.models.rank_progress import RankProgress
 from trainyard.models.report import Report
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord
 
@@ -28,6 +29,7 @@ _MODELS: dict[str, type[StrictModel]] = {
     "prices": Prices,
     "manifest": Manifest,
     "metric": MetricLine,
+    "progress": RankProgress,
     "results": Results,
     "report": Report,
     "run": RunRecord,

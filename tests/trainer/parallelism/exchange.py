@@ -1,13 +1,15 @@
 """Count the collectives of two ranks in a step: `torchrun -m tests.trainer.parallelism.exchange FILE`.
 
 FILE gets a JSON object with the number of collectives by kind for each layout, in a step of one and of three
-micro-batches, and the timeouts of process groups in seconds.
+micro-batches, the timeouts of process groups, and the time that each rank waits for a slow rank 1, in seconds.
 """
 
 import json
 import os
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from trainyard.config.training import TrainerConfig
 
 CPU = torch.device("cpu")
 RANKS = 2
+SLOW_SECONDS = 0.5
 TIMEOUT = 2000
 
 
@@ -42,6 +45,30 @@ def count_collectives(config: TrainerConfig, distributed: DistributedContext) ->
     forward_backward.compute_gradients(batches, StepTimer(CPU))
     entries = [entry for entry in flight_recorder.read_entries() if entry["time_created_ns"] > last]
     return Counter(entry["profiling_name"] for entry in entries)
+
+
+def waiting_seconds(config: TrainerConfig, distributed: DistributedContext) -> list[float]:
+    """Return the seconds that each rank waits for the other in a step in which rank 1 is slow."""
+    precision = Precision(config, CPU)
+    module = parallelize(build(config), config, distributed, precision)
+    forward_backward = build_forward_backward(module, config, distributed, precision)
+    tokens = torch.randint(0, 256, (2, 33))
+    batch, timer = (tokens[:, :-1], tokens[:, 1:]), StepTimer(CPU)
+
+    def slow_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            time.sleep(SLOW_SECONDS * distributed.rank)
+            yield batch
+
+    forward_backward.warm_up(batch)
+    forward_backward.compute_gradients(repeat(batch), timer)  # the first step also agrees on the order of gradients
+    timer.read()
+    forward_backward.compute_gradients(slow_batches(), timer)
+    timer.read()
+    seconds: list[float] = [0.0] * RANKS
+    dist.all_gather_object(seconds, timer.waiting_seconds)
+    assert forward_backward.measures_waiting
+    return seconds
 
 
 def timeout_seconds(group: Any) -> float:
@@ -67,6 +94,7 @@ def main() -> None:
                     results[f"{kind} {micro_batches}"] = count_collectives(config, distributed)
                     groups = (*distributed.mesh.get_all_groups(), distributed.data_group, dist.group.WORLD)
                     results["timeouts"] = sorted({timeout_seconds(group) for group in groups})
+        results["waiting"] = waiting_seconds(layout_config("ddp", 1), shared)
         dist.barrier()
         if shared.rank == 0:
             Path(sys.argv[1]).write_text(json.dumps(results))

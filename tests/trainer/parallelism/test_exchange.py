@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import ROOT
-from tests.trainer.parallelism.exchange import RANKS, TIMEOUT
+from tests.trainer.parallelism.exchange import RANKS, SLOW_SECONDS, TIMEOUT
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,13 @@ def test_gradients_are_reduced_once_per_step(results: dict[str, Any], kind: str)
     )
     assert sum(single.values()) > 0
     assert single == triple
+
+
+def test_slow_rank_waits_less_than_its_peer(results: dict[str, Any]) -> None:
+    """Its samples are late."""
+    fast, slow = results["waiting"]
+    assert fast > 0.7 * SLOW_SECONDS
+    assert slow < 0.5 * fast
 
 
 def test_process_group_timeout_exceeds_watchdog_limits(results: dict[str, Any]) -> None:

@@ -28,6 +28,18 @@ def test_passes_of_a_phase_are_added_and_read_resets_them(now: list[float]) -> N
     assert set(timer.read().values()) == {0}
 
 
+def test_waiting_is_part_of_a_phase(now: list[float]) -> None:
+    timer = StepTimer(torch.device("cpu"))
+    with timer.phase("backward"):
+        now[0] += 4
+        with timer.waiting():
+            now[0] += 2
+    assert timer.read()["backward"] == 6
+    assert timer.waiting_seconds == 2
+    timer.read()
+    assert timer.waiting_seconds == 0
+
+
 def test_interrupted_pass_does_not_count(now: list[float]) -> None:
     timer = StepTimer(torch.device("cpu"))
 
