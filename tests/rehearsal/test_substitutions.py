@@ -56,6 +56,15 @@ def test_gpu_stack_gets_a_small_model_and_reports_it() -> None:
     assert {"4 nodes", "8 A100 per node, NCCL", "8 processes per node", model} <= set(changes)
 
 
+def test_interval_in_steps_replaces_an_interval_in_seconds() -> None:
+    raw = read_stack_settings("a100-cluster")
+    raw["job"]["train"]["checkpoint"] = {"interval_seconds": 600}
+    settings, _ = substitute_settings(raw, 3)
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    assert (train.checkpoint.interval_steps, train.checkpoint.interval_seconds) == (10, None)
+
+
 @pytest.mark.parametrize(
     ("nodes", "parallel", "expected"),
     [
