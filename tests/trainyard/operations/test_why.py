@@ -35,7 +35,7 @@ def test_explanation_has_evidence_and_decision_of_each_attempt() -> None:
 
 def test_explanation_is_read_from_the_data_bucket(account: EmulatedAws) -> None:
     nodes = clusters.create_cluster(REGION)
-    record, cluster = nodes.create_run_record(), Cluster(nodes.manifest)
+    record, cluster = nodes.create_run_record(), Cluster(nodes.stack, REGION)
     layout = RunLayout(record.run)
     nodes.data.write(layout.record, record.model_dump_json().encode())
     for decision in decisions():
