@@ -1,0 +1,121 @@
+"""Reads all sensors while the node runs, and knows its health at any time."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from trainyard.models.manifest import WorkerGroup
+from trainyard.models.node_health import MAX_TEXT, HealthAction, HealthFinding, NodeHealth
+from trainyard.node.health.kernel_log import KernelLog
+from trainyard.node.health.nvml import Nvml
+from trainyard.node.health.rules import RULES, SENSOR_HANGS
+from trainyard.node.health.sensor import Reading, Sensor, SensorUnavailableError
+from trainyard.node.health.system import Disks, Efa, Memory
+
+HANG_SECONDS = 30.0
+STOP_SECONDS = 2.0
+LOG = logging.getLogger("health")
+
+
+class HealthMonitor:
+    """Reads each sensor in its own daemon thread from `start` to `stop`.
+
+    A sensor that fails is logged once and read again; one that hangs is a finding. Neither stops the others.
+    """
+
+    def __init__(self, sensors: Sequence[Sensor], hang_seconds: float = HANG_SECONDS) -> None:
+        self._sensors, self._hang_seconds = sensors, hang_seconds
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+        self._reading_since: dict[str, float] = {}  # sensor -> monotonic time at which its running reading started
+        self._failed: set[str] = set()
+        self._findings: dict[tuple[str, str | None], tuple[HealthFinding, float]] = {}  # and monotonic time of the last
+
+    def start(self) -> None:
+        """Start to read the sensors, except those that have been hanging since before `stop`."""
+        self._stopping = threading.Event()
+        for sensor in self._sensors:
+            if sensor.name in self._threads and self._threads[sensor.name].is_alive():
+                continue
+            arguments, name = (sensor, self._stopping), f"health {sensor.name}"
+            self._threads[sensor.name] = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+            self._threads[sensor.name].start()
+
+    def stop(self) -> None:
+        """Stop to read and release the sensors. A sensor that hangs keeps its thread."""
+        self._stopping.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def snapshot(self) -> NodeHealth:
+        """The findings of now, at once."""
+        now = time.monotonic()
+        with self._lock:
+            hanging = {name: now - since for name, since in self._reading_since.items()}
+        for name, seconds in hanging.items():
+            if seconds > self._hang_seconds:
+                self._record(Reading(SENSOR_HANGS, name, f"{name} has not responded for {seconds:.0f} s."))
+        with self._lock:
+            for key, (finding, seen) in list(self._findings.items()):
+                expires = RULES[finding.rule].expires_seconds
+                if expires is not None and now - seen > expires:
+                    del self._findings[key]
+            return NodeHealth().merged([finding for finding, _ in self._findings.values()])
+
+    def forget(self, action: HealthAction) -> None:
+        """Drop the findings of an action that was carried out. A condition that still holds is found again."""
+        with self._lock:
+            self._findings = {key: each for key, each in self._findings.items() if each[0].action != action}
+
+    def _run(self, sensor: Sensor, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            with self._lock:
+                self._reading_since[sensor.name] = time.monotonic()
+            try:
+                for reading in sensor.read():
+                    self._record(reading)
+                self._failed.discard(sensor.name)
+            except SensorUnavailableError as error:
+                LOG.info("%s is not read: %s", sensor.name, error)
+                break
+            except Exception as error:
+                if sensor.name not in self._failed:
+                    self._failed.add(sensor.name)
+                    LOG.error("%s cannot be read: %s: %s", sensor.name, type(error).__name__, error)
+            finally:
+                with self._lock:
+                    self._reading_since.pop(sensor.name, None)
+            stopping.wait(sensor.interval_seconds)
+        try:
+            sensor.close()
+        except Exception as error:
+            LOG.error("%s cannot be closed: %s: %s", sensor.name, type(error).__name__, error)
+
+    def _record(self, reading: Reading) -> None:
+        """Add a reading to the findings, and log it if it is new."""
+        rule, key = reading.rule, (reading.rule.name, reading.device)
+        with self._lock:
+            known = self._findings[key][0] if key in self._findings else None
+            finding = HealthFinding(
+                rule=rule.name,
+                action=rule.action,
+                device=reading.device,
+                text=reading.text[:MAX_TEXT],
+                time=known.time if known else reading.time or time.time(),
+                count=known.count + (reading.time is not None) if known else 1,
+            )
+            self._findings[key] = (finding, time.monotonic())
+        if known is None:
+            level = logging.INFO if rule.action == "none" else logging.WARNING
+            LOG.log(level, "%s, %s: %s (action: %s)", finding.device or "node", rule.name, finding.text, rule.action)
+
+
+def create_monitor(group: WorkerGroup) -> HealthMonitor:
+    """The monitor of a worker of this group."""
+    sensors: list[Sensor] = [KernelLog(), Disks("/", "/opt/trainyard/scratch"), Memory(), Efa(group.efa_interfaces)]
+    if group.gpus:
+        sensors.append(Nvml(group.gpus))
+    return HealthMonitor(sensors)
