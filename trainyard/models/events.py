@@ -6,6 +6,7 @@ from pydantic import Field, TypeAdapter
 
 from trainyard.base import StrictModel
 from trainyard.models.health_check import HealthCheckDecision, NodeFault, NodeMeasurements, NodeResult
+from trainyard.models.node_health import NodeHealth
 
 NodeRole = Literal["head", "worker", "builder"]
 """A builder belongs to no run: it configures itself as a worker does, and an image is made of its disk."""
@@ -90,6 +91,7 @@ class AgentEvent(_Event):
     )
     address: str = Field(description="Private address of the node.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")
+    health: NodeHealth = Field(NodeHealth(), description="Health of the node at that time.")
 
 
 class ActivityEvent(_Event):

@@ -9,7 +9,8 @@ from trainyard.log import configure_logging, set_run
 from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.run import RunRecord
 from trainyard.node.agent.agent import Agent
-from trainyard.node.identity import read_manifest, read_node
+from trainyard.node.health.monitor import create_monitor
+from trainyard.node.identity import find_group, read_manifest, read_node
 
 
 def main() -> int:
@@ -22,10 +23,15 @@ def main() -> int:
     stop, code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    while run is not None and not stop.is_set():
-        set_run(run.run)
-        agent = Agent(node, read_manifest(), run, stop)
-        code, run = agent.serve(), agent.next_run
+    health = create_monitor(find_group(node, manifest))
+    health.start()
+    try:
+        while run is not None and not stop.is_set():
+            set_run(run.run)
+            agent = Agent(node, read_manifest(), run, stop, health)
+            code, run = agent.serve(), agent.next_run
+    finally:
+        health.stop()
     return code
 
 

@@ -27,6 +27,7 @@ from trainyard.node.agent.connection import HeadConnection
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.state import open_state_file
+from trainyard.node.health.monitor import HealthMonitor
 from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, find_group, is_configured, is_outdated
 from trainyard.node.refresh import refresh
 from trainyard.node.sequence import next_sequence
@@ -44,13 +45,22 @@ LOG = logging.getLogger("agent")
 class Agent:
     """Agent of one run on this node, until `stop` is set.
 
-    `next_run`: the run that follows on this node, if `serve` has returned for it.
+    `next_run`: the run that follows on this node, if `serve` has returned for it. `health`: monitor of the node, which
+    outlasts the run.
     """
 
-    def __init__(self, node: Node, manifest: Manifest, run: RunRecord, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        manifest: Manifest,
+        run: RunRecord,
+        stop: threading.Event | None = None,
+        health: HealthMonitor | None = None,
+    ) -> None:
         self.node, self.manifest, self.run = node, manifest, run
         self.stop_requested = stop or threading.Event()
         self.next_run: RunRecord | None = None
+        self._health = health or HealthMonitor(())
         self._data = Bucket(manifest.data_bucket, node.region)
         self._staging = Bucket(manifest.staging_bucket, node.region)
         self._layout = RunLayout(run.run)
@@ -76,6 +86,7 @@ class Agent:
             "state": state,
             "address": self.node.address,
             "failures": failures,
+            "health": self._health.snapshot(),
         }
         LOG.info("%s, attempt %d", state, attempt)
         self._report(AgentEvent.model_validate(event))

@@ -28,6 +28,9 @@ from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
 from trainyard.node.agent.attempt import RANK_EXIT_SECONDS, TORCHRUN_EXIT_SECONDS, AttemptTorchrun
 from trainyard.node.agent.drain import Drain
+from trainyard.node.health.monitor import HealthMonitor
+from trainyard.node.health.rules import GPU_LOST
+from trainyard.node.health.sensor import Reading
 
 MASTER = Master(address="127.0.0.1", port=20000)
 # A job that ends with the exit code in the file `done`, and saves a checkpoint on request.
@@ -52,6 +55,18 @@ raise SystemExit(1 if rank.wait() else 0)
 """
 
 
+class LostGpu:
+    """A sensor of a node whose fourth GPU has fallen off the bus."""
+
+    name, interval_seconds = "kernel log", 60.0
+
+    def read(self) -> list[Reading]:
+        return [Reading(GPU_LOST, "GPU 3", "Xid 79: GPU has fallen off the bus.", 1.0)]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class OnNode:
     """One node with its agent in a thread; `python job.py` replaces torchrun."""
 
@@ -74,7 +89,8 @@ class OnNode:
         self._start()
 
     def _start(self) -> None:
-        self.agent = Agent(self.node, self.cluster.manifest, self.record)
+        self.health = HealthMonitor((LostGpu(),))
+        self.agent = Agent(self.node, self.cluster.manifest, self.record, health=self.health)
         self.thread = threading.Thread(target=self.agent.serve)
         self.thread.start()
 
@@ -186,6 +202,19 @@ def test_failed_attempt_is_reported_and_the_next_attempt_runs(node: OnNode) -> N
     (node.folder / "bundle/done").unlink()
     node.request(2)
     node.wait_for("workers_up 2")
+
+
+def test_event_of_a_failed_attempt_has_the_health_of_the_node(node: OnNode) -> None:
+    node.wait_for("ready 0")
+    node.health.start()
+    eventually(lambda: bool(node.health.snapshot().findings), "the finding")
+    node.request(1)
+    node.finish(3)
+    node.wait_for("workers_failed 1")
+    node.health.stop()
+    events = {event.state: event for event in node.events() if isinstance(event, AgentEvent)}
+    assert events["ready"].health.findings == ()
+    assert [(each.rule, each.device) for each in events["workers_failed"].health.findings] == [("gpu-lost", "GPU 3")]
 
 
 def test_missing_requirement_is_reported_as_a_permanent_failure_of_the_node(node: OnNode) -> None:
