@@ -12,7 +12,7 @@ from rehearsal.disk_reserve import DiskReserve
 from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
 from rehearsal.phases import PhaseClock
-from rehearsal.rank_faults import RankKill
+from rehearsal.rank_faults import RankFault
 from rehearsal.result import RehearsalResult
 from rehearsal.workspace import Options
 from trainyard.config.settings import StackSettings
@@ -37,7 +37,7 @@ class Context:
     disk_reserve: DiskReserve
     deployment: Deployment | None = None
     account_exited: bool = False
-    rank_faults_without_effect: tuple[RankKill, ...] = field(init=False)
+    rank_faults_without_effect: tuple[RankFault, ...] = field(init=False)
     _in_progress: dict[str, str] = field(default_factory=dict)  # resource -> operation, the oldest first
 
     def __post_init__(self) -> None:

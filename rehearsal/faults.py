@@ -20,13 +20,14 @@ from rehearsal.aws.faults import (
     parse_denied_operations,
 )
 from rehearsal.aws.zones import region_zones
-from rehearsal.rank_faults import RankKill
+from rehearsal.gpu_faults import GpuFault
+from rehearsal.rank_faults import RankFault, RankKill
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
 from trainyard.errors import InputError, Problem, did_you_mean
 
-AnyFault = Fault | RankKill
-_MODELS = {model.model_fields["kind"].default: model for model in (*get_args(Fault), RankKill)}
+AnyFault = Fault | RankFault
+_MODELS = {model.model_fields["kind"].default: model for model in (*get_args(Fault), *get_args(RankFault))}
 
 
 def fault_syntax(kind: str) -> str:
@@ -71,8 +72,10 @@ def check_faults(faults: Iterable[AnyFault], settings: StackSettings, region: st
     """Check that each fault can affect this stack in its region. Raises InputError for the first that cannot."""
     has_spot = any(group.market == "spot" for group in settings.groups)
     for fault in faults:
-        if isinstance(fault, RankKill):
-            _check_rank(fault, settings)
+        if isinstance(fault, RankFault):
+            _check_rank_fault(fault, settings)
+        if isinstance(fault, GpuFault):
+            _check_gpu(fault, settings)
         if isinstance(fault, SpotInterruption) and not has_spot:
             fix = "Remove this fault, or rehearse a stack with capacity.spot or capacity.spot_above_base"
             raise _error(format_fault(fault), ["the stack has no Spot Instances"], fix)
@@ -91,13 +94,26 @@ def check_faults(faults: Iterable[AnyFault], settings: StackSettings, region: st
             _check_choice(fault, "zone", fault.zone, f"region {region}", region_zones(region))
 
 
-def _check_rank(fault: RankKill, settings: StackSettings) -> None:
+def _check_rank_fault(fault: RankFault, settings: StackSettings) -> None:
     ranks = settings.nodes * settings.processes_per_node
-    if fault.rank >= ranks:
+    if isinstance(fault, RankKill) and fault.rank >= ranks:
         raise _error(format_fault(fault), [f"rank: the job has ranks 0 to {ranks - 1}"], "Use one of these ranks")
     if settings.job.train is None:
         fix = "Remove this fault, or rehearse a stack with job.train"
         raise _error(format_fault(fault), ["step: the steps of a custom job are not known"], fix)
+
+
+def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:
+    if fault.node >= settings.nodes:
+        reason = f"node: the stack has the worker nodes 0 to {settings.nodes - 1}"
+        raise _error(format_fault(fault), [reason], "Use one of these nodes")
+    gpu = settings.worker_type.gpu
+    if gpu is None and fault.condition is not None:
+        fix = "Set only xid, or rehearse a stack with GPUs"
+        raise _error(format_fault(fault), ["condition: the nodes of the stack have no GPUs"], fix)
+    if gpu is not None and fault.gpu >= gpu.count:
+        reason = f"gpu: {settings.worker_type.name} has the GPUs 0 to {gpu.count - 1}"
+        raise _error(format_fault(fault), [reason], "Use one of these GPUs")
 
 
 def _check_choice(fault: Fault, name: str, value: str, owner: str, choices: list[str]) -> None:

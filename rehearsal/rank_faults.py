@@ -1,14 +1,17 @@
-"""Faults of the job's ranks, injected by signals when the job has reached a step."""
+"""Faults of the job's ranks and of their nodes, injected when the job has reached a step."""
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psutil
 from pydantic import Field
 
+from rehearsal.gpu_faults import GpuFault
 from rehearsal.hypervisor.processes import environments, send_signal
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
@@ -31,11 +34,25 @@ class RankKill(StrictModel):
     peers: Literal["exit", "hang"] = Field(default="exit", description="What the other ranks do.")
 
 
-class RankFaults:
-    """Injects faults into the ranks of one run. `remaining`: those that have had no effect yet."""
+RankFault = RankKill | GpuFault
 
-    def __init__(self, faults: Sequence[RankKill], data: Bucket, run: str) -> None:
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of the job. `node`: rank of its node. `instance`: EC2 instance id of the node. `root`: its root."""
+
+    process: psutil.Process
+    node: int
+    instance: str
+    root: Path
+
+
+class RankFaults:
+    """Injects faults into one run, through its ranks. `remaining`: those that have had no effect yet."""
+
+    def __init__(self, faults: Sequence[RankFault], data: Bucket, run: str) -> None:
         self.remaining = list(faults)
+        self._lasting: dict[str, GpuFault] = {}  # instance -> fault that ends every rank on it
         self._data, self._run = data, run
         self._stopping = threading.Event()
 
@@ -51,11 +68,13 @@ class RankFaults:
             thread.join()
 
     def _inject(self) -> None:
-        while self.remaining and not self._stopping.wait(POLL_SECONDS):
+        while (self.remaining or self._lasting) and not self._stopping.wait(POLL_SECONDS):
+            self._end_ranks_of_broken_nodes()
             content = self._data.find(RunLayout(self._run).latest_metrics)
             step = 0 if content is None else MetricLine.model_validate_json(content).step
             for fault in [fault for fault in self.remaining if step >= fault.step]:
-                if self._kill(fault):
+                is_injected = self._kill(fault) if isinstance(fault, RankKill) else self._break_gpu(fault)
+                if is_injected:
                     self.remaining.remove(fault)
 
     def _kill(self, fault: RankKill) -> bool:
@@ -65,21 +84,57 @@ class RankFaults:
         if killed is None:
             return False
         if fault.peers == "hang":
-            for process in ranks.values():
-                send_signal(process, signal.SIGSTOP)
-        send_signal(killed, signal.SIGKILL)
+            for rank in ranks.values():
+                send_signal(rank.process, signal.SIGSTOP)
+        send_signal(killed.process, signal.SIGKILL)
         return True
 
+    def _break_gpu(self, fault: GpuFault) -> bool:
+        """Inject the fault of a GPU; return False when no rank runs on its node, as between two attempts."""
+        ranks = [rank for rank in find_ranks(self._run).values() if rank.node == fault.node]
+        if not ranks:
+            return False
+        try:
+            fault.inject(ranks[0].root, [rank.process for rank in ranks])
+        except OSError:  # the rank by which the node is reached has ended
+            return False
+        if fault.lasts:
+            self._lasting[ranks[0].instance] = fault
+        return True
 
-def find_ranks(run: str) -> dict[int, psutil.Process]:
-    """Return rank -> process of the ranks of a run on this machine, without processes that they have started."""
+    def _end_ranks_of_broken_nodes(self) -> None:
+        for rank in find_ranks(self._run).values() if self._lasting else ():
+            if fault := self._lasting.get(rank.instance):
+                fault.end_ranks([rank.process])
+
+
+def find_ranks(run: str) -> dict[int, Rank]:
+    """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
+
+    torchrun gives each rank the variables RANK and GROUP_RANK, the rank of its node
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+    """
     ranks = {
-        process: int(environment["RANK"])
+        process: environment
         for process, environment in environments()
         if environment.get("TRAINYARD_RUN") == run and "RANK" in environment
     }
     # The processes that a rank starts inherit its environment.
-    return {rank: process for process, rank in ranks.items() if _parent(process) not in ranks}
+    return {
+        int(variables["RANK"]): Rank(
+            process, int(variables["GROUP_RANK"]), variables["TRAINYARD_NODE"], _node_root(process, variables)
+        )
+        for process, variables in ranks.items()
+        if _parent(process) not in ranks
+    }
+
+
+def _node_root(process: psutil.Process, variables: Mapping[str, str]) -> Path:
+    """Return the root folder of the node as a path of this machine.
+
+    A booted node has its own root directory, a node of the process backend is a folder.
+    """
+    return Path(f"/proc/{process.pid}/root") / variables.get("TRAINYARD_ROOT", "").lstrip("/")
 
 
 def _parent(process: psutil.Process) -> psutil.Process | None:

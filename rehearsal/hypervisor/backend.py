@@ -11,7 +11,10 @@ from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """The description of an instance to boot. `image_source`: id of the instance that its image was created from."""
+    """The description of an instance to boot.
+
+    `image_source`: id of the instance that its image was created from. `gpus`: number of GPUs of its type.
+    """
 
     id: str
     address: str
@@ -19,6 +22,7 @@ class NodeSpec:
     metadata_endpoint: str
     environment: Mapping[str, str]
     image_source: str | None = None
+    gpus: int = 0
 
 
 class Backend(Protocol):

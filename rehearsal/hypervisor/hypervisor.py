@@ -17,6 +17,7 @@ from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.backend import Backend, NodeSpec
 from rehearsal.hypervisor.metadata import Credentials, InstanceMetadata, MetadataServer
 from trainyard.aws import tags
+from trainyard.config.catalog import catalog
 
 POLL_SECONDS = 0.5
 # EC2 gives a terminated instance some minutes to shut down; a rehearsed instance needs seconds.
@@ -108,6 +109,7 @@ class Hypervisor:
                 user_data=_decode(record.user_data),
                 metadata_endpoint=server.endpoint,
                 image_source=record.image_source,
+                gpus=_gpus(record.instance_type),
                 environment={
                     "AWS_ENDPOINT_URL": self._backend.url_for_nodes(self._aws.endpoint),
                     "AWS_CONFIG_FILE": os.devnull,
@@ -163,6 +165,11 @@ class Hypervisor:
         for machine in self._machines.values():
             if not machine.removed:
                 self._remove(machine)
+
+
+def _gpus(instance_type: str) -> int:
+    known = catalog().get(instance_type)
+    return known.gpu.count if known is not None and known.gpu is not None else 0
 
 
 def _decode(user_data: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Throttle
 from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
+from rehearsal.gpu_faults import GpuFault
 from rehearsal.rank_faults import RankKill
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT
@@ -23,6 +24,8 @@ FAULTS: dict[str, AnyFault] = {
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
     "rank-kill,rank=3,step=10,peers=hang": RankKill(rank=3, step=10, peers="hang"),
+    "gpu,node=1,step=20,xid=79": GpuFault(node=1, step=20, xid=79),
+    "gpu,node=0,step=5,gpu=7,condition=thermal": GpuFault(node=0, step=5, gpu=7, condition="thermal"),
 }
 CAPACITY = (
     "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"
@@ -39,6 +42,8 @@ INVALID = {
     "capacity,limit=1,region=a": f"region: unknown key. {CAPACITY}",
     "capacity,kind=deny": "'kind' is not a valid key=value pair",
     "eventual-consistency,seconds=inf": "seconds: not a finite number. Use the syntax eventual-consistency,",
+    "gpu,node=0,step=1": "condition: required without xid. Use the syntax gpu,node=NODE,step=STEP[,gpu=GPU][,xid=XID]",
+    "gpu,node=0,step=1,condition=smoke": "condition: ",
     "deny,operation=CreateVpc": "must be a service as in IAM and one of its API operations",
     "deny,operation=ec2:CreateVPC": "no API operation ec2:CreateVPC",
     "throttle,operation=ec3:CreateVpc,times=1": "no service ec3",
@@ -146,6 +151,22 @@ def test_killed_rank_must_exist(rank: int, is_valid: bool) -> None:
     settings = read_stack(Options(project=read_project(ROOT), stack="local"))[1]
     with nullcontext() if is_valid else pytest.raises(InputError, match="the job has ranks 0 to 3"):
         check_faults([RankKill(rank=rank, step=1)], settings, "us-east-1")
+
+
+@pytest.mark.parametrize(
+    ("stack", "fault", "message"),
+    [
+        ("local", GpuFault(node=1, step=1, xid=79), ""),
+        ("local", GpuFault(node=2, step=1, xid=79), "the stack has the worker nodes 0 to 1"),
+        ("local", GpuFault(node=1, step=1, condition="ecc"), "the nodes of the stack have no GPUs"),
+        ("a100-cluster", GpuFault(node=1, step=1, gpu=7, condition="ecc"), ""),
+        ("a100-cluster", GpuFault(node=1, step=1, gpu=8, xid=79), "p4d.24xlarge has the GPUs 0 to 7"),
+    ],
+)
+def test_broken_gpu_must_exist(stack: str, fault: GpuFault, message: str) -> None:
+    settings = read_stack(Options(project=read_project(ROOT), stack=stack))[1]
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        check_faults([fault], settings, "us-east-1")
 
 
 def test_fault_in_a_zone_of_the_region_and_of_the_heads_type_is_accepted(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""A rank is killed and its peers hang: the job continues from its newest checkpoint on the same nodes."""
+"""Faults of ranks and of their nodes while a job runs."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.rehearsal.conftest import run_rehearsal
+from trainyard.models.events import NODE_EVENT, AgentEvent, NodeEvent
 
 pytestmark = pytest.mark.slow
 
@@ -16,3 +19,27 @@ def test_job_continues_after_a_rank_is_killed_and_its_peers_hang(tree: Path) -> 
     assert fault in ended.report["faults"]
     assert ended.report["faults_without_effect"] == []
     assert ended.report["last_loss"] < ended.report["first_loss"]
+
+
+def test_failure_of_a_node_with_a_broken_gpu_carries_its_health(tree: Path, shared: dict[str, str], s3: Any) -> None:
+    fault = "gpu,node=1,step=5,gpu=1,xid=94"
+    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "2", "--fault", fault, environment=shared)
+    assert ended.exit_status == 0, ended.stderr
+    assert ended.report["faults_without_effect"] == []
+    findings = {
+        event.instance: {(finding.rule, finding.device) for finding in event.health.findings}
+        for event in read_events(s3, ended.report["results_uri"])
+        if isinstance(event, AgentEvent) and event.state == "workers_failed"
+    }
+    assert ("gpu-memory-error", "GPU 1") in set().union(*findings.values())
+    assert set() in findings.values(), "the other node is healthy"
+
+
+def read_events(s3: Any, results_uri: str) -> Iterator[NodeEvent]:
+    """Return the events of the run with these results, from the retained data bucket."""
+    bucket, prefix = results_uri.removeprefix("s3://").split("/", 1)
+    events = prefix.removesuffix("/").removesuffix("results") + "events/"
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=events):
+        for item in page.get("Contents", []):
+            body = s3.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
+            yield from map(NODE_EVENT.validate_json, body.splitlines())

@@ -15,6 +15,7 @@ from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import systemctl as systemctl_module
+from rehearsal.hypervisor.process.gpus import create_gpus
 from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE, kill_rehearsal_processes
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
@@ -72,6 +73,7 @@ class ProcessBackend:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(file.content)
             target.chmod(file.mode)
+        create_gpus(root, spec.gpus)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
         assert systemctl_module.__file__ is not None
         write_script(root / "usr/bin/systemctl", sys.executable, "-S", "-E", systemctl_module.__file__)
@@ -148,6 +150,11 @@ class ProcessBackend:
             ("systemd", "a supervisor that runs the same unit files", _REASON),
             ("/usr/bin/python3 of the AMI", "the Python that runs the rehearsal", "a node has no AMI"),
             ("the network between nodes", "the loopback interface", _REASON),
+            (
+                "NVML and the kernel log of a node",
+                "files of the node, which only --fault gpu changes",
+                "this machine has no GPU, and its kernel log is not that of a node",
+            ),
             ("TLS of AWS endpoints", "plain HTTP on the loopback interface", "the emulated AWS runs on this machine"),
             (
                 "the metadata service at 169.254.169.254",

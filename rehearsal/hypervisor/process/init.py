@@ -19,6 +19,7 @@ from typing import IO
 import psutil
 
 from rehearsal.hypervisor.process import units
+from rehearsal.hypervisor.process.gpus import set_module_path
 from rehearsal.hypervisor.process.units import Unit
 from rehearsal.hypervisor.processes import send_signal
 
@@ -254,7 +255,7 @@ def become_subreaper() -> None:
 def main() -> int:
     """Run the init process of the node whose root is TRAINYARD_ROOT. Returns the exit code."""
     root = Path(os.environ["TRAINYARD_ROOT"])
-    del os.environ["PYTHONPATH"]  # only for this process: the node runs the code of its bundle
+    set_module_path(root)  # the present one is for this process: the node runs the code of its bundle
     become_subreaper()
     init = Init(root)
 

@@ -1,0 +1,49 @@
+"""GPUs of a node of the process backend, as its driver would show them to programs: NVML and the list in /proc."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rehearsal.hypervisor.process.nvml import pynvml
+
+_DRIVER_FOLDER = "proc/driver/nvidia/gpus"
+
+
+def create_gpus(root: Path, count: int) -> None:
+    """Give the node with this root healthy GPUs; nothing if `count` is 0."""
+    if count:
+        for index in range(count):
+            # https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/procinterface.html
+            (root / _DRIVER_FOLDER / f"0000:{0x10 + index:02x}:1c.0").mkdir(parents=True)
+        _write_values(root, [{} for _ in range(count)])
+
+
+def set_module_path(root: Path) -> None:
+    """Let this process and its children import NVML's module, if the node has GPUs, and no other module from here."""
+    del os.environ["PYTHONPATH"]
+    if (root / pynvml.VALUES_FILE).exists():
+        assert pynvml.__file__ is not None
+        os.environ["PYTHONPATH"] = str(Path(pynvml.__file__).parent)
+
+
+def gpu_address(root: Path, index: int) -> str:
+    """Return the PCI address of a GPU as Xids name it. It is invented for a node without GPUs."""
+    folder = root / _DRIVER_FOLDER
+    addresses = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return addresses[index].removesuffix(".0") if index < len(addresses) else f"0000:{0x10 + index:02x}:1c"
+
+
+def change_gpu(root: Path, index: int, values: Mapping[str, int]) -> None:
+    """Change values that NVML returns for a GPU. A node without GPUs has none."""
+    file = root / pynvml.VALUES_FILE
+    if file.exists():
+        gpus = json.loads(file.read_text())
+        gpus[index] |= values
+        _write_values(root, gpus)
+
+
+def _write_values(root: Path, gpus: list[dict[str, int]]) -> None:
+    new = root / f"{pynvml.VALUES_FILE}.new"
+    new.write_text(json.dumps(gpus))
+    new.rename(root / pynvml.VALUES_FILE)  # in one step: the node reads it meanwhile

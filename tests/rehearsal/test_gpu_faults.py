@@ -1,0 +1,98 @@
+"""A broken GPU: what the sensors of its node read, and which ranks end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rehearsal.gpu_faults import GpuFault, write_kernel_log
+from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
+from rehearsal.hypervisor.process.nvml import pynvml
+from rehearsal.hypervisor.processes import send_signal
+from rehearsal.rank_faults import find_ranks
+from tests.polling import eventually
+from trainyard.node.health.kernel_log import KernelLog
+from trainyard.node.health.nvml import Nvml
+
+RUN = "run-of-gpu-faults"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root folder of a node with two GPUs, whose NVML this process uses."""
+    (tmp_path / "run").mkdir()
+    create_gpus(tmp_path, 2)
+    monkeypatch.setenv("TRAINYARD_ROOT", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    return tmp_path
+
+
+@pytest.fixture
+def rank(root: Path) -> Iterator[psutil.Popen]:
+    """A rank on that node."""
+    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": "i-1", "RANK": "3", "GROUP_RANK": "1"}
+    process = psutil.Popen(["sleep", "60"], env=os.environ | variables)
+    yield process
+    send_signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def readings(root: Path) -> set[tuple[str, str | None]]:
+    return {(reading.rule.name, reading.device) for sensor in (KernelLog(root), Nvml(2)) for reading in sensor.read()}
+
+
+def test_healthy_node_has_no_findings(root: Path) -> None:
+    assert readings(root) == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "rules", "ends"),
+    [
+        (GpuFault(node=1, step=1, gpu=1, xid=79), {"gpu-lost"}, True),
+        (GpuFault(node=1, step=1, gpu=1, xid=63), {"row-remap-pending"}, False),
+        (GpuFault(node=1, step=1, gpu=1, xid=94), {"gpu-memory-error", "row-remap-pending"}, True),
+        (GpuFault(node=1, step=1, gpu=1, xid=119), {"gpu-fault", "recovery-reset"}, True),
+        (GpuFault(node=1, step=1, gpu=1, xid=31), {"application-fault"}, True),
+        (GpuFault(node=1, step=1, gpu=1, condition="row-remap-failed"), {"row-remap-failed"}, False),
+        (GpuFault(node=1, step=1, gpu=1, condition="thermal"), {"thermal-slowdown"}, False),
+        (GpuFault(node=1, step=1, gpu=1, condition="nvlink"), {"nvlink-error"}, False),
+    ],
+)
+def test_fault_is_seen_by_the_sensors_and_ends_ranks(
+    root: Path, rank: psutil.Popen, fault: GpuFault, rules: set[str], ends: bool
+) -> None:
+    fault.inject(root, [rank])
+    assert readings(root) == {(rule, "GPU 1") for rule in rules}
+    if ends:
+        assert rank.wait(10) == -signal.SIGABRT
+    else:
+        assert rank.is_running()
+
+
+def test_rank_has_the_node_of_its_torchrun(root: Path, rank: psutil.Popen) -> None:
+    eventually(lambda: bool(find_ranks(RUN)), "the environment of the rank")
+    ((number, result),) = find_ranks(RUN).items()
+    assert (number, result.process.pid, result.node, result.instance) == (3, rank.pid, 1, "i-1")
+    assert result.root.samefile(root)
+
+
+def test_node_without_gpus_gets_a_kernel_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/code")
+    create_gpus(tmp_path, 0)
+    set_module_path(tmp_path)
+    assert "PYTHONPATH" not in os.environ
+    write_kernel_log(tmp_path, "NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.")
+    assert [reading.rule.name for reading in KernelLog(tmp_path).read()] == ["gpu-lost"]
+
+
+def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/code")
+    set_module_path(root)
+    program = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
+    assert result.stdout == "2\n"
