@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs.node_health import page
 from tools.docs.stack_reference import reference
 from trainyard.models.schemas import schemas
 
@@ -13,6 +14,12 @@ ROOT = Path(__file__).parents[2]
 def test_stack_reference_is_up_to_date() -> None:
     assert (ROOT / "docs/stack-reference.md").read_text() == reference(), (
         "python -m tools.docs.stack_reference > docs/stack-reference.md"
+    )
+
+
+def test_table_of_node_health_is_up_to_date() -> None:
+    assert (ROOT / "docs/node-health.md").read_text() == page(), (
+        "python -m tools.docs.node_health > docs/node-health.md"
     )
 
 

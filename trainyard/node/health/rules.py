@@ -14,7 +14,6 @@ _MEMORY_ERRORS = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 _NVML = "https://docs.nvidia.com/deploy/nvml-api/"
 _FABRIC_MANAGER = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/contents.html"
 _GPU_DEBUG = "https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html"
-_ECS_REPAIR = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide/managed-instances-gpu-auto-repair.html"
 _EKS_HEALTH = "https://docs.aws.amazon.com/eks/latest/userguide/node-health.html"
 _EFA_COUNTERS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html"
 _EBS_NVME = "https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html"
@@ -90,9 +89,10 @@ GPU_LOST = Rule(
     name="gpu-lost",
     signal="GPU has fallen off the bus; NVML: GPU is lost",
     action="replace",
-    source=_ECS_REPAIR,
+    source=XID_CATALOG,
     xids=(79,),
-    reason="NVIDIA: RESTART_BM, a power cycle of the host. A reboot of an instance is none, so AWS replaces it",
+    # github.com/aws/eks-node-monitoring-agent, monitors/nvidia/dcgm/dcgm_policies.go
+    reason="NVIDIA: RESTART_BM, a power cycle of the host. A reboot of an instance is none, and EKS replaces the node",
 )
 GPU_HARDWARE = Rule(
     name="gpu-hardware",
