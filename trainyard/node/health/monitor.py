@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainyard.models.manifest import WorkerGroup
 from trainyard.models.node_health import MAX_TEXT, HealthAction, HealthFinding, NodeHealth
@@ -16,6 +17,15 @@ from trainyard.node.health.system import Disks, Efa, Memory
 HANG_SECONDS = 30.0
 STOP_SECONDS = 2.0
 LOG = logging.getLogger("health")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A finding. `time`: monotonic time of its last reading. `is_event`: whether its text is that of an event."""
+
+    finding: HealthFinding
+    time: float
+    is_event: bool
 
 
 class HealthMonitor:
@@ -31,7 +41,7 @@ class HealthMonitor:
         self._threads: dict[str, threading.Thread] = {}
         self._reading_since: dict[str, float] = {}  # sensor -> monotonic time at which its running reading started
         self._failed: set[str] = set()
-        self._findings: dict[tuple[str, str | None], tuple[HealthFinding, float]] = {}  # and monotonic time of the last
+        self._findings: dict[tuple[str, str | None], _Seen] = {}  # by rule and device
 
     def start(self) -> None:
         """Start to read the sensors, except those that have been hanging since before `stop`."""
@@ -59,16 +69,16 @@ class HealthMonitor:
             if seconds > self._hang_seconds:
                 self._record(Reading(SENSOR_HANGS, name, f"{name} has not responded for {seconds:.0f} s."))
         with self._lock:
-            for key, (finding, seen) in list(self._findings.items()):
-                expires = RULES[finding.rule].expires_seconds
-                if expires is not None and now - seen > expires:
+            for key, seen in list(self._findings.items()):
+                expires = RULES[seen.finding.rule].expires_seconds
+                if expires is not None and now - seen.time > expires:
                     del self._findings[key]
-            return NodeHealth().merged([finding for finding, _ in self._findings.values()])
+            return NodeHealth().merged([seen.finding for seen in self._findings.values()])
 
     def forget(self, action: HealthAction) -> None:
         """Drop the findings of an action that was carried out. A condition that still holds is found again."""
         with self._lock:
-            self._findings = {key: each for key, each in self._findings.items() if each[0].action != action}
+            self._findings = {key: seen for key, seen in self._findings.items() if seen.finding.action != action}
 
     def _run(self, sensor: Sensor, stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -95,19 +105,18 @@ class HealthMonitor:
             LOG.error("%s cannot be closed: %s: %s", sensor.name, type(error).__name__, error)
 
     def _record(self, reading: Reading) -> None:
-        """Add a reading to the findings, and log it if it is new."""
-        rule, key = reading.rule, (reading.rule.name, reading.device)
+        """Add a reading to the findings, and log it if it is new. An event is a better reason than a condition."""
+        rule, key, is_event = reading.rule, (reading.rule.name, reading.device), reading.time is not None
         with self._lock:
-            known = self._findings[key][0] if key in self._findings else None
+            known = self._findings.get(key)
+            text, count, first = reading.text[:MAX_TEXT], 1, reading.time or time.time()
+            if known is not None:
+                text = known.finding.text if known.is_event and not is_event else text
+                count, first = known.finding.count + (is_event and known.is_event), known.finding.time
             finding = HealthFinding(
-                rule=rule.name,
-                action=rule.action,
-                device=reading.device,
-                text=reading.text[:MAX_TEXT],
-                time=known.time if known else reading.time or time.time(),
-                count=known.count + (reading.time is not None) if known else 1,
+                rule=rule.name, action=rule.action, device=reading.device, text=text, time=first, count=count
             )
-            self._findings[key] = (finding, time.monotonic())
+            self._findings[key] = _Seen(finding, time.monotonic(), is_event or (known is not None and known.is_event))
         if known is None:
             level = logging.INFO if rule.action == "none" else logging.WARNING
             LOG.log(level, "%s, %s: %s (action: %s)", finding.device or "node", rule.name, finding.text, rule.action)

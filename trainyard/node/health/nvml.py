@@ -24,6 +24,7 @@ from trainyard.node.health.rules import (
     Rule,
 )
 from trainyard.node.health.sensor import READ_SECONDS, Reading, SensorUnavailableError
+from trainyard.quantity import quantity
 
 BUSY_PERCENT = 50  # the generation of an idle GPU's PCIe link is reduced to save power
 
@@ -82,10 +83,10 @@ class Nvml:
             nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         )
         if errors:
-            yield GPU_MEMORY, f"{errors} uncorrected ECC errors since the driver was loaded."
+            yield GPU_MEMORY, f"{quantity(errors, 'uncorrected ECC error')} since the driver was loaded."
         if rows := self._value(nvml.nvmlDeviceGetRemappedRows, handle):
             corrected, uncorrected, is_pending, has_failed = rows
-            remapped = f"{corrected + uncorrected} rows are remapped"
+            remapped = f"{quantity(corrected + uncorrected, 'row')} remapped before"
             if is_pending:
                 yield ROW_REMAP_PENDING, f"A memory row waits for its remapping, {remapped}."
             if has_failed:

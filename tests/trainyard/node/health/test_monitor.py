@@ -70,6 +70,23 @@ def test_events_are_counted_and_conditions_are_not(start: Start) -> None:
     assert monitor.snapshot().findings[0].time == 1000.0
 
 
+def test_condition_does_not_replace_the_text_of_an_event(start: Start) -> None:
+    condition = Reading(LOST.rule, LOST.device, "NVML: the GPU is lost.")
+    batches = [[condition], [LOST], [condition]]
+    texts: list[str] = []
+
+    def read() -> Iterator[Reading]:
+        yield from batches.pop(0) if batches else []
+        texts.extend(finding.text for finding in monitor.snapshot().findings)
+
+    monitor = HealthMonitor((ListSensor(read),))
+    monitor.start()
+    eventually(lambda: len(texts) >= 3, "the readings")
+    monitor.stop()
+    assert texts[:3] == [condition.text, LOST.text, LOST.text]
+    assert monitor.snapshot().findings[0].count == 1
+
+
 def test_new_finding_is_logged_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     readings = 0
 
