@@ -98,15 +98,15 @@ def _check_rank_fault(fault: RankFault, settings: StackSettings) -> None:
     ranks = settings.nodes * settings.processes_per_node
     if isinstance(fault, RankKill) and fault.rank >= ranks:
         raise _error(format_fault(fault), [f"rank: the job has ranks 0 to {ranks - 1}"], "Use one of these ranks")
+    if not isinstance(fault, RankKill) and fault.node >= settings.nodes:
+        reason = f"node: the stack has the worker nodes 0 to {settings.nodes - 1}"
+        raise _error(format_fault(fault), [reason], "Use one of these nodes")
     if settings.job.train is None:
         fix = "Remove this fault, or rehearse a stack with job.train"
         raise _error(format_fault(fault), ["step: the steps of a custom job are not known"], fix)
 
 
 def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:
-    if fault.node >= settings.nodes:
-        reason = f"node: the stack has the worker nodes 0 to {settings.nodes - 1}"
-        raise _error(format_fault(fault), [reason], "Use one of these nodes")
     gpu = settings.worker_type.gpu
     if gpu is None and fault.condition is not None:
         fix = "Set only xid, or rehearse a stack with GPUs"

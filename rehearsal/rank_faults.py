@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.hypervisor.processes import environments, send_signal
+from rehearsal.node_faults import NodeFault
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
 from trainyard.models.layout import RunLayout
@@ -34,7 +35,7 @@ class RankKill(StrictModel):
     peers: Literal["exit", "hang"] = Field(default="exit", description="What the other ranks do.")
 
 
-RankFault = RankKill | GpuFault
+RankFault = RankKill | GpuFault | NodeFault
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,19 @@ class RankFaults:
             content = self._data.find(RunLayout(self._run).latest_metrics)
             step = 0 if content is None else MetricLine.model_validate_json(content).step
             for fault in [fault for fault in self.remaining if step >= fault.step]:
-                is_injected = self._kill(fault) if isinstance(fault, RankKill) else self._break_gpu(fault)
-                if is_injected:
+                if self._inject_fault(fault):
                     self.remaining.remove(fault)
 
+    def _inject_fault(self, fault: RankFault) -> bool:
+        """Inject a fault; return False when the rank or its node do not run, as between two attempts."""
+        if isinstance(fault, RankKill):
+            return self._kill(fault)
+        ranks = [rank for rank in find_ranks(self._run).values() if rank.node == fault.node]
+        if not ranks:
+            return False
+        return self._break_gpu(fault, ranks) if isinstance(fault, GpuFault) else fault.inject(ranks[0].process)
+
     def _kill(self, fault: RankKill) -> bool:
-        """Kill the rank; return False when it does not run, as between two attempts."""
         ranks = find_ranks(self._run)
         killed = ranks.pop(fault.rank, None)
         if killed is None:
@@ -89,11 +97,7 @@ class RankFaults:
         send_signal(killed.process, signal.SIGKILL)
         return True
 
-    def _break_gpu(self, fault: GpuFault) -> bool:
-        """Inject the fault of a GPU; return False when no rank runs on its node, as between two attempts."""
-        ranks = [rank for rank in find_ranks(self._run).values() if rank.node == fault.node]
-        if not ranks:
-            return False
+    def _break_gpu(self, fault: GpuFault, ranks: Sequence[Rank]) -> bool:
         try:
             fault.inject(ranks[0].root, [rank.process for rank in ranks])
         except OSError:  # the rank by which the node is reached has ended

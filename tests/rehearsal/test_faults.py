@@ -8,6 +8,7 @@ import pytest
 from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Throttle
 from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
 from rehearsal.gpu_faults import GpuFault
+from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
 from rehearsal.rank_faults import RankKill
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT
@@ -26,6 +27,9 @@ FAULTS: dict[str, AnyFault] = {
     "rank-kill,rank=3,step=10,peers=hang": RankKill(rank=3, step=10, peers="hang"),
     "gpu,node=1,step=20,xid=79": GpuFault(node=1, step=20, xid=79),
     "gpu,node=0,step=5,gpu=7,condition=thermal": GpuFault(node=0, step=5, gpu=7, condition="thermal"),
+    "agent-kill,node=1,step=10": AgentKill(node=1, step=10),
+    "agent-hang,node=1,step=10": AgentHang(node=1, step=10),
+    "node-hang,node=1,step=10": NodeHang(node=1, step=10),
 }
 CAPACITY = (
     "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"
@@ -167,6 +171,11 @@ def test_broken_gpu_must_exist(stack: str, fault: GpuFault, message: str) -> Non
     settings = read_stack(Options(project=read_project(ROOT), stack=stack))[1]
     with pytest.raises(InputError, match=message) if message else nullcontext():
         check_faults([fault], settings, "us-east-1")
+def test_node_of_a_killed_agent_must_exist() -> None:
+    settings = read_stack(Options(project=read_project(ROOT), stack="local"))[1]
+    check_faults([AgentKill(node=1, step=1)], settings, "us-east-1")
+    with pytest.raises(InputError, match="the stack has the worker nodes 0 to 1"):
+        check_faults([AgentHang(node=2, step=1)], settings, "us-east-1")
 
 
 def test_fault_in_a_zone_of_the_region_and_of_the_heads_type_is_accepted(tmp_path: Path) -> None:
