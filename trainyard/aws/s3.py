@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
@@ -134,9 +135,14 @@ class Bucket:
                 return None
             raise
 
-    def write(self, key: str, content: bytes) -> None:
-        """Create or replace an object."""
-        self._put(key, content)
+    def metadata(self, key: str) -> dict[str, str]:
+        """Return the user-defined metadata of an object."""
+        metadata: dict[str, str] = self._s3.head_object(Bucket=self.name, Key=key)["Metadata"]
+        return metadata
+
+    def write(self, key: str, content: bytes, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Create or replace an object, with user-defined metadata (x-amz-meta-*)."""
+        self._put(key, content, Metadata=dict(metadata))
 
     def create(self, key: str, content: bytes) -> bool:
         """Create an object; return False, and change nothing, when it exists."""
@@ -149,10 +155,10 @@ class Bucket:
             raise
         return True
 
-    def _put(self, key: str, content: bytes, **conditions: str) -> None:
+    def _put(self, key: str, content: bytes, **options: Any) -> None:
         # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
-        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **conditions)
+        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **options)
 
     def upload(self, key: str, file: Path) -> None:
         """Create or replace an object from a file of any size."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,7 @@ from trainyard.models.layout import chunk_key
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
+OFFSET = "offset"  # metadata of a chunk from a file
 CLOSE_SECONDS = 120.0  # a writer that closes survives an S3 outage of this length
 # A new role may not be known everywhere yet; a deleted role stays deleted.
 REFUSED_SECONDS = 20.0
@@ -26,12 +28,16 @@ class ChunkWriter:
 
     A later writer with the same prefix continues with the next number. A failed write is repeated with the next flush.
     `close` writes the remaining lines and retries for CLOSE_SECONDS, or for REFUSED_SECONDS if S3 denies access.
-    `latest`: key of an object that contains the newest line; None: no such object.
+    `latest`: key of an object that contains the newest line; None: no such object. `offset`: end of the newest line in
+    the file from which the lines come. Each chunk stores it, so that a later writer continues there: S3 writes both at
+    once, and a process that is killed leaves no line out and writes none twice.
     """
 
     def __init__(self, bucket: Bucket, prefix: str, latest: str | None = None) -> None:
         self._bucket, self._prefix, self._latest = bucket, prefix, latest
-        self._seq = sum(1 for _ in bucket.keys(prefix))
+        keys = list(bucket.keys(prefix))
+        self._seq = len(keys)
+        self.offset = int(bucket.metadata(keys[-1]).get(OFFSET, 0)) if keys else 0
         self._lines: list[bytes] = []
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._closing, self._wake = threading.Event(), threading.Event()
@@ -40,8 +46,13 @@ class ChunkWriter:
 
     def write_line(self, line: bytes) -> None:
         """Add one line to the next chunk."""
+        self.write_lines([line], self.offset)
+
+    def write_lines(self, lines: Iterable[bytes], offset: int) -> None:
+        """Add lines to the next chunk. `offset`: end of the last of them in their file."""
         with self._lock:
-            self._lines.append(line.rstrip(b"\n") + b"\n")
+            self._lines += [line.rstrip(b"\n") + b"\n" for line in lines]
+            self.offset = offset
 
     def write_event(self, event: StrictModel) -> None:
         """Add one event, as a JSON line, to the next chunk."""
@@ -51,11 +62,11 @@ class ChunkWriter:
         """Write all lines to S3 now. Raises the error of S3; the lines are kept for the next flush."""
         with self._flushing:
             with self._lock:
-                lines, self._lines = self._lines, []
+                lines, self._lines, offset = self._lines, [], self.offset
             if not lines:
                 return
             try:
-                self._bucket.write(chunk_key(self._prefix, self._seq), b"".join(lines))
+                self._bucket.write(chunk_key(self._prefix, self._seq), b"".join(lines), {OFFSET: str(offset)})
                 if self._latest is not None:
                     self._bucket.write(self._latest, lines[-1])
             except Exception:
@@ -117,25 +128,22 @@ def last_line_end(block: bytes) -> int:
 
 
 class FileTail:
-    """Follows one growing file and passes its complete lines to a writer."""
+    """Follows one growing file from the writer's offset and passes its complete lines to the writer."""
 
     def __init__(self, file: Path, writer: ChunkWriter) -> None:
         self._file, self._writer = file, writer
-        self._offset = 0
 
     def forward(self, final: bool = False) -> None:
         """Write the lines since the last call. `final`: also write a last line without a line end."""
         if not self._file.exists():
             return
         with self._file.open("rb") as stream:
-            stream.seek(self._offset)
+            stream.seek(self._writer.offset)
             while block := stream.read(CHUNK_BYTES):
                 full = len(block) == CHUNK_BYTES
                 # A progress bar ends its lines with a carriage return. A full block without a line end is one line.
                 end = len(block) if final and not full else last_line_end(block) or (len(block) if full else 0)
-                for line in block[:end].splitlines():
-                    self._writer.write_line(line)
-                self._offset += end
+                self._writer.write_lines(block[:end].splitlines(), self._writer.offset + end)
                 if not full:
                     break
-                stream.seek(self._offset)
+                stream.seek(self._writer.offset)

@@ -57,6 +57,24 @@ def test_tail_forwards_complete_lines_and_finally_the_rest(bucket: Bucket, tmp_p
     assert b"".join(content(bucket, "s/")) == b"one\ntw\n"
 
 
+def test_tail_of_a_later_writer_continues_after_a_kill(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process has lines that it has not written to S3, and the file may have a line without an end."""
+    monkeypatch.setattr(streams, "FLUSH_SECONDS", 600.0)
+    file = tmp_path / "log"
+    file.write_bytes(b"one\rtwo\nthr")
+    killed = ChunkWriter(bucket, "s/a-")
+    tail = FileTail(file, killed)
+    tail.forward()
+    killed.flush()
+    file.write_bytes(b"one\rtwo\nthree\nfour\n")
+    tail.forward()
+    with ChunkWriter(bucket, "s/a-") as writer:
+        FileTail(file, writer).forward()
+    assert b"".join(content(bucket, "s/")) == b"one\ntwo\nthree\nfour\n"
+
+
 def test_line_across_two_blocks_is_not_split(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "CHUNK_BYTES", 8)
     file = tmp_path / "log"
