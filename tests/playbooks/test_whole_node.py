@@ -203,10 +203,6 @@ def test_all_roles_run_in_order(cluster: BootedCluster, full_node: str) -> None:
         ("grep -c runtime=nvidia /opt/trainyard/bin/run-in-container", "1\n"),
         ("findmnt -t tmpfs -no SOURCE /data/fsx", f"{FSX.dns_name}@tcp:/abc\n"),
         ("cat /var/log/loaded", "options ptlrpc ptlrpcd_per_cpt_max=32\noptions ksocklnd credits=2560\n"),
-        (
-            "systemctl show -P ExecStopPost trainyard-job | grep -o 'docker rm --force [a-z-]*'",
-            "docker rm --force trainyard-job\n",
-        ),
     ],
 )
 def test_each_role_applies_the_manifest(cluster: BootedCluster, full_node: str, script: str, expected: str) -> None:

@@ -15,6 +15,7 @@ from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent, TaskEvent
 from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
+from trainyard.node.agent import job_unit
 from trainyard.node.agent.state import AGENT_STATE, read_state
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import (
@@ -50,7 +51,8 @@ def read_reboot_request() -> str:
 
 def is_job_active() -> bool:
     """Whether the agent runs an attempt or a health check, which a reboot would end."""
-    if subprocess.run(["systemctl", "is-active", "--quiet", "trainyard-job.service"], check=False).returncode:
+    units = ["trainyard-job.service", f"{job_unit.PREFIX}*.service"]  # active if any of them is
+    if subprocess.run(["systemctl", "is-active", "--quiet", *units], check=False).returncode:
         return False
     return any(read_state(file).is_working for file in (BASE / "runs").glob(f"*/{AGENT_STATE}"))
 

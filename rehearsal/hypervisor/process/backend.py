@@ -76,7 +76,8 @@ class ProcessBackend:
         create_gpus(root, spec.gpus)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
         assert systemctl_module.__file__ is not None
-        write_script(root / "usr/bin/systemctl", sys.executable, "-S", "-E", systemctl_module.__file__)
+        for program in ("systemctl", "systemd-run"):
+            write_script(root / "usr/bin" / program, sys.executable, "-S", "-E", systemctl_module.__file__, program)
         # The Python of the image: the bootstrap's unit starts /usr/bin/python3.
         write_script(root / "usr/bin/python3", sys.executable)
         with (root / "var/log/init.log").open("wb") as log:

@@ -1,7 +1,8 @@
 """Replaces systemd on a node of the process backend: `python -m rehearsal.hypervisor.process.init`, one per node.
 
-It runs the node's `runcmd`, serves `systemctl` on a socket, and supervises service units as systemd does: restart, stop
-with a timeout, kill remaining processes. It uses the node's unit files unchanged. End of file on stdin powers it off.
+It runs the node's `runcmd`, serves `systemctl` and `systemd-run` on a socket, and supervises service units as systemd
+does: restart, stop with a timeout, watchdog, kill remaining processes. It uses the node's unit files unchanged. End of
+file on stdin powers it off.
 """
 
 import json
@@ -9,10 +10,15 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +38,8 @@ SOCKET = "init"  # in <root>/run, used as a relative path because a socket's pat
 class Service:
     """A unit and its process.
 
-    `restart_time` and `kill_time` are monotonic times. `restart_requested`: start it again after it has stopped.
+    `restart_time`, `kill_time` and `watchdog_time` are monotonic times. `restart_requested`: start it again after it
+    has stopped. `transient`: systemd-run has created it. `invocation`: value of INVOCATION_ID in its processes.
     """
 
     unit: Unit
@@ -42,6 +49,9 @@ class Service:
     restart_time: float | None = None
     kill_time: float | None = None
     restart_requested: bool = False
+    watchdog_time: float | None = None
+    transient: bool = False
+    invocation: str = ""
 
     def active_state(self) -> str:
         """Return systemd's ActiveState."""
@@ -68,8 +78,20 @@ class Init:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(SOCKET)
         self.listener.listen(8)
+        # For sd_notify(3), with the sender's process id; an abstract address, which `root` does not make too long.
+        self.notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notifications.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.notifications.bind(f"\0trainyard-{uuid.uuid4().hex}")
 
-    # systemctl commands
+    # commands
+
+    def handle_systemd_run(self, arguments: list[str]) -> None:
+        """Create and start a transient unit. Raises ValueError if a unit of that name exists."""
+        unit = units.parse_run(arguments)
+        if unit.name in self.services:
+            raise ValueError(f"Unit {unit.name} was already loaded or has a fragment file.")
+        self.services[unit.name] = service = Service(unit, transient=True)
+        self.start(service)
 
     def handle_systemctl(self, arguments: list[str]) -> tuple[int, str]:
         """Run one systemctl command. Returns its exit code and stdout."""
@@ -80,11 +102,18 @@ class Init:
             for name, service in self.services.items():
                 service.unit = units.load(name, self.root) or service.unit
             return 0, ""
+        if verb == "is-active":
+            states = [
+                service.active_state()
+                for name, service in self.services.items()
+                if any(fnmatch(name, pattern) for pattern in names)
+            ]
+            return (0 if "active" in states else 3), "\n".join(states or ["inactive"]) + "\n"
         for name in names:
             if name not in self.services:
                 unit = units.load(name, self.root)
                 if unit is None:
-                    return (0, "LoadState=not-found\nActiveState=inactive\n") if verb == "show" else (4, "")
+                    return (0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n") if verb == "show" else (4, "")
                 self.services[name] = Service(unit)
             service = self.services[name]
             match verb:
@@ -92,8 +121,6 @@ class Init:
                     state, pid = service.active_state(), service.process.pid if service.process else 0
                     lines = ["LoadState=loaded", f"ActiveState={state}", "UnitFileState=static", f"MainPID={pid}"]
                     return 0, "\n".join([*lines, f"ExecMainStatus={service.exit_code}"]) + "\n"
-                case "is-active":
-                    return (0 if service.active_state() == "active" else 3), service.active_state() + "\n"
                 case "is-enabled":
                     return 0, "static\n"
                 case "enable" if "--now" not in flags:
@@ -102,6 +129,8 @@ class Init:
                     self.start(service)
                 case "stop":
                     self.stop(service)
+                case "kill" if "--signal=SIGKILL" in flags:
+                    send_signals(unit_processes(service), signal.SIGKILL)
                 case "restart":
                     service.restart_requested = service.process is not None
                     self.stop(service)
@@ -115,13 +144,18 @@ class Init:
         """Start the process of a service unless it runs."""
         if service.process is not None or service.state == "exited":
             return
-        unit = service.unit
+        unit, service.invocation = service.unit, uuid.uuid4().hex
+        variables = {"INVOCATION_ID": service.invocation}
+        if unit.watchdog_seconds:
+            variables["NOTIFY_SOCKET"] = "@" + self.notifications.getsockname()[1:].decode()
+            variables["WATCHDOG_USEC"] = str(int(unit.watchdog_seconds * 1e6))
+            service.watchdog_time = time.monotonic() + unit.watchdog_seconds
         log = (self.root / "var/log" / f"{unit.name}.log").open("ab")
         with log:
             service.process = subprocess.Popen(
                 [self.node_path(argument) for argument in unit.command],
                 cwd=unit.folder or self.root,
-                env=os.environ | unit.environment,
+                env=os.environ | unit.environment | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -143,10 +177,8 @@ class Init:
         if service.kill_time is None:
             service.state = "deactivating"
             service.kill_time = time.monotonic() + service.unit.stop_timeout_seconds
-            main = psutil.Process(service.process.pid)
-            others = [] if service.unit.kill_mode_mixed else main.children(recursive=True)
-            for process in [main, *others]:
-                send_signal(process, signal.SIGTERM)
+            main = [psutil.Process(service.process.pid)]
+            send_signals(main if service.unit.kill_mode_mixed else unit_processes(service), signal.SIGTERM)
 
     # supervision
 
@@ -155,8 +187,10 @@ class Init:
         now = time.monotonic()
         for service in list(self.services.values()):
             if service.process is not None:
+                if service.watchdog_time is not None and now > service.watchdog_time:
+                    self.abort(service)
                 if service.kill_time is not None and now > service.kill_time:
-                    kill_tree(service.process.pid)
+                    send_signals(unit_processes(service), signal.SIGKILL)
                 code = service.process.poll()
                 if code is not None:
                     self.handle_exit(service, code)
@@ -164,12 +198,33 @@ class Init:
                 self.start(service)
         self.commands = [command for command in self.commands if command.poll() is None]
 
+    def abort(self, service: Service) -> None:
+        """End a service that has not sent WATCHDOG=1 in time.
+
+        systemd sends SIGABRT, then SIGCONT, also to a suspended process, and SIGKILL after TimeoutAbortSec=, by default
+        TimeoutStopSec=. Sources: https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html
+        (WatchdogSec=), https://www.freedesktop.org/software/systemd/man/latest/systemd.kill.html (KillSignal=)
+        """
+        assert service.process is not None
+        service.watchdog_time = None
+        service.kill_time = time.monotonic() + service.unit.stop_timeout_seconds
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            service.process.send_signal(number)
+
+    def handle_notification(self) -> None:
+        """Read one message of sd_notify(3); those of other processes than the main one are ignored (NotifyAccess=)."""
+        message, control, _, _ = self.notifications.recvmsg(4096, socket.CMSG_SPACE(struct.calcsize("3i")))
+        pid, is_ping = struct.unpack("3i", control[0][2])[0], b"WATCHDOG=1" in message.splitlines()
+        for service in self.services.values():
+            is_sender = service.process is not None and service.process.pid == pid
+            if is_ping and is_sender and service.watchdog_time is not None:
+                service.watchdog_time = time.monotonic() + service.unit.watchdog_seconds
+
     def handle_exit(self, service: Service, code: int) -> None:
         """Set the state of a service whose process has exited, according to its restart policy."""
         unit, is_stopping = service.unit, service.state == "deactivating"
-        service.process, service.exit_code, service.kill_time = None, code, None
-        running = [other.process for other in self.services.values() if other.process is not None]
-        kill_orphans({process.pid for process in [*running, *self.commands]})
+        service.process, service.exit_code, service.kill_time, service.watchdog_time = None, code, None, None
+        send_signals(unit_processes(service), signal.SIGKILL)
         if service.restart_requested:
             service.restart_requested = False
             self.start(service)
@@ -182,6 +237,8 @@ class Init:
             service.state = "failed"
         else:
             service.state = "exited" if unit.oneshot and unit.remain_after_exit else "inactive"
+        if service.transient:
+            del self.services[unit.name]
 
     def start_runcmd(self, commands: list[list[str]], log: IO[bytes]) -> None:
         """Start the `runcmd` commands of the user data, one after the other as in cloud-init, in the background."""
@@ -194,11 +251,13 @@ class Init:
         """Run until end of file on stdin (power off) or the end of a shutdown (SIGTERM). Returns the exit code."""
         deadline = None
         while True:
-            ready, _, _ = select.select([self.listener, sys.stdin], [], [], POLL_SECONDS)
+            ready, _, _ = select.select([self.listener, self.notifications, sys.stdin], [], [], POLL_SECONDS)
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
                 return 1
             if self.listener in ready:
                 self.handle_connection()
+            if self.notifications in ready:
+                self.handle_notification()
             self.poll_services()
             if self.shutting_down:
                 if deadline is None:
@@ -209,40 +268,44 @@ class Init:
                     return 0
 
     def handle_connection(self) -> None:
-        """Read one systemctl command from the socket and respond."""
+        """Read one command from the socket and respond."""
         connection, _ = self.listener.accept()
         with connection, connection.makefile("rwb") as stream:
+            code, text, message = 0, "", ""
             try:
-                code, text = self.handle_systemctl(json.loads(stream.readline()))
+                program, *arguments = json.loads(stream.readline())
+                if program == "systemd-run":
+                    self.handle_systemd_run(arguments)
+                else:
+                    code, text = self.handle_systemctl(arguments)
             except (ValueError, KeyError, OSError) as error:
-                code, text = 1, f"{error}\n"
-            stream.write(json.dumps({"code": code, "text": text}).encode() + b"\n")
+                code, message = 1, f"{error}\n"
+            stream.write(json.dumps({"code": code, "text": text, "error": message}).encode() + b"\n")
 
 
 def _quote(argument: str) -> str:
     return "'" + argument.replace("'", "'\\''") + "'"
 
 
-def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants."""
-    try:
-        main = psutil.Process(pid)
-        processes = [main, *main.children(recursive=True)]
-    except psutil.Error:
-        return
-    for process in processes:
-        send_signal(process, signal.SIGKILL)
+def unit_processes(service: Service) -> list[psutil.Process]:
+    """Return the processes of a unit, as systemd finds them by the unit's control group.
 
-
-def kill_orphans(known: set[int]) -> None:
-    """Kill the child processes that are not in `known`, as systemd kills the rest of a unit's control group.
-
-    Orphaned processes become children of this process (subreaper). torchrun starts its workers in new sessions, so
-    process groups do not find them.
+    Orphaned processes become children of this process (subreaper). Their environment shows to which unit they belong:
+    processes inherit INVOCATION_ID. torchrun starts its workers in new sessions, so process groups do not find them.
+    Source: https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#%24INVOCATION_ID
     """
-    for process in psutil.Process().children():
-        if process.pid not in known:
-            kill_tree(process.pid)
+    processes = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if child.environ().get("INVOCATION_ID") == service.invocation:
+                processes += [child, *child.children(recursive=True)]
+    return processes
+
+
+def send_signals(processes: Iterable[psutil.Process], number: int) -> None:
+    """Send a signal to each of the processes."""
+    for process in processes:
+        send_signal(process, number)
 
 
 def become_subreaper() -> None:
@@ -266,8 +329,7 @@ def main() -> int:
     with (root / "var/log/cloud-init-output.log").open("ab") as log:
         init.start_runcmd(json.loads((root / "run/runcmd.json").read_text()), log)
         code = init.run()
-    for process in psutil.Process().children(recursive=True):
-        send_signal(process, signal.SIGKILL)
+    send_signals(psutil.Process().children(recursive=True), signal.SIGKILL)
     return code
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _SUPPORTED = {
@@ -23,6 +24,7 @@ _SUPPORTED = {
         "LimitMEMLOCK",
         "LimitNOFILE",
         "TasksMax",
+        "WatchdogSec",
         "StandardOutput",
         "StandardError",
     },
@@ -31,7 +33,7 @@ _SUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A service unit. `folder`: WorkingDirectory."""
+    """A service unit. `folder`: WorkingDirectory. `watchdog_seconds`: 0 without a watchdog."""
 
     name: str
     command: tuple[str, ...]
@@ -43,6 +45,7 @@ class Unit:
     restart_seconds: float
     stop_timeout_seconds: float
     kill_mode_mixed: bool
+    watchdog_seconds: float
 
 
 def parse(name: str, text: str) -> Unit:
@@ -81,7 +84,37 @@ def parse(name: str, text: str) -> Unit:
         restart_seconds=parse_seconds(values.get("RestartSec", "0.1")),
         stop_timeout_seconds=parse_seconds(values.get("TimeoutStopSec", "90")),
         kill_mode_mixed=values.get("KillMode") == "mixed",
+        watchdog_seconds=parse_seconds(values.get("WatchdogSec", "0")),
     )
+
+
+def parse_run(arguments: list[str]) -> Unit:
+    """Return the transient unit of a systemd-run command. Raises ValueError for an unsupported option or property.
+
+    `--collect` is required: without it a failed unit would stay. Source: systemd-run(1),
+    https://www.freedesktop.org/software/systemd/man/latest/systemd-run.html
+    """
+    command = list(arguments)
+    options = [command.pop(0) for _ in takewhile(lambda argument: argument.startswith("-"), arguments)]
+    name, collects, lines = "", False, ["[Service]", f"ExecStart={shlex.join(command)}"]
+    for option in options:
+        key, _, value = option.partition("=")
+        match key:
+            case "--quiet":
+                continue
+            case "--collect":
+                collects = True
+            case "--unit":
+                name = value
+            case "--service-type":
+                lines.append(f"Type={value}")
+            case "--property":
+                lines.append(value)
+            case _:
+                raise ValueError(f"systemd-run: {option} is not supported")
+    if not (name and collects and command):
+        raise ValueError("systemd-run: only a command with --unit and --collect is supported")
+    return parse(name, "\n".join(lines))
 
 
 def read_environment_files(pattern: str) -> dict[str, str]:

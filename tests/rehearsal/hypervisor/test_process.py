@@ -174,5 +174,5 @@ def test_baked_image_cannot_boot(backend: ProcessBackend) -> None:
 @pytest.mark.parametrize("role", ["controller", "job", "refresh"])
 def test_units_of_the_roles_are_supported(role: str) -> None:
     (template,) = (ROOT / f"playbooks/roles/{role}/templates").glob("*.service.j2")
-    text = jinja2.Template(template.read_text()).render({f"{role}_python": "python", "job_container_name": ""})
+    text = jinja2.Template(template.read_text()).render({f"{role}_python": "python"})
     assert units.parse(template.stem, text).command

@@ -1,8 +1,11 @@
 """`python -m trainyard.node.agent`: the agent of a worker node, run by systemd."""
 
+import faulthandler
 import signal
 import sys
 import threading
+
+import boto3
 
 from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging, set_run
@@ -11,10 +14,15 @@ from trainyard.models.run import RunRecord
 from trainyard.node.agent.agent import Agent
 from trainyard.node.health.monitor import create_monitor
 from trainyard.node.identity import find_group, read_manifest, read_node
+from trainyard.node.watchdog import report_progress
 
 
 def main() -> int:
     """Serve the current run, and the runs that follow on this node, until SIGTERM or SIGINT; the exit code."""
+    faulthandler.enable()  # it prints where a hung agent is when the watchdog of systemd sends SIGABRT
+    # An agent that waits for AWS makes progress: in an outage one call has several requests of a minute each.
+    boto3.setup_default_session()
+    boto3.DEFAULT_SESSION.events.register("before-send", lambda **_: report_progress())
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
     run: RunRecord | None = RunRecord.model_validate_json(

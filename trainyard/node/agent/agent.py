@@ -1,10 +1,10 @@
 """The job's agent on a worker: `python -m trainyard.node.agent`, run by systemd.
 
 It reports to the controller that the node is ready, runs the health checks that the controller requests, runs torchrun
-for each attempt, and copies logs and metrics to S3 as they grow. It reports how the workers ended and, if the run has
-an idle limit, whether they compute. All decisions are those of the controller. When the node leaves its group, the
-agent requests a checkpoint and completes the lifecycle action. If the nodes are kept after a run, the agent serves the
-next run on them.
+for each attempt, and copies logs and metrics to S3 as they grow. An attempt continues when the agent ends, and the next
+agent finds it. The agent reports how the workers ended and, if the run has an idle limit, whether they compute. All
+decisions are those of the controller. When the node leaves its group, the agent requests a checkpoint and completes the
+lifecycle action. If the nodes are kept after a run, the agent serves the next run on them.
 """
 
 import json
@@ -32,6 +32,7 @@ from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, find_group, is_conf
 from trainyard.node.refresh import refresh
 from trainyard.node.sequence import next_sequence
 from trainyard.node.streams import ChunkWriter
+from trainyard.node.watchdog import report_progress
 
 POLL_SECONDS = 1.0
 FAST_POLL_SECONDS = 0.2  # all nodes wait for the slowest: in a health check, and for the end of a failed attempt
@@ -74,7 +75,6 @@ class Agent:
         self._record_read_at = 0.0
         self._state_file = open_state_file(run)
         self._control_read_at = self._refreshed_at = 0.0
-        self._checkpoint_requests = 0
         self._is_ready = self._is_stopped = False
 
     def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
@@ -111,12 +111,15 @@ class Agent:
     def serve(self) -> int:
         """Serve until the node is drained, the service is stopped or another run follows; the exit code.
 
-        An S3 outage does not end the job. An idle agent also ends if a newer bundle exists, and systemd restarts it.
+        Neither an S3 outage nor a stop of the service ends the job. An idle agent also ends if a newer bundle exists,
+        and systemd restarts it.
         """
         self._connection.start()
-        self._report_interrupted()
-        self._report_ready()
+        self._continue_previous()
+        if not self._is_ready:
+            self._report_ready()
         while not self._wait():
+            report_progress()
             try:
                 if self._drain.cause():
                     self._drain_node()
@@ -132,7 +135,9 @@ class Agent:
                     return EXIT_NEWER_BUNDLE
             except Exception as error:
                 LOG.error("%s: %s", type(error).__name__, error)
-        self._stop_processes()
+        self._stop_health_check()
+        if self._attempt is not None:
+            self._attempt.detach()
         self._close()
         return 0
 
@@ -224,11 +229,13 @@ class Agent:
     def _is_new(self, request: HealthCheckRequest) -> bool:
         return self.node.instance in request.nodes and request.number > self._state_file.state.health_check
 
-    def _report_interrupted(self) -> None:
-        """Report as failed the attempt and the health check that were running when the previous agent exited."""
+    def _continue_previous(self) -> None:
+        """Continue the attempt of the previous agent, even if it has ended. Report its health check as failed."""
         before = self._state_file.state
         if not before.attempt_reported:
-            self._report_attempt_end("workers_failed", before.attempt)
+            LOG.info("attempt %d of an earlier agent continues", before.attempt)
+            self._is_ready = True  # not reported again: the controller would take it for the state of the attempt
+            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file)
         if not before.health_check_reported:
             text = "the agent of the node exited during the health check"
             self._report_health_check(self._failed_health_check(before.health_check, text))
@@ -260,14 +267,20 @@ class Agent:
         self._state_file.update(health_check=event.number, health_check_reported=True, network=network)
 
     def _start_attempt(self, control: Control) -> None:
-        number, network = control.attempt, self._state_file.state.network
-        self._checkpoint_requests = control.checkpoint_requests
-        self._state_file.update(attempt=number, attempt_reported=False)
+        number, rank = control.attempt, control.first_rank(self.node.instance, self.run.processes_per_node)
+        self._state_file.update(
+            attempt=number,
+            attempt_reported=False,
+            boot=self.node.boot,
+            first_rank=rank,
+            up_reported=False,
+            checkpoint_requests=control.checkpoint_requests,
+            killed_ranks=(),
+        )
         try:
-            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, control, network)
+            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file, control)
         except Exception as error:  # reported as the failure of the node, so that the user sees it
             text = f"{type(error).__name__}: {error}"
-            rank = control.first_rank(self.node.instance, self.run.processes_per_node)
             failure = RankFailure(
                 rank=rank, local_rank=None, time=time.time(), exitcode=1, message=text[:400], traceback=text
             )
@@ -276,13 +289,13 @@ class Agent:
     def _step_attempt(self, attempt: AttemptTorchrun, control: Control) -> None:
         """Report the progress of an attempt, and end it when its workers have exited or a newer request replaces it."""
         attempt.forward_logs()
-        if not attempt.up_reported and attempt.are_workers_up():
-            attempt.up_reported = True
+        if not self._state_file.state.up_reported and attempt.are_workers_up():
             self.report_state("workers_up", attempt.number)
-        if attempt.up_reported:
+            self._state_file.update(up_reported=True)
+        if self._state_file.state.up_reported:
             self._report_activity(attempt, time.time())
-        if control.checkpoint_requests > self._checkpoint_requests:
-            self._checkpoint_requests = control.checkpoint_requests
+        if control.checkpoint_requests > self._state_file.state.checkpoint_requests:
+            self._state_file.update(checkpoint_requests=control.checkpoint_requests)
             self._save_checkpoint(INTERRUPTION_SECONDS)
         # A health check of this node means that its attempt is lost, even if no rank here has noticed it yet.
         request = control.health_check
@@ -332,7 +345,7 @@ class Agent:
 
         Ranks of other jobs only have the time between SIGTERM and SIGKILL of torchrun.
         """
-        if self._attempt is not None and self._attempt.up_reported and self.run.job.saves_on_request:
+        if self._attempt is not None and self._state_file.state.up_reported and self.run.job.saves_on_request:
             self._attempt.save_checkpoint(timeout_seconds, self._drain.record_heartbeat)
 
     def _stop_health_check(self) -> None:

@@ -19,12 +19,15 @@ from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.run import Control, RunRecord
-from trainyard.node.agent.processes import Torchrun, child_processes, job_python
+from trainyard.node.agent.job_unit import JobUnit
+from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
+from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.agent.torchrun import job_variables, torchrun_command
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
+from trainyard.node.watchdog import report_progress
 
 HEARTBEAT_SECONDS = 60.0
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
@@ -92,10 +95,9 @@ def _local_rank(process: int) -> int | None:
 
 
 class AttemptTorchrun(Torchrun):
-    """torchrun of one attempt on this node.
+    """torchrun of one attempt on this node, in a unit of its own: the last attempt in the agent's state.
 
-    `control`: the request of the attempt. `network`: NCCL's name for the network that the last health check used; None
-    without a health check.
+    `control`: the request of the attempt; None for an attempt that an earlier agent has started.
     """
 
     def __init__(
@@ -104,27 +106,35 @@ class AttemptTorchrun(Torchrun):
         manifest: Manifest,
         group: WorkerGroup,
         run: RunRecord,
-        control: Control,
-        network: str | None = None,
+        state_file: AgentStateFile,
+        control: Control | None = None,
     ) -> None:
-        self.number, self.up_reported = control.attempt, False
+        state = state_file.state
+        self.number, self._state_file = state.attempt, state_file
         self._aborted_at: float | None = None
-        self._killed_ranks: set[int] = set()
-        self._processes = run.processes_per_node
+        self._processes, self._image = run.processes_per_node, run.job.container
+        self._has_rebooted = state.boot != node.boot
         folder = BASE / "runs" / run.run / f"attempt-{self.number:04d}"
-        self._first_rank = control.first_rank(node.instance, run.processes_per_node)
         super().__init__(
-            node, manifest, run, folder, lambda name: attempt_source(control.attempt, name), "rank", self._first_rank
+            node.model_copy(update={"boot": state.boot}),  # its streams continue
+            manifest,
+            run,
+            folder,
+            lambda name: attempt_source(state.attempt, name),
+            "rank",
+            state.first_rank,
         )
         self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
         self._metrics.mkdir(exist_ok=True)
         metrics = self._metrics / "metrics.jsonl"
         self.follow_file("metrics", metrics, self._layout.metrics, self._layout.latest_metrics)
-        self._start(node, manifest, group, run, control, network)
+        self._unit = JobUnit(run.run, self.number, folder)
+        if control is None:
+            self._unit.attach()
+        else:
+            self._start(node, manifest, group, run, control)
 
-    def _start(
-        self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, control: Control, network: str | None
-    ) -> None:
+    def _start(self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, control: Control) -> None:
         assert control.master is not None, "the controller requests no attempt without it"
         if run.job.source is None:
             assert run.job.train is not None
@@ -166,10 +176,19 @@ class AttemptTorchrun(Torchrun):
             request=self._request,
             cache=scratch_folder() / "cache",
             model=model,
-            network=network,
+            network=self._state_file.state.network,
         )
         variables |= read_secrets(run.job.secrets, node.region)
-        self.start(command, folder, variables, run.job.container, prepare)
+        self._unit.start([*prepare, *in_container(self._image, command)], folder, variables, self._image is not None)
+
+    @property
+    def process_id(self) -> int:
+        """Id of the process whose child is torchrun."""
+        return self._unit.process_id
+
+    def exit_code(self) -> int | None:
+        """Exit code of torchrun; None while it runs."""
+        return self._unit.exit_code()
 
     def are_workers_up(self) -> bool:
         """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""
@@ -189,23 +208,29 @@ class AttemptTorchrun(Torchrun):
             return None
 
     def failures(self) -> tuple[RankFailure, ...]:
-        """Failures of this node's ranks, or the failure of the job's environment."""
-        if self.exit_code() == source_environment.EXIT_FAILED:
-            message, details, is_permanent = source_environment.find_error(self.output())
-            failure = RankFailure(
-                rank=self._first_rank,
-                local_rank=None,
-                time=time.time(),
-                exitcode=source_environment.EXIT_FAILED,
-                message=message,
-                traceback=details,
-                is_permanent=is_permanent,
-            )
-            return (failure,)
+        """Failures of this node's ranks, or the failure of the node or of the job's environment."""
+        code = self.exit_code()
+        assert code is not None, "torchrun has ended"
+        if self._has_rebooted:
+            return (self._node_failure(code, "the node rebooted"),)
+        if code == source_environment.EXIT_FAILED:
+            return (self._node_failure(code, *source_environment.find_error(self.output())),)
+        killed = self._state_file.state.killed_ranks
         return tuple(
             failure
             for failure in super().failures()
-            if failure.exitcode != -signal.SIGKILL or failure.local_rank not in self._killed_ranks
+            if failure.exitcode != -signal.SIGKILL or failure.local_rank not in killed
+        )
+
+    def _node_failure(self, code: int, message: str, details: str = "", is_permanent: bool = False) -> RankFailure:
+        return RankFailure(
+            rank=self._first_rank,
+            local_rank=None,
+            time=time.time(),
+            exitcode=code,
+            message=message,
+            traceback=details,
+            is_permanent=is_permanent,
         )
 
     @property
@@ -230,11 +255,29 @@ class AttemptTorchrun(Torchrun):
         if self._image is not None or seconds > RANK_EXIT_SECONDS + TORCHRUN_EXIT_SECONDS:
             self.kill()
             return
-        for process in child_processes(self.process_id):
-            with suppress(OSError):  # it has exited
-                if (rank := _local_rank(process)) is not None:
-                    self._killed_ranks.add(rank)
-                    os.kill(process, signal.SIGKILL)
+        for torchrun in child_processes(self.process_id):
+            for process in child_processes(torchrun):
+                with suppress(OSError):  # it has exited
+                    self._kill_rank(process)
+
+    def _kill_rank(self, process: int) -> None:
+        """Kill a process of torchrun if it is a rank, whose failure is then none of its own."""
+        if (rank := _local_rank(process)) is not None:
+            self._state_file.update(killed_ranks=tuple(sorted({*self._state_file.state.killed_ranks, rank})))
+            os.kill(process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop torchrun with SIGTERM, on which it stops its workers; with SIGKILL after job_unit.STOP_SECONDS."""
+        self._unit.stop()
+
+    def kill(self) -> None:
+        """Kill torchrun and its workers with SIGKILL."""
+        self._unit.kill()
+
+    def detach(self) -> None:
+        """Leave torchrun to the next agent."""
+        self.close(final=False)
+        self._unit.close()
 
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
         """Request a checkpoint and wait for it; whether it was saved. Calls `record_heartbeat` while it waits."""
@@ -246,5 +289,6 @@ class AttemptTorchrun(Torchrun):
                 heartbeat_at += HEARTBEAT_SECONDS
                 record_heartbeat()
             self.forward_logs()
+            report_progress()
             time.sleep(0.2)
         return not self._request.exists()

@@ -6,8 +6,12 @@ A node has a fault only if it fails itself. A peer that does not arrive is a fau
 no node completes is a fault of no single node.
 """
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +20,17 @@ from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import HealthCheckRequest, RunRecord
-from trainyard.node.agent.processes import Torchrun, job_python
+from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
 from trainyard.node.controller.failure_analysis import is_caused_by_peer
 from trainyard.node.health_check import stages
 from trainyard.node.health_check.nccl_log import Network, read_logs, slowest_network
 from trainyard.node.health_check.process_report import ProcessReport, read_reports
-from trainyard.node.identity import BASE, Node
+from trainyard.node.identity import BASE, CONTAINER_NAME, Node
 
 # Messages that torchrun logs at level INFO: they show whether this node or other nodes did not reach the rendezvous.
 _RENDEZVOUS_STARTED, _RENDEZVOUS_COMPLETE = "Rendezvous'ing worker group", "Rendezvous complete for workers"
+REMOVE_SECONDS = 40.0  # maximum duration of the removal of a container
 _RENDEZVOUS = "torchrun's rendezvous of all nodes"
 
 
@@ -71,7 +76,36 @@ class HealthCheckTorchrun(Torchrun):
         image = run.job.container
         variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment)
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
-        self.start(command, Path(node.bundle), variables | health_check_variables, image)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                in_container(image, command),
+                cwd=node.bundle,
+                env=os.environ | variables | health_check_variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def process_id(self) -> int:
+        """Process id of torchrun."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Exit code of torchrun; None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill torchrun and its processes with SIGKILL: they have no state to save, and may ignore SIGTERM."""
+        self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
+        for child in child_processes(self.process_id):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        if self._run.job.container is not None:  # it keeps running if its docker client is killed
+            with suppress(OSError, subprocess.TimeoutExpired):  # the next start repeats it and reports a failure
+                command = ["docker", "rm", "--force", CONTAINER_NAME]
+                subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)
 
     def is_over(self) -> bool:
         """Whether the result of this node is final. torchrun itself would wait for its peers on other nodes."""

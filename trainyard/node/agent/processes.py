@@ -1,11 +1,8 @@
-"""One torchrun on this node: start, transfer of its logs to S3, failures of its ranks, stop."""
+"""One torchrun on this node: its interpreter and container, transfer of its logs to S3, failures of its ranks."""
 
-import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from trainyard.aws.s3 import Bucket
@@ -13,13 +10,11 @@ from trainyard.models.events import RankFailure
 from trainyard.models.layout import RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
+from trainyard.node.agent.job_process import LOG
 from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
 from trainyard.node.environments.node import JOB_VENV
-from trainyard.node.identity import BASE, CONTAINER_NAME, CONTAINER_WRAPPER, Node
+from trainyard.node.identity import BASE, CONTAINER_WRAPPER, Node
 from trainyard.node.streams import ChunkWriter, FileTail
-
-# torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
-STOP_SECONDS = 40.0
 
 
 def job_python(manifest: Manifest, image: str | None) -> Path:
@@ -32,15 +27,17 @@ def job_python(manifest: Manifest, image: str | None) -> Path:
     return (Path(manifest.node.venv) if manifest.node.venv else JOB_VENV.resolve()) / "bin/python"
 
 
+def in_container(image: str | None, command: list[str]) -> list[str]:
+    """Command that executes `command` in a container of the image; the same command without an image."""
+    return command if image is None else [str(BASE / CONTAINER_WRAPPER), image, *command]
+
+
 class Torchrun:
-    """One torchrun process and its logs.
+    """The logs of one torchrun.
 
     `source`: creates the name of a log stream in S3 from the name of a log. `rank`: name of a rank in these streams,
     followed by its number. `first_rank`: number of the first rank of this node.
     """
-
-    _process: "subprocess.Popen[bytes]"
-    _image: str | None = None
 
     def __init__(
         self,
@@ -58,7 +55,8 @@ class Torchrun:
         self._stack = ExitStack()
         self._node, self._source = node, source
         self._tails: dict[str, FileTail] = {}
-        self.follow_file("torchrun", folder / "torchrun.log")
+        self._log = folder / LOG
+        self.follow_file("torchrun", self._log)
 
     def follow_file(self, name: str, file: Path, stream: str | None = None, latest: str | None = None) -> None:
         """Copy new lines of `file` to S3 from now on.
@@ -70,27 +68,6 @@ class Torchrun:
             prefix = chunk_prefix(stream or self._layout.logs, node.instance, node.boot, self._source(name))
             self._tails[name] = FileTail(file, self._stack.enter_context(ChunkWriter(self._data, prefix, latest)))
 
-    def start(
-        self,
-        command: list[str],
-        folder: Path,
-        variables: Mapping[str, str],
-        image: str | None,
-        prepare: Sequence[str] = (),
-    ) -> None:
-        """Start torchrun in `folder` with the agent's environment and `variables`; in a container if `image` is set.
-
-        `prepare`: command on the node that is executed first and then executes its further arguments.
-        """
-        self._image = image
-        if image is not None:
-            command = [str(BASE / CONTAINER_WRAPPER), image, *command]
-        command = [*prepare, *command]
-        with (self._folder / "torchrun.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, cwd=folder, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
-            )
-
     def forward_logs(self, final: bool = False) -> None:
         """Copy new lines of all logs to S3. `final`: also a last line without a line end."""
         for local_rank, folder in rank_log_folders(self._logs).items():
@@ -99,56 +76,17 @@ class Torchrun:
         for tail in self._tails.values():
             tail.forward(final)
 
-    @property
-    def process_id(self) -> int:
-        """Process id of torchrun; its workers are descendants."""
-        return self._process.pid
-
-    def exit_code(self) -> int | None:
-        """Exit code of torchrun; None while it runs."""
-        return self._process.poll()
-
     def output(self) -> str:
         """Output of torchrun itself."""
-        return (self._folder / "torchrun.log").read_text(errors="replace")
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def failures(self) -> tuple[RankFailure, ...]:
         """Failures of this node's ranks, from torchrun's report."""
         return parse_failures(self.output(), self._logs, time.time())
 
-    def stop(self) -> None:
-        """Stop torchrun with SIGTERM, on which it stops its workers; with SIGKILL after STOP_SECONDS."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-                self._remove_container()
-
-    def kill(self) -> None:
-        """Kill torchrun and its workers with SIGKILL: for workers without state to save, which may ignore SIGTERM."""
-        self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
-        for child in child_processes(self.process_id):
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self._process.kill()
-        self._process.wait()
-        self._remove_container()
-
-    def _remove_container(self) -> None:
-        """Remove the container: it keeps running and uses the GPUs if its docker client is killed."""
-        if self._image is not None:
-            with suppress(OSError, subprocess.TimeoutExpired):  # the next start repeats it and reports a failure
-                command = ["docker", "rm", "--force", CONTAINER_NAME]
-                subprocess.run(command, capture_output=True, timeout=STOP_SECONDS, check=False)
-
-    def close(self) -> None:
-        """Copy the remaining lines of all logs to S3."""
-        self.forward_logs(final=True)
+    def close(self, final: bool = True) -> None:
+        """Copy the remaining lines of all logs to S3. `final`: torchrun has ended; else its logs continue."""
+        self.forward_logs(final)
         self._stack.close()
 
 

@@ -17,6 +17,13 @@ class AgentState(StrictModel):
 
     attempt: int = Field(0, ge=0, description="The last attempt that was started on this node.")
     attempt_reported: bool = Field(True, description="Whether the end of that attempt was reported.")
+    boot: str = Field("", description="Number of the boot in which that attempt was started.")
+    first_rank: int = Field(0, ge=0, description="First rank of this node in that attempt.")
+    up_reported: bool = Field(False, description="Whether it was reported that the ranks of that attempt are up.")
+    checkpoint_requests: int = Field(
+        0, ge=0, description="Requests for a checkpoint that were fulfilled, or came before that attempt."
+    )
+    killed_ranks: tuple[int, ...] = Field((), description="Local ranks of that attempt that the agent has killed.")
     health_check: int = Field(0, ge=0, description="The last health check that was started on this node.")
     health_check_reported: bool = Field(True, description="Whether the end of that health check was reported.")
     network: str | None = Field(
@@ -42,10 +49,12 @@ class AgentStateFile:
         self.state = read_state(file)
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and write the file."""
+        """Change fields of the state and replace the file, so that it is complete at any time."""
         self.state = AgentState.model_validate(self.state.model_dump() | changes)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(self.state.model_dump_json())
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(self.state.model_dump_json())
+        temporary.rename(self._file)
 
 
 def open_state_file(run: RunRecord) -> AgentStateFile:

@@ -28,6 +28,8 @@ from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
 from trainyard.node.agent.attempt import RANK_EXIT_SECONDS, TORCHRUN_EXIT_SECONDS, AttemptTorchrun
 from trainyard.node.agent.drain import Drain
+from trainyard.node.agent.job_process import EXIT_FILE
+from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.health.monitor import HealthMonitor
 from trainyard.node.health.rules import GPU_LOST
 from trainyard.node.health.sensor import Reading
@@ -86,9 +88,9 @@ class OnNode:
         monkeypatch.setattr(Drain, "cause", lambda _: self.drain_cause)
         monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
         monkeypatch.setattr(AttemptTorchrun, "are_workers_up", lambda _: True)
-        self._start()
+        self.start_agent()
 
-    def _start(self) -> None:
+    def start_agent(self) -> None:
         self.health = HealthMonitor((LostGpu(),))
         self.agent = Agent(self.node, self.cluster.manifest, self.record, health=self.health)
         self.thread = threading.Thread(target=self.agent.serve)
@@ -141,6 +143,11 @@ class OnNode:
         self.agent.run = self.record.model_copy(update={"job": job})
         self.agent.manifest = manifest.model_copy(update={"node": node_settings})
 
+    def log(self, name: str) -> str:
+        """Content of a log of attempt 1 in S3."""
+        keys = [key for key in self.cluster.data.keys(self.layout.logs) if f"/0001-{name}-" in key]
+        return b"".join(map(self.cluster.data.read, keys)).decode()
+
     def wait_for(self, state: str) -> None:
         eventually(lambda: state in self.reported(), f"the state {state!r}")
 
@@ -149,25 +156,33 @@ class OnNode:
 
     def kill_agent(self) -> None:
         """Kill the agent without a last report, then start another, as systemd does."""
-        process = self.agent._attempt._process if self.agent._attempt else None
+        self.stop_agent()
+        self.start_agent()
+
+    def stop_agent(self) -> None:
+        """End the agent as SIGKILL does, which leaves its attempt alone."""
         self.agent._attempt = None
-        self.agent.stop_requested.set()
-        self.thread.join()
-        if process is not None:
-            process.kill()
-            process.wait()
-        self._start()
+        self.close()
 
     def close(self) -> None:
         self.agent.stop_requested.set()
         self.thread.join()
 
+    def unit(self) -> JobUnit:
+        """The unit of the attempt that runs."""
+        attempt = self.agent._attempt
+        assert attempt is not None
+        return attempt._unit
+
 
 @pytest.fixture
-def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNode]:
+def node(account: EmulatedAws, systemd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNode]:
     node_under_test = OnNode(tmp_path, monkeypatch)
     yield node_under_test
+    attempt = node_under_test.agent._attempt
     node_under_test.close()
+    if attempt is not None:
+        attempt.kill()
 
 
 def test_ranks_of_an_attempt_that_failed_on_another_node_are_killed(node: OnNode) -> None:
@@ -275,7 +290,8 @@ def test_requested_checkpoint_is_saved_and_the_attempt_continues(node: OnNode) -
 
 def test_only_requests_during_the_attempt_save_a_checkpoint(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
-    monkeypatch.setattr(node.agent, "_save_checkpoint", lambda _: handled.append(node.agent._checkpoint_requests))
+    state_file = node.agent._state_file
+    monkeypatch.setattr(node.agent, "_save_checkpoint", lambda _: handled.append(state_file.state.checkpoint_requests))
     node.request(1, requests=1)
     node.wait_for("workers_up 1")
     node.request(1, requests=2)
@@ -286,10 +302,9 @@ def test_only_requests_during_the_attempt_save_a_checkpoint(node: OnNode, monkey
 def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:
     node.request(1)
     node.wait_for("workers_up 1")
-    process = node.agent._attempt._process if node.agent._attempt else None
-    assert process is not None
+    process = node.unit().process_id
     node.request(1, stop=True)
-    eventually(lambda: process.poll() is not None, "the end of the workers")
+    eventually(lambda: not psutil.pid_exists(process), "the end of the workers")
     assert node.thread.is_alive()  # it must still drain the node
 
 
@@ -310,12 +325,101 @@ def test_job_without_checkpoint_requests_is_stopped_at_once(node: OnNode) -> Non
     assert not (node.folder / "bundle/saved").exists()
 
 
-def test_restarted_agent_reports_the_attempt_as_failed(node: OnNode) -> None:
+def test_attempt_continues_when_the_agent_is_killed(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    process = node.unit().process_id
+    node.kill_agent()
+    eventually(lambda: node.agent._attempt is not None, "the second agent")
+    assert node.unit().process_id == process
+    node.finish(0)
+    node.wait_for("workers_done 1")
+    assert node.reported() == ["ready 0", "workers_up 1", "workers_done 1"]
+
+
+def test_requested_checkpoint_is_saved_after_the_agent_was_killed(node: OnNode) -> None:
     node.request(1)
     node.wait_for("workers_up 1")
     node.kill_agent()
+    node.request(1, requests=1)
+    eventually((node.folder / "bundle/saved").exists, "the checkpoint")
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "workers_done"), (3, "workers_failed")])
+def test_attempt_that_ended_without_an_agent_is_reported(node: OnNode, code: int, state: str) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    attempt = node.folder / "runs" / node.record.run / "attempt-0001"
+    node.stop_agent()
+    node.finish(code)
+    eventually((attempt / EXIT_FILE).exists, "the end of the attempt")
+    node.start_agent()
+    node.wait_for(f"{state} 1")
+
+
+def test_attempt_whose_unit_was_killed_is_reported_as_failed(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    unit = node.unit()
+    node.stop_agent()
+    unit.kill()
+    node.start_agent()
     node.wait_for("workers_failed 1")
     assert node.reported().count("workers_up 1") == 1
+
+
+def test_reboot_of_the_node_is_the_reason_of_a_failed_attempt(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    unit = node.unit()
+    node.stop_agent()
+    unit.stop()
+    node.node = node.node.model_copy(update={"boot": "0002"})
+    node.start_agent()
+    node.wait_for("workers_failed 1")
+    (event,) = (event for event in node.events() if isinstance(event, AgentEvent) and event.failures)
+    assert (event.failures[0].message, event.failures[0].local_rank) == ("the node rebooted", None)
+
+
+def test_ranks_that_a_killed_agent_has_killed_have_no_failure_of_their_own(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    node.agent._state_file.update(killed_ranks=(0,))
+    report = "time : now\nrank : {0} (local_rank: {0})\nexitcode : -9\n"
+    log = node.folder / "runs" / node.record.run / "attempt-0001/torchrun.log"
+    node.kill_agent()
+    with log.open("a") as file:
+        file.write(report.format(0) + report.format(1))
+    node.finish(1)
+    node.wait_for("workers_failed 1")
+    (event,) = (event for event in node.events() if isinstance(event, AgentEvent) and event.failures)
+    assert [failure.local_rank for failure in event.failures] == [1]
+
+
+def test_logs_continue_after_the_agent_was_killed(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    logs = node.folder / "runs" / node.record.run / "attempt-0001/logs/run_x/attempt_0/0"
+    logs.mkdir(parents=True)
+    with (logs / "stdout.log").open("a", buffering=1) as log:
+        log.write("step 1\n")
+        eventually(lambda: node.log("rank0-stdout") == "step 1\n", "the first line")
+        node.kill_agent()
+        log.write("step 2\n")
+        eventually(lambda: node.log("rank0-stdout") == "step 1\nstep 2\n", "the second line")
+
+
+def test_secrets_are_in_no_command_line_and_in_no_file(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_module, "read_secrets", lambda *_: {"TOKEN": "top-secret"})
+    node.request(1)
+    node.wait_for("workers_up 1")
+    runner = psutil.Process(node.unit().process_id)
+    eventually(lambda: bool(runner.children()), "the job")
+    (job,) = runner.children()
+    assert job.environ()["TOKEN"] == "top-secret"
+    assert "top-secret" not in " ".join([*runner.cmdline(), *job.cmdline(), *runner.environ().values()])
+    files = [file for file in (node.folder / "runs").rglob("*") if file.is_file()]
+    assert [file for file in files if b"top-secret" in file.read_bytes()] == []
 
 
 def test_restarted_agent_does_not_repeat_reports(node: OnNode) -> None:
