@@ -8,6 +8,7 @@ import pytest
 
 from tests.rehearsal.conftest import run_rehearsal
 from trainyard.models.events import NODE_EVENT, AgentEvent, NodeEvent
+from trainyard.models.metrics import MetricLine
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +20,15 @@ def test_job_continues_after_a_rank_is_killed_and_its_peers_hang(tree: Path) -> 
     assert fault in ended.report["faults"]
     assert ended.report["faults_without_effect"] == []
     assert ended.report["last_loss"] < ended.report["first_loss"]
+
+
+def test_job_is_not_interrupted_when_an_agent_is_killed(tree: Path) -> None:
+    fault = "agent-kill,node=1,step=10"
+    ended = run_rehearsal(tree, "--stack", "local", "--set", "job.train.steps=200", "--fault", fault)
+    assert (ended.exit_status, ended.report["faults_without_effect"]) == (0, []), ended.stderr
+    lines = (tree / "build/rehearsal/local/results/metrics.jsonl").read_text().splitlines()
+    steps = [(line.attempt, line.step) for line in map(MetricLine.model_validate_json, lines)]
+    assert steps == [(1, step) for step in range(1, 201)]
 
 
 def test_failure_of_a_node_with_a_broken_gpu_carries_its_health(tree: Path, shared: dict[str, str], s3: Any) -> None:

@@ -1,7 +1,10 @@
 """Nodes of the process backend: user data, units, systemctl, and shutdown without leftovers."""
 
+import re
+import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,3 +179,94 @@ def test_units_of_the_roles_are_supported(role: str) -> None:
     (template,) = (ROOT / f"playbooks/roles/{role}/templates").glob("*.service.j2")
     text = jinja2.Template(template.read_text()).render({f"{role}_python": "python"})
     assert units.parse(template.stem, text).command
+
+
+def systemd(root: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run systemctl or systemd-run on the node."""
+    program, *arguments = command
+    environment = {"TRAINYARD_ROOT": str(root), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        [str(root / "usr/bin" / program), *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+TRANSIENT = ("systemd-run", "--quiet", "--collect", "--unit=t.service", "--service-type=exec")
+
+
+def test_transient_unit_outlives_the_unit_that_started_it(backend: ProcessBackend) -> None:
+    script = f"{shlex.join(TRANSIENT)} sleep 600; setsid -f sleep 601; echo up; kill -9 $$"
+    root = boot(backend, {"a": unit(script)}, ["a.service"])
+    eventually(lambda: systemd(root, "systemctl", "is-active", "a.service").stdout == "failed\n", "the end of the unit")
+    assert systemd(root, "systemctl", "is-active", "t.service").stdout == "active\n"
+    commands = [shlex.join(process.cmdline()) for process in find_processes(backend.folder)]
+    assert "sleep 600" in commands
+    assert "sleep 601" not in commands  # the rest of the first unit
+
+
+def test_transient_unit_is_unloaded_when_it_ends(backend: ProcessBackend) -> None:
+    root = boot(backend, {}, [])
+    eventually((root / "run/init").exists, "the init process")
+    assert systemd(root, *TRANSIENT, "--property=KillMode=mixed", "sh", "-c", "exit 1").returncode == 0
+
+    def is_unloaded() -> bool:
+        return "LoadState=not-found" in systemd(root, "systemctl", "show", "t.service").stdout
+
+    eventually(is_unloaded, "the end of the unit")
+    assert systemd(root, *TRANSIENT, "sleep", "600").returncode == 0
+    assert systemd(root, *TRANSIENT, "sleep", "600").stderr.startswith("Unit t.service was already loaded")
+
+
+def test_stop_waits_for_the_end_of_a_unit_and_kill_ends_it_at_once(backend: ProcessBackend) -> None:
+    root = boot(backend, {}, [])
+    eventually((root / "run/init").exists, "the init process")
+    ignoring = ("--property=TimeoutStopSec=1", "sh", "-c", 'trap "" TERM; while :; do sleep 0.1; done')
+    for stop in (("stop",), ("kill", "--signal=SIGKILL")):
+        systemd(root, *TRANSIENT, *ignoring)
+        systemd(root, "systemctl", *stop, "t.service")
+        systemd(root, "systemctl", "stop", "t.service")
+        assert systemd(root, "systemctl", "is-active", "t.service").stdout == "inactive\n"
+
+
+def test_other_options_of_systemd_run_are_an_error(backend: ProcessBackend) -> None:
+    root = boot(backend, {}, [])
+    eventually((root / "run/init").exists, "the init process")
+    ended = systemd(root, "systemd-run", "--wait", "true")
+    assert (ended.returncode, ended.stderr) == (1, "systemd-run: --wait is not supported\n")
+
+
+def test_one_active_unit_of_a_pattern_is_enough(backend: ProcessBackend) -> None:
+    root = boot(backend, {"a": unit("exit 0")}, ["a.service"])
+    eventually((root / "run/init").exists, "the init process")
+    systemd(root, *TRANSIENT, "sleep", "600")
+    assert systemd(root, "systemctl", "is-active", "a.service", "t*.service").returncode == 0
+    assert systemd(root, "systemctl", "is-active", "a.service", "b*.service").returncode == 3
+
+
+PING = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from trainyard.node.watchdog import report_progress
+print("up", flush=True)
+for _ in range(int(sys.argv[2])):
+    report_progress()
+    time.sleep(0.1)
+time.sleep(600)
+"""
+
+
+def test_watchdog_restarts_a_service_that_sends_nothing_even_if_it_is_suspended(backend: ProcessBackend) -> None:
+    text = unit("echo up; kill -STOP $$; exit 0", restart="on-failure").replace("Type=", "WatchdogSec=1\nType=")
+    root = boot(backend, {"a": text}, ["a.service"])
+    log = root / "var/log/a.service.log"
+    eventually(lambda: log.exists() and log.read_text().count("up") == 3, "the third start")
+
+
+def test_watchdog_does_not_restart_a_service_that_reports_progress(backend: ProcessBackend, tmp_path: Path) -> None:
+    program = tmp_path / "ping.py"
+    program.write_text(PING)
+    text = unit("", restart="on-failure").replace("Type=", "WatchdogSec=1\nType=")
+    text = re.sub("ExecStart=.*", f"ExecStart={sys.executable} {program} {ROOT} 30", text)
+    root = boot(backend, {"a": text}, ["a.service"])
+    log, started_at = root / "var/log/a.service.log", time.monotonic()
+    eventually(lambda: log.exists() and log.read_text().count("up") == 2, "the second start")
+    assert time.monotonic() - started_at > 3.0  # it reported progress for 3 s
