@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -97,17 +97,13 @@ class Init:
         """Run one systemctl command. Returns its exit code and stdout."""
         flags = {argument for argument in arguments if argument.startswith("-")}
         verb, *operands = [argument for argument in arguments if argument not in flags]
-        names = [name if name.endswith(".service") else f"{name}.service" for name in operands]
+        names = self.expand([name if name.endswith(".service") else f"{name}.service" for name in operands])
         if verb == "daemon-reload":
             for name, service in self.services.items():
                 service.unit = units.load(name, self.root) or service.unit
             return 0, ""
         if verb == "is-active":
-            states = [
-                service.active_state()
-                for name, service in self.services.items()
-                if any(fnmatch(name, pattern) for pattern in names)
-            ]
+            states = [self.services[name].active_state() for name in names if name in self.services]
             return (0 if "active" in states else 3), "\n".join(states or ["inactive"]) + "\n"
         for name in names:
             if name not in self.services:
@@ -139,6 +135,11 @@ class Init:
                 case _:
                     return 1, ""
         return 0, ""
+
+    def expand(self, names: Sequence[str]) -> list[str]:
+        """Replace patterns by the loaded units that match, as systemctl(1) does."""
+        matching = [name for pattern in names if "*" in pattern for name in self.services if fnmatch(name, pattern)]
+        return [*(name for name in names if "*" not in name), *matching]
 
     def start(self, service: Service) -> None:
         """Start the process of a service unless it runs."""

@@ -21,6 +21,7 @@ from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import CURRENT_RUN, RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, HealthCheckRequest, RunRecord
+from trainyard.node.agent import job_unit
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.connection import HeadConnection
@@ -232,7 +233,9 @@ class Agent:
     def _continue_previous(self) -> None:
         """Continue the attempt of the previous agent, even if it has ended. Report its health check as failed."""
         before = self._state_file.state
-        if not before.attempt_reported:
+        if before.attempt_reported:
+            job_unit.stop_all()  # an agent that was killed may have missed the end of an earlier run
+        else:
             LOG.info("attempt %d of an earlier agent continues", before.attempt)
             self._is_ready = True  # not reported again: the controller would take it for the state of the attempt
             self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file)

@@ -95,7 +95,7 @@ def _local_rank(process: int) -> int | None:
 
 
 class AttemptTorchrun(Torchrun):
-    """torchrun of one attempt on this node, in a unit of its own: the last attempt in the agent's state.
+    """torchrun of one attempt on this node, in a separate unit: the last attempt in the agent's state.
 
     `control`: the request of the attempt; None for an attempt that an earlier agent has started.
     """
@@ -261,7 +261,7 @@ class AttemptTorchrun(Torchrun):
                     self._kill_rank(process)
 
     def _kill_rank(self, process: int) -> None:
-        """Kill a process of torchrun if it is a rank, whose failure is then none of its own."""
+        """Kill a process of torchrun if it is a rank, and store that, so that it is not reported as a failure."""
         if (rank := _local_rank(process)) is not None:
             self._state_file.update(killed_ranks=tuple(sorted({*self._state_file.state.killed_ranks, rank})))
             os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs a job's torchrun in a systemd unit of its own: `python -I job_process.py FOLDER`.
+"""Runs a job's torchrun in a separate systemd unit: `python -I job_process.py FOLDER`.
 
 FOLDER/start.json has the command, its folder and all its environment variables. They contain secrets, so this program
 deletes the file at once. When the command has ended, its exit code is in FOLDER/exit-code: an agent that was restarted

@@ -67,7 +67,7 @@ class JobUnit:
             raise
 
     def attach(self) -> None:
-        """Find the main process of the unit, if it runs. Raises OSError if systemd does not answer."""
+        """Find the main process of the unit, if it runs. Raises OSError if systemd does not respond."""
         shown = _run("systemctl", "show", "--property=MainPID", self._name)
         lines = dict(line.partition("=")[::2] for line in shown.splitlines())
         self.process_id = int(lines.get("MainPID", "0"))
@@ -99,6 +99,11 @@ class JobUnit:
         if self._main is not None:
             os.close(self._main)
             self._main = None
+
+
+def stop_all() -> None:
+    """Stop the units of all attempts that run on this node."""
+    _run("systemctl", "stop", f"{PREFIX}*.service")
 
 
 def _run(*command: str) -> str:

@@ -357,7 +357,7 @@ def test_attempt_that_ended_without_an_agent_is_reported(node: OnNode, code: int
     node.wait_for(f"{state} 1")
 
 
-def test_attempt_whose_unit_was_killed_is_reported_as_failed(node: OnNode) -> None:
+def test_attempt_in_a_killed_unit_is_reported_as_failed(node: OnNode) -> None:
     node.request(1)
     node.wait_for("workers_up 1")
     unit = node.unit()
@@ -366,6 +366,17 @@ def test_attempt_whose_unit_was_killed_is_reported_as_failed(node: OnNode) -> No
     node.start_agent()
     node.wait_for("workers_failed 1")
     assert node.reported().count("workers_up 1") == 1
+
+
+def test_unit_of_an_earlier_run_is_stopped(node: OnNode, tmp_path: Path) -> None:
+    """The run may have ended while no agent ran."""
+    node.stop_agent()
+    folder = tmp_path / "earlier"
+    folder.mkdir()
+    earlier = JobUnit("earlier", 1, folder)
+    earlier.start(["/bin/sleep", "600"], folder, {}, in_container=False)
+    node.start_agent()
+    eventually(lambda: earlier.exit_code() is not None, "the end of the unit")
 
 
 def test_reboot_of_the_node_is_the_reason_of_a_failed_attempt(node: OnNode) -> None:

@@ -42,7 +42,7 @@ def test_signal_that_ended_the_command_is_stored(start: Start, tmp_path: Path) -
     assert read_exit_code(tmp_path) == -signal.SIGKILL
 
 
-def test_killed_program_leaves_no_exit_code(start: Start, tmp_path: Path) -> None:
+def test_killed_program_writes_no_exit_code(start: Start, tmp_path: Path) -> None:
     process = start("echo up; exec sleep 1")
     eventually((tmp_path / LOG).exists, "the start of the command")
     process.kill()

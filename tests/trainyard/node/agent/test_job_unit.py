@@ -59,13 +59,13 @@ def test_unit_that_was_never_started_has_the_exit_code_of_a_killed_process(units
     assert units.attached().exit_code() == -signal.SIGKILL
 
 
-def test_unit_whose_main_process_was_killed_has_the_exit_code_of_a_killed_process(units: Units) -> None:
+def test_unit_with_a_killed_main_process_has_its_exit_code(units: Units) -> None:
     unit = units.start("exec sleep 600")
     psutil.Process(unit.process_id).kill()
     eventually(lambda: unit.exit_code() == -signal.SIGKILL, "the end of the unit")
 
 
-def test_stop_lets_the_command_end_itself(units: Units) -> None:
+def test_stop_sends_sigterm_to_the_command(units: Units) -> None:
     unit = units.start('trap "exit 6" TERM; echo up; while :; do sleep 0.05; done')
     eventually(lambda: units.log() == "up\n", "the start of the command")
     unit.stop()

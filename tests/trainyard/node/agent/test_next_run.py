@@ -61,7 +61,7 @@ class KeptNode:
 
 
 @pytest.fixture
-def node(account: EmulatedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptNode]:
+def node(account: EmulatedAws, systemd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptNode]:
     monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(state_module, "BASE", tmp_path)
     monkeypatch.setattr(identity, "_CONFIGURED", tmp_path / "configured")
