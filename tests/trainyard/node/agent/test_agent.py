@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -407,17 +407,42 @@ def test_ranks_that_a_killed_agent_has_killed_have_no_failure_of_their_own(node:
     assert [failure.local_rank for failure in event.failures] == [1]
 
 
-def test_logs_continue_after_the_agent_was_killed(node: OnNode) -> None:
+def test_attempt_continues_when_the_service_stops(node: OnNode) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+    process = node.unit().process_id
+    node.close()
+    node.start_agent()
+    eventually(lambda: node.agent._attempt is not None, "the second agent")
+    assert node.unit().process_id == process
+
+
+@pytest.mark.parametrize("end_agent", [OnNode.stop_agent, OnNode.close], ids=["killed", "stopped"])
+def test_logs_continue_after_the_agent_has_ended(node: OnNode, end_agent: Callable[[OnNode], None]) -> None:
     node.request(1)
     node.wait_for("workers_up 1")
     logs = node.folder / "runs" / node.record.run / "attempt-0001/logs/run_x/attempt_0/0"
     logs.mkdir(parents=True)
-    with (logs / "stdout.log").open("a", buffering=1) as log:
-        log.write("step 1\n")
+    with (logs / "stdout.log").open("a") as log:
+        log.write("step 1\nst")
+        log.flush()
         eventually(lambda: node.log("rank0-stdout") == "step 1\n", "the first line")
-        node.kill_agent()
-        log.write("step 2\n")
-        eventually(lambda: node.log("rank0-stdout") == "step 1\nstep 2\n", "the second line")
+        end_agent(node)
+        log.write("ep 2\n")
+    node.start_agent()
+    eventually(lambda: node.log("rank0-stdout") == "step 1\nstep 2\n", "the second line")
+
+
+def test_agent_that_waits_for_a_checkpoint_reports_progress(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the watchdog of systemd would restart it."""
+    reported = threading.Event()
+    monkeypatch.setattr(attempt_module, "report_progress", reported.set)
+    (node.folder / "job.py").write_text("import time; time.sleep(600)")
+    node.request(1)
+    node.wait_for("workers_up 1")
+    monkeypatch.setattr(agent_module, "INTERRUPTION_SECONDS", 0.1)
+    node.request(1, requests=1)
+    assert reported.wait(30)
 
 
 def test_secrets_are_in_no_command_line_and_in_no_file(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
