@@ -1,7 +1,7 @@
 """Faults of a worker and of its agent, injected by signals."""
 
-import os
 import signal
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -72,9 +72,9 @@ def _is_agent(process: psutil.Process) -> bool:
         return False
 
 
-def _place(process: psutil.Process) -> tuple[str, str | None] | None:
+def _place(process: psutil.Process) -> tuple[Path, str | None] | None:
     """Return what the processes of one node share: a booted node has a namespace, a node of processes a root folder."""
     try:
-        return os.readlink(f"/proc/{process.pid}/ns/pid"), process.environ().get("TRAINYARD_ROOT")
+        return Path(f"/proc/{process.pid}/ns/pid").readlink(), process.environ().get("TRAINYARD_ROOT")
     except (psutil.Error, OSError):  # it has ended
         return None

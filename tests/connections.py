@@ -3,6 +3,8 @@
 from trainyard.clock import Clock
 from trainyard.models.connection import Heartbeat
 from trainyard.models.events import NodeEvent
+from trainyard.models.node_health import NodeHealth
+from trainyard.models.rank_progress import RankProgress
 from trainyard.models.run import Control
 from trainyard.node.controller.agent_server import ReceivedHeartbeat
 
@@ -16,9 +18,20 @@ class FakeConnections:
         self.connected: set[str] = set()
         self.published: list[tuple[str, Control]] = []
 
-    def add_heartbeat(self, node: str, run: str, at: float, step: int | None = None, attempt: int = 1) -> None:
+    def add_heartbeat(
+        self,
+        node: str,
+        run: str,
+        at: float,
+        step: int | None = None,
+        attempt: int = 1,
+        health: NodeHealth = NodeHealth(),  # noqa: B008 (immutable)
+    ) -> None:
         """Add a heartbeat that arrives `at`, monotonic time."""
-        heartbeat = Heartbeat(instance=node, boot="0001", sequence=int(at * 1e9), run=run, attempt=attempt, step=step)
+        ranks = () if step is None else (RankProgress(rank=0, step=step, time=at, step_seconds=1.0),)
+        heartbeat = Heartbeat(
+            instance=node, boot="0001", sequence=int(at * 1e9), run=run, attempt=attempt, ranks=ranks, health=health
+        )
         self.received[node] = ReceivedHeartbeat(heartbeat, at)
         self.connected.add(node)
 

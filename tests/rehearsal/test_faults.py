@@ -171,6 +171,8 @@ def test_broken_gpu_must_exist(stack: str, fault: GpuFault, message: str) -> Non
     settings = read_stack(Options(project=read_project(ROOT), stack=stack))[1]
     with pytest.raises(InputError, match=message) if message else nullcontext():
         check_faults([fault], settings, "us-east-1")
+
+
 def test_node_of_a_killed_agent_must_exist() -> None:
     settings = read_stack(Options(project=read_project(ROOT), stack="local"))[1]
     check_faults([AgentKill(node=1, step=1)], settings, "us-east-1")

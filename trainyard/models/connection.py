@@ -6,6 +6,8 @@ from pydantic import Field, TypeAdapter
 
 from trainyard.base import StrictModel
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
+from trainyard.models.node_health import NodeHealth
+from trainyard.models.rank_progress import RankProgress
 from trainyard.models.run import Control
 
 
@@ -30,7 +32,13 @@ class Heartbeat(StrictModel):
     sequence: int = Field(ge=0, description="Nanoseconds since the boot: each report of one boot has a higher number.")
     run: str = Field(description="Run id.")
     attempt: int = Field(ge=0, description="Attempt that runs on the node; 0 if none does.")
-    step: int | None = Field(None, ge=0, description="Last step of the job that the node knows; none: it knows none.")
+    ranks: tuple[RankProgress, ...] = Field((), description="Progress of the ranks on the node that report it.")
+    health: NodeHealth = Field(NodeHealth(), description="Health of the node now.")
+
+    @property
+    def step(self) -> int | None:
+        """Last step of the ranks on the node; None if they report none."""
+        return max((rank.step for rank in self.ranks), default=None)
 
 
 class ControlMessage(StrictModel):

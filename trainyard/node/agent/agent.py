@@ -9,6 +9,7 @@ lifecycle action. If the nodes are kept after a run, the agent serves the next r
 
 import json
 import logging
+import subprocess
 import threading
 import time
 
@@ -20,7 +21,7 @@ from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent,
 from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import CURRENT_RUN, RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import Control, HealthCheckRequest, RunRecord
+from trainyard.models.run import Control, HealthCheckRequest, NodeRepair, RunRecord
 from trainyard.node.agent import job_unit
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun
@@ -29,6 +30,7 @@ from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drai
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.state import open_state_file
 from trainyard.node.health.monitor import HealthMonitor
+from trainyard.node.health.repairs import repair
 from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, find_group, is_configured, is_outdated
 from trainyard.node.refresh import refresh
 from trainyard.node.sequence import next_sequence
@@ -106,7 +108,8 @@ class Agent:
             sequence=next_sequence(),
             run=self.run.run,
             attempt=attempt.number if attempt is not None else 0,
-            step=attempt.last_step() if attempt is not None else None,
+            ranks=attempt.progress() if attempt is not None else (),
+            health=self._health.snapshot(),
         )
 
     def serve(self) -> int:
@@ -190,8 +193,11 @@ class Agent:
             return
         if self._health_check is not None and control.health_check != self._health_check.request:
             self._stop_health_check()  # the controller has dropped this health check
+        requested = control.repairs.get(self.node.instance)
         if self._attempt is not None:
             self._step_attempt(self._attempt, control)
+        elif requested is not None and requested.number > self._state_file.state.repair:
+            self._start_repair(requested)
         elif control.attempt > self._state_file.state.attempt and self.node.instance in control.nodes:
             self._start_attempt(control)
         elif (request := control.health_check) is not None and self._is_new(request):
@@ -229,6 +235,19 @@ class Agent:
 
     def _is_new(self, request: HealthCheckRequest) -> bool:
         return self.node.instance in request.nodes and request.number > self._state_file.state.health_check
+
+    def _start_repair(self, request: NodeRepair) -> None:
+        """Repair the node in a thread. After a reset the agent reports it; a reboot ends the agent."""
+        self._state_file.update(repair=request.number)
+
+        def run() -> None:
+            try:
+                if repair(request.action, self._health) == "reset":
+                    self.report_state("repaired", request.number)
+            except (OSError, subprocess.SubprocessError) as error:  # the controller replaces the node
+                LOG.error("%s: %s", request.action, error)
+
+        threading.Thread(target=run, name="repair", daemon=True).start()
 
     def _continue_previous(self) -> None:
         """Continue the attempt of the previous agent, even if it has ended. Report its health check as failed."""

@@ -1,7 +1,6 @@
 """torchrun of one attempt on this node: the job's sources, variables, metrics and requested checkpoints."""
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -12,12 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket
 from trainyard.config.field_types import HUB_SCHEME
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
+from trainyard.models.rank_progress import RankProgress, progress_file
 from trainyard.models.run import Control, RunRecord
 from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
@@ -33,7 +35,6 @@ HEARTBEAT_SECONDS = 60.0
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
 RANK_EXIT_SECONDS = 2.0
-_METRICS_TAIL_BYTES = 64 * 1024  # longer than a line
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
@@ -194,18 +195,13 @@ class AttemptTorchrun(Torchrun):
         """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""
         return len(rank_log_folders(self._logs)) >= self._processes
 
-    def last_step(self) -> int | None:
-        """Last `step` in the metrics of this node's ranks; None if they have written none."""
-        file = self._metrics / "metrics.jsonl"
-        if not file.exists():
-            return None
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - _METRICS_TAIL_BYTES))
-            lines = stream.read().split(b"\n")[:-1]
-        try:
-            return int(json.loads(lines[-1])["step"]) if lines else None
-        except (ValueError, LookupError, TypeError):  # a custom job may write other lines
-            return None
+    def progress(self) -> tuple[RankProgress, ...]:
+        """Progress of the ranks of this node that have written a valid progress file."""
+        ranks = []
+        for rank in range(self._first_rank, self._first_rank + self._processes):
+            with suppress(OSError, ValidationError):  # a custom job need not write one
+                ranks.append(RankProgress.model_validate_json(progress_file(self._metrics, rank).read_bytes()))
+        return tuple(ranks)
 
     def failures(self) -> tuple[RankFailure, ...]:
         """Failures of this node's ranks, or the failure of the node or of the job's environment."""

@@ -24,6 +24,7 @@ class AgentState(StrictModel):
         0, ge=0, description="Requests for a checkpoint that were fulfilled, or came before that attempt."
     )
     killed_ranks: tuple[int, ...] = Field((), description="Local ranks of that attempt that the agent has killed.")
+    repair: int = Field(0, ge=0, description="Number of the last repair that was started on this node.")
     health_check: int = Field(0, ge=0, description="The last health check that was started on this node.")
     health_check_reported: bool = Field(True, description="Whether the end of that health check was reported.")
     network: str | None = Field(

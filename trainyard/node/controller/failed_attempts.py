@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from trainyard.models.decision import AttemptDecision, NodeAction
+from trainyard.models.node_health import NodeHealth
 from trainyard.models.run import Outcome
 from trainyard.node.controller.failure_analysis import AttemptFailure, decide
 from trainyard.node.controller.outcomes import create_outcome
@@ -54,7 +55,13 @@ class FailedAttempts:
 
     def _hardware_findings(self, nodes: Sequence[str]) -> dict[str, list[tuple[NodeAction, str]]]:
         """Return the findings of the nodes' health monitors that need an action."""
-        return {}
+        findings: dict[str, list[tuple[NodeAction, str]]] = {}
+        for node in nodes:
+            for each in self._state.node_states.health.get(node, NodeHealth()).findings:
+                if each.action in ("reset", "reboot", "replace"):
+                    text = f"{each.device or node}: {each.text} ({each.rule}: {each.action})"
+                    findings.setdefault(node, []).append((each.action, text))
+        return findings
 
     def _store(
         self, decision: AttemptDecision, earlier: tuple[AttemptDecision, ...], checkpoints: tuple[str, ...]

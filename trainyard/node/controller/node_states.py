@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from trainyard.models.connection import Heartbeat
 from trainyard.models.events import AgentEvent, RankFailure
+from trainyard.models.node_health import NodeHealth
 
 
 @dataclass
@@ -11,20 +13,22 @@ class NodeStates:
     """States of the agents of one run.
 
     `latest`: node -> its latest state. `failures`: attempt -> (node, failure) of its ranks. `boots`: node -> its newest
-    boot. `repaired`: node -> number of the last repair that its agent has completed.
+    boot. `health`: node -> its newest health. `repaired`: node -> its last completed repair.
     """
 
     latest: dict[str, AgentEvent] = field(default_factory=dict)
     failures: dict[int, list[tuple[str, RankFailure]]] = field(default_factory=dict)
     boots: dict[str, str] = field(default_factory=dict)
+    health: dict[str, NodeHealth] = field(default_factory=dict)
     repaired: dict[str, int] = field(default_factory=dict)
+    _newest: dict[str, tuple[str, int]] = field(default_factory=dict)  # node -> boot and sequence of its health
 
     def update(self, event: AgentEvent) -> None:
         """Add an event of an agent. Its order is that of its sequence number, not of its time.
 
         A restarted agent reports that it is ready, which does not replace its state in an attempt.
         """
-        self.boots[event.instance] = max(self.boots.get(event.instance, ""), event.boot)
+        self._update_health(event.instance, event.boot, event.sequence, event.health)
         if event.state == "repaired":
             self.repaired[event.instance] = event.attempt
             return
@@ -32,6 +36,15 @@ class NodeStates:
         if known is None or _order(event) >= _order(known):
             self.latest[event.instance] = event
         self.failures.setdefault(event.attempt, []).extend((event.instance, failure) for failure in event.failures)
+
+    def update_heartbeats(self, heartbeats: Iterable[Heartbeat]) -> None:
+        """Add the newest heartbeat of each node."""
+        for each in heartbeats:
+            self._update_health(each.instance, each.boot, each.sequence, each.health)
+
+    def _update_health(self, node: str, boot: str, sequence: int, health: NodeHealth) -> None:
+        if (boot, sequence) >= self._newest.get(node, ("", 0)):
+            self._newest[node], self.boots[node], self.health[node] = (boot, sequence), boot, health
 
     def select_nodes(self, members: Iterable[str], count: int) -> tuple[str, ...] | None:
         """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""

@@ -77,7 +77,9 @@ class RunController:
                 self.attempts.idle_detector.update(event)
             elif isinstance(event, HealthCheckEvent):
                 self.attempts.health_checks.update(event)
-        self.attempts.liveness.update(self.reports.heartbeats())
+        heartbeats = self.reports.heartbeats()
+        self.state.node_states.update_heartbeats(received.heartbeat for received in heartbeats.values())
+        self.attempts.liveness.update(heartbeats)
 
     def _update_deadline(self, now: float) -> None:
         """Update the run's deadline. A changed deadline is published, and the lease renewed at once."""
