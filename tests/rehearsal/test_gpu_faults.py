@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -13,13 +14,15 @@ import pytest
 from rehearsal.gpu_faults import GpuFault, write_kernel_log
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
-from rehearsal.hypervisor.processes import send_signal
-from rehearsal.rank_faults import find_ranks
+from rehearsal.hypervisor.processes import is_alive, send_signal
+from rehearsal.rank_faults import RankFaults, find_ranks
+from tests.metrics import metric
 from tests.polling import eventually
+from trainyard.aws.s3 import Bucket
 from trainyard.node.health.kernel_log import KernelLog
 from trainyard.node.health.nvml import Nvml
 
-RUN = "run-of-gpu-faults"
+RUN = f"run-{os.getpid()}"  # other sessions may run this test
 
 
 @pytest.fixture
@@ -35,8 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def rank(root: Path) -> Iterator[psutil.Popen]:
     """A rank on that node."""
-    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": "i-1", "RANK": "3", "GROUP_RANK": "1"}
-    process = psutil.Popen(["sleep", "60"], env=os.environ | variables)
+    process = start_rank("i-1", 1)
     yield process
     send_signal(process, signal.SIGKILL)
     process.wait()
@@ -77,7 +79,7 @@ def test_fault_is_seen_by_the_sensors_and_ends_ranks(
 def test_rank_has_the_node_of_its_torchrun(root: Path, rank: psutil.Popen) -> None:
     eventually(lambda: bool(find_ranks(RUN)), "the environment of the rank")
     ((number, result),) = find_ranks(RUN).items()
-    assert (number, result.process.pid, result.node, result.instance) == (3, rank.pid, 1, "i-1")
+    assert (number, result.process.pid, result.node, result.instance) == (1, rank.pid, 1, "i-1")
     assert result.root.samefile(root)
 
 
@@ -96,3 +98,35 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
     program = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
     assert result.stdout == "2\n"
+
+
+def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) -> None:
+    ranks = [start_rank("i-1", 0), start_rank("i-2", 1)]
+    faults = RankFaults([GpuFault(node=1, step=3, xid=79)], cast(Bucket, MetricsOfStep(3)), RUN)
+    try:
+        with faults.injecting():
+            assert ranks[1].wait(20) == -signal.SIGABRT
+            ranks += [start_rank("i-2", 1), start_rank("i-3", 2)]
+            assert ranks[2].wait(20) == -signal.SIGABRT
+        assert faults.remaining == []
+        assert [is_alive(rank) for rank in (ranks[0], ranks[3])] == [True, True]
+    finally:
+        for rank in ranks:
+            send_signal(rank, signal.SIGKILL)
+            rank.wait()
+
+
+class MetricsOfStep:
+    """A bucket whose only object is the newest metric line."""
+
+    def __init__(self, step: int) -> None:
+        self.line = metric(step).model_dump_json().encode()
+
+    def find(self, key: str) -> bytes:
+        return self.line
+
+
+def start_rank(instance: str, node: int) -> psutil.Popen:
+    """Start a rank of the run on a node."""
+    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": instance, "RANK": str(node), "GROUP_RANK": str(node)}
+    return psutil.Popen(["sleep", "60"], env=os.environ | variables)
