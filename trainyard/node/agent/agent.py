@@ -380,9 +380,10 @@ class Agent:
     def _stop_processes(self) -> None:
         """Stop the processes of health check and attempt and write their remaining logs to S3."""
         self._stop_health_check()
+        if self._attempt is not None:
+            self._attempt.stop()  # an error is logged, and the next step repeats it
         attempt, self._attempt, self._activity = self._attempt, None, None
         if attempt is not None:
-            attempt.stop()
             attempt.close()
 
     def _drain_node(self) -> None:

@@ -81,11 +81,15 @@ class JobUnit:
         return code if code is not None or is_running else -signal.SIGKILL
 
     def stop(self) -> None:
-        """End all processes of the unit: SIGTERM to the command, SIGKILL to what remains, at the latest after
-        STOP_SECONDS.
+        """End the unit: SIGTERM to the command; SIGKILL to what remains, at the latest after STOP_SECONDS.
+
+        Raises OSError if systemd does not end it.
         """
-        with suppress(OSError):  # the unit has ended
+        try:
             _run("systemctl", "stop", self._name)
+        except OSError:  # a unit that has ended is unknown
+            if self.exit_code() is None:
+                raise
         self.close()
 
     def kill(self) -> None:
