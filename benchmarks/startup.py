@@ -41,6 +41,7 @@ from trainyard.errors import InputError
 from trainyard.models.events import TaskEvent
 from trainyard.models.layout import RunLayout
 from trainyard.models.streams import Cursor, node_events
+from trainyard.node.agent import job_unit
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.launch import Launch
 
@@ -108,7 +109,7 @@ def reconfigure(machine: Machine) -> float:
 
     The job is stopped meanwhile: it would use all processors of this machine.
     """
-    machine.run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service")
+    machine.run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service", f"{job_unit.PREFIX}*.service")
     started = time.monotonic()
     process = machine.run_command(
         "systemctl", "restart", "trainyard-node.service", timeout_seconds=RECONFIGURE_TIMEOUT_SECONDS

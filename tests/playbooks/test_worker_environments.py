@@ -106,6 +106,7 @@ def test_newer_environments_do_not_replace_environments_in_use(cluster: BootedCl
     )
     process, runs = run_script(cluster, node, agent), len(cluster.playbook_events(node))
     machine = cluster.machine(node)
+    machine.run_command("systemctl", "service-watchdogs", "no")
     machine.run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service")  # busy, as with a job
     (tree / "trainyard/node/constraints.txt").write_text(constraints_without_stubs("# newer\n"))
     cluster.publish_manifest(pack_bundle(tree))
