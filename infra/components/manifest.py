@@ -102,6 +102,8 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "lease_minutes": settings.launch.lease_minutes,
             "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
             "health_check_timeout_minutes": settings.launch.health_check_timeout_minutes,
+            "max_startup_replacements": settings.launch.max_startup_replacements,
+            "replacement_minutes": settings.launch.replacement_minutes,
             **job.limits,
         },
     }

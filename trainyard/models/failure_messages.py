@@ -5,4 +5,6 @@ rank with such a message to another rank.
 """
 
 HUNG_WITH_PEERS = "hung with the other ranks"
+# The agent reports it after a reboot that the controller did not request.
+NODE_REBOOTED = "the node rebooted"
 PEER_LOST = "lost the connection to another rank"

@@ -182,6 +182,12 @@ class Limits(StrictModel):
     health_check_timeout_minutes: float = Field(
         0.0, ge=0, description="Minutes that a health check of the nodes may take; 0: no health check."
     )
+    max_startup_replacements: int = Field(
+        0, ge=0, description="Nodes whose startup failed that are replaced in one run before it ends."
+    )
+    replacement_minutes: float = Field(
+        45.0, gt=0, description="Minutes for which a run waits for replacements of lost nodes before it ends."
+    )
     keep_after_success_minutes: float = Field(
         0.0, ge=0, description="Minutes for which the nodes are kept for another run after a run has succeeded."
     )

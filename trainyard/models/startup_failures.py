@@ -15,6 +15,7 @@ class PlaybookFailures:
     def __init__(self) -> None:
         self.boots: set[str] = set()
         self.message = ""
+        self.messages: dict[tuple[str, str], str] = {}  # (instance, boot) -> message of its last failure
         self._failure_times: dict[tuple[str, str], tuple[float, float]] = {}  # first and last failure
         self._permanent: set[tuple[str, str]] = set()
 
@@ -26,11 +27,15 @@ class PlaybookFailures:
         if event.status == "failed":
             first, _ = self._failure_times.get((event.instance, event.boot), (event.time, 0.0))
             self._failure_times[event.instance, event.boot] = first, event.time
-            self.message = event.message
+            self.message = self.messages[event.instance, event.boot] = event.message
             if event.is_permanent:
                 self._permanent.add((event.instance, event.boot))
         elif event.status == "ok":
             self._failure_times.pop((event.instance, event.boot), None)
+
+    def is_permanent(self, instance: str, boot: str) -> bool:
+        """Return whether the playbook of this boot would fail again on any node."""
+        return (instance, boot) in self._permanent
 
     def is_final(self, instance: str, boot: str, seconds: float = PLAYBOOK_RETRY_SECONDS) -> bool:
         """Return whether the playbook of this boot has failed repeatedly for this long, or would fail again."""

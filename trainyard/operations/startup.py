@@ -27,6 +27,8 @@ from trainyard.quantity import quantity
 POLL_SECONDS = 1.0
 NO_EVENTS = "no events received"
 CONSOLE_LINES = 20
+# The controller decides within seconds, or minutes after a restart of the head.
+CONTROLLER_REACTION_SECONDS = 300.0
 LINE_CHARACTERS = 160
 
 
@@ -93,7 +95,11 @@ class NodeStartup:
         self._ready_agents: set[str] = set()
         self._running_nodes: dict[int, set[str]] = {}  # by attempt
         self._failures = PlaybookFailures()
-        self._no_events_deadline = time.time() + min(NO_EVENTS_TIMEOUT_SECONDS, deadline.minutes * 60)
+        # The controller of a new run replaces nodes that fail, or ends the run.
+        self._reaction_seconds = CONTROLLER_REACTION_SECONDS if is_new else 0.0
+        self._failed_at: dict[str, float] = {}
+        timeout = min(NO_EVENTS_TIMEOUT_SECONDS + self._reaction_seconds, deadline.minutes * 60)
+        self._no_events_deadline = time.time() + timeout
 
     def expect(self, nodes: list[str]) -> None:
         """Set the launched nodes, whose events are awaited."""
@@ -137,8 +143,10 @@ class NodeStartup:
         for event in sorted(node_events(self._cursor), key=lambda event: event.time):
             self._handle(event)
             if self._failures.is_final(event.instance, event.boot):
-                raise StartupError(f"node {event.instance} could not be configured: {self._failures.message}")
+                self._failed_at.setdefault(event.instance, time.monotonic())
         outcome = self._cluster.outcome(self._run)
+        if outcome is None:
+            self._check_failed_nodes()
         silent = [node for node, status in self._last_status.items() if status == NO_EVENTS]
         if outcome is None and silent and time.time() > self._no_events_deadline:
             minutes = round(NO_EVENTS_TIMEOUT_SECONDS / 60)
@@ -147,6 +155,18 @@ class NodeStartup:
                 f"no events received from {', '.join(silent)} within {quantity(minutes, 'minute')} of launch{console}"
             )
         return outcome
+
+    def _check_failed_nodes(self) -> None:
+        """Display the nodes that the controller replaces. Raises StartupError for a failed node that it does not."""
+        control = self._cluster.control(self._run) if self._failed_at else None
+        for node, failed_at in list(self._failed_at.items()):
+            message = self._failures.message
+            if control is not None and node in control.failed_startups:
+                self._display.line(node, "its startup failed: the controller replaces it")
+                del self._failed_at[node]
+                self._last_status[node] = "replaced"
+            elif time.monotonic() >= failed_at + self._reaction_seconds:
+                raise StartupError(f"node {node} could not be configured: {message}")
 
     def _handle(self, event: Any) -> None:
         node = event.instance

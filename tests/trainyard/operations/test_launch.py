@@ -22,7 +22,7 @@ from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.operations import launch_operation, prestart_checks, startup
 from trainyard.operations.cluster import Cluster
-from trainyard.operations.errors import CapacityError, LaunchError, StartupError
+from trainyard.operations.errors import CapacityError, DeadlineError, LaunchError, StartupError
 from trainyard.operations.launch import Launch, LaunchOptions
 from trainyard.operations.startup import Deadline, NodeStartup
 
@@ -285,7 +285,10 @@ def test_rollback_does_not_need_the_record(cluster: clusters.Cluster, monkeypatc
     assert any("its record could not be written" in line for line in display.lines)
 
 
-def test_launch_reports_the_message_of_a_failed_node(cluster: clusters.Cluster, on_launched: Any) -> None:
+def test_launch_reports_the_message_of_a_failed_node(
+    cluster: clusters.Cluster, on_launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "CONTROLLER_REACTION_SECONDS", 0.0)
     cluster.write_head_ready_events()
 
     def act(run: str, members: list[str]) -> None:
@@ -429,6 +432,7 @@ def test_node_without_events_is_reported_before_the_deadline(
     cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "NO_EVENTS_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(startup, "CONTROLLER_REACTION_SECONDS", 0.0)
     cluster.write_head_ready_events()
     launch, _ = create_launch(cluster)
     with pytest.raises(LaunchError, match=r"no events received from i-\w+, i-\w+ within"):
@@ -490,3 +494,15 @@ def test_shutdown_of_the_earlier_nodes_does_not_count_as_startup(
 
 def raise_launch_error(*_: object) -> NoReturn:
     raise LaunchError("ended by the test")
+
+
+def test_launch_waits_for_the_controller_to_replace_a_failed_node(cluster: clusters.Cluster) -> None:
+    run, display = cluster.create_run_record().run, RecordingDisplay()
+    waiting = NodeStartup(Cluster(cluster.stack, REGION), display, Deadline(0.005), run, is_new=True)
+    waiting.expect(["i-1"])
+    cluster.write_playbook_failure_events(run, "i-1", "no disk")
+    control = Control(failed_startups={"i-1": "no disk"})
+    cluster.data.write(RunLayout(run).control, control.model_dump_json().encode())
+    with pytest.raises(DeadlineError, match="i-1: replaced"):
+        waiting.wait_for_job(1)
+    assert any("the controller replaces it" in line for line in display.lines)

@@ -128,3 +128,15 @@ class LaunchSettings(StrictModel):
         ge=0,
         description="Maximum minutes of the health check before the job (GPUs, versions, EFA, bandwidth); 0: no check.",
     )
+    max_startup_replacements: Integer = Field(
+        2,
+        ge=0,
+        description="Nodes that are replaced in one run because their startup failed. A failure that two nodes have "
+        "ends the launch: it is not a fault of one node.",
+    )
+    replacement_minutes: Number = Field(
+        45.0,
+        gt=0,
+        description="Minutes for which a run waits for replacements of lost nodes, and for their startup. Then it "
+        "ends, after a last checkpoint, because its other nodes are billed.",
+    )

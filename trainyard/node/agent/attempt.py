@@ -17,6 +17,7 @@ from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket
 from trainyard.config.field_types import HUB_SCHEME
 from trainyard.models.events import RankFailure
+from trainyard.models.failure_messages import NODE_REBOOTED
 from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.rank_progress import RankProgress, progress_file
@@ -208,7 +209,7 @@ class AttemptTorchrun(Torchrun):
         code = self.exit_code()
         assert code is not None, "torchrun has ended"
         if self._has_rebooted:
-            return (self._node_failure(code, "the node rebooted"),)
+            return (self._node_failure(code, NODE_REBOOTED),)
         if code == source_environment.EXIT_FAILED:
             return (self._node_failure(code, *source_environment.find_error(self.output())),)
         killed = self._state_file.state.killed_ranks

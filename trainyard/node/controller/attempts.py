@@ -34,8 +34,8 @@ class Attempts:
         self._state, self._groups, self.health_checks = state, groups, health_checks
         self._stack, region = manifest.stack, groups.region
         self.liveness, self.idle_detector = Liveness(region, state.clock), IdleDetector()
-        self._rank_order, self._repairs = RankOrder(region), Repairs(state, groups)
-        self._failed_attempts = FailedAttempts(state, groups, self._repairs)
+        self._rank_order, self.repairs = RankOrder(region), Repairs(state, groups)
+        self._failed_attempts = FailedAttempts(state, groups, self.repairs)
         self._surplus_since: dict[str, float] = {}
         self._removed: set[str] = set()
         self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
@@ -84,12 +84,14 @@ class Attempts:
     def _usable_nodes(self, now: float) -> set[str]:
         """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
         state = self._state
-        usable = set(state.members) - set(state.control.unhealthy_nodes) - self._repairs.nodes_in_repair(now)
-        silent = self.liveness.silent_nodes(sorted(usable & state.node_states.latest.keys()))
+        usable = set(state.members) - set(state.control.unhealthy_nodes) - self.repairs.nodes_in_repair(now)
+        ready = sorted(usable & state.node_states.latest.keys())
+        silent = self.liveness.silent_nodes(ready)
         for node, seconds in silent.items():
-            if seconds >= WAITING_SILENCE_SECONDS:
+            # The silence of all nodes is a fault of the head or its network.
+            if seconds >= WAITING_SILENCE_SECONDS and len(silent) < len(ready):
                 LOG.warning("%s has sent no heartbeat for %.0f s, and the run waits for it: replaced", node, seconds)
-                self._repairs.replace(node)
+                self.repairs.replace(node)
         return usable - silent.keys()
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
@@ -181,14 +183,14 @@ class Attempts:
     def _handle_missing_nodes(self, now: float) -> Outcome | None:
         """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""
         state = self._state
-        since, minutes = state.control.waiting_since, state.run.limits.startup_timeout_minutes
+        since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
         if since is None or now <= since + minutes * 60 or state.control.health_check is not None:
             return None
         if nodes := state.node_states.select_nodes(self._usable_nodes(now), len(state.control.nodes)):
             self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
         ready = len(state.node_states.ready_nodes(state.members))
-        time_text = f"{minutes:g} minutes (launch.startup_timeout_minutes) after attempt {state.control.attempt} failed"
+        time_text = f"{minutes:g} minutes (launch.replacement_minutes) after attempt {state.control.attempt} failed"
         text = f"{ready} of {state.run.nodes} nodes are ready {time_text}{self.failed_health_check_reason()}"
         reason = f"{text}. Set job.resume: {state.run.run} to continue from its newest checkpoint, if it has one"
         latest = state.control.decisions[-1] if state.control.decisions else None

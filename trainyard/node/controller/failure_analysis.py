@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from trainyard.models.decision import AttemptDecision, Evidence, NodeAction
 from trainyard.models.events import RankFailure
-from trainyard.models.failure_messages import HUNG_WITH_PEERS, PEER_LOST
+from trainyard.models.failure_messages import HUNG_WITH_PEERS, NODE_REBOOTED, PEER_LOST
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
 
@@ -85,7 +85,7 @@ def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> Attem
     """Decide what follows an attempt that has failed. `earlier`: decisions since the last progress, oldest first."""
     earlier = () if failure.has_progress else earlier
     causes = find_causes(failure.failures)
-    actions, evidence = _find_node_faults(failure)
+    actions, evidence = _find_node_faults(failure, earlier)
     node, first = causes[0] if causes else (None, None)
     same = [name for name, each in causes if first is not None and is_same_failure(first, each)]
     draft = AttemptDecision(
@@ -106,13 +106,20 @@ def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> Attem
     return draft if actions else _decide_on_job(draft, earlier, failure)
 
 
-def _find_node_faults(failure: AttemptFailure) -> tuple[dict[str, NodeAction], list[Evidence]]:
-    """Return the nodes at fault with their actions, and the evidence."""
+def _find_node_faults(
+    failure: AttemptFailure, earlier: Sequence[AttemptDecision]
+) -> tuple[dict[str, NodeAction], list[Evidence]]:
+    """Return the nodes at fault with their actions, and the evidence. A node that reboots twice is replaced."""
+    rebooted = {each.node for decision in earlier for each in decision.evidence if each.kind == "rebooted"}
     actions: dict[str, NodeAction] = {}
     evidence = []
     for node in failure.departed:  # its group replaces it
         actions[node] = "none"
         evidence.append(Evidence(kind="left", node=node, text=f"{node} left its group"))
+    for node, each in failure.failures:
+        if each.message == NODE_REBOOTED:  # after a kernel panic, for example
+            actions[node] = "replace" if node in rebooted else "none"
+            evidence.append(Evidence(kind="rebooted", node=node, text=f"{node} rebooted during the attempt"))
     for node, text in failure.silent.items():
         actions[node] = "replace"
         evidence.append(Evidence(kind="silent", node=node, text=text))

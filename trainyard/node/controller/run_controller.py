@@ -18,6 +18,7 @@ from trainyard.node.controller.run_state import RunState
 from trainyard.node.controller.startup_watch import StartupWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
 from trainyard.node.identity import Node
+from trainyard.quantity import quantity
 from trainyard.times import format_time
 
 MEMBERS_POLL_SECONDS = 5.0
@@ -103,9 +104,35 @@ class RunController:
         if not control.started and now > run.start + minutes * 60:
             text = f"the job did not start within {minutes:g} minutes (launch.startup_timeout_minutes)"
             return f"{text}{self.attempts.failed_health_check_reason()}"
-        # The startup of a node matters before the first attempt: later its replacement is awaited.
-        failed_startup = None if control.attempt else self._startup.find_failure(self.state.members, now)
-        return self._find_missing_capacity(now) or failed_startup
+        return self._find_missing_capacity(now) or self._replace_failed_startups(now)
+
+    def _replace_failed_startups(self, now: float) -> str | None:
+        """Replace nodes whose startup has failed; return why the run ends instead, if it does.
+
+        A failure that two nodes have is not a fault of one node. After the first attempt the run waits for nodes, as
+        after any loss. A launch that adds nodes to an active run terminates those that fail itself.
+        """
+        state, limit = self.state, self.state.run.limits.max_startup_replacements
+        members = set(state.members) - set(state.control.unhealthy_nodes)
+        starting = members - state.node_states.latest.keys() if len(members) <= state.run.nodes else set[str]()
+        for failure in self._startup.find_failures(sorted(starting), now):
+            failed = state.control.failed_startups
+            same = next((node for node, message in failed.items() if message == failure.message), None)
+            reason = None
+            if failure.is_permanent:
+                reason = failure.describe()
+            elif same is not None:
+                reason = f"{failure.describe()}. The startup of {same} failed in the same way before"
+            elif len(failed) >= limit:
+                text = f"{quantity(limit, 'replacement')} (launch.max_startup_replacements)"
+                reason = f"{failure.describe()}, after {text}" if limit else failure.describe()
+            if reason is not None and not state.control.attempt:
+                return reason
+            if reason is None:
+                LOG.warning("%s: replaced", failure.describe())
+                self.attempts.repairs.replace(failure.node)
+                state.update_control(failed_startups={**failed, failure.node: failure.message})
+        return None
 
     def _describe_deadline(self) -> str:
         """Return the reason for the end of the run at its deadline."""

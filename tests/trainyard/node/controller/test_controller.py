@@ -16,13 +16,15 @@ from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
 from trainyard.config.training import TrainerConfig
-from trainyard.models.events import ActivityEvent, RankFailure
+from trainyard.models.decision import AttemptDecision
+from trainyard.models.events import ActivityEvent, PlaybookEvent, RankFailure
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
+from trainyard.models.node_health import HealthFinding, NodeHealth
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.node.controller import reservations as run_reservations
-from trainyard.node.controller.attempts import FAILURE_REPORT_TIMEOUT_SECONDS
+from trainyard.node.controller.attempts import FAILURE_REPORT_TIMEOUT_SECONDS, WAITING_SILENCE_SECONDS
 from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.outcomes import create_outcome
@@ -78,6 +80,10 @@ class Run:
         """A step after the time in which nodes report a failure, and are found to be silent."""
         self.clock.advance(max(FAILURE_REPORT_TIMEOUT_SECONDS, SILENCE_SECONDS) + 1)
         return self.controller.step()
+
+    def send_heartbeats(self, *nodes: str) -> None:
+        for node in nodes:
+            self.connections.add_heartbeat(node, self.record.run, self.clock.monotonic())
 
     def control(self) -> Control | None:
         content = self.cluster.data.find(self.layout.control)
@@ -425,6 +431,82 @@ def test_node_that_cannot_be_configured_ends_a_run_that_has_not_started(run: Run
     assert outcome.launch_failed
 
 
+class StartingRun(Run):
+    """A run whose nodes start: two of them may be replaced."""
+
+    def fail_startup(self, node: str, message: str = "no mirror", *, is_permanent: bool = False) -> None:
+        for after in (0.0, 2 * PLAYBOOK_RETRY_SECONDS):
+            fields = {**event_fields(node, "worker", after), "status": "failed", "message": message}
+            event = PlaybookEvent.model_validate({**fields, "is_permanent": is_permanent})
+            self.cluster.write_event(self.record.run, node, event)
+
+    def replace(self, node: str) -> str:
+        """Remove a node from its group, and launch another."""
+        members = set(self.cluster.members())
+        self.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=node, ShouldDecrementDesiredCapacity=True
+        )
+        self.cluster.launch_instances(1)
+        self.step_until_loss()
+        return (set(self.cluster.members()) - members).pop()
+
+
+@pytest.fixture
+def starting_run(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> StartingRun:
+    run = StartingRun(create_cluster(REGION))
+    limits = run.record.limits.model_copy(update={"max_startup_replacements": 2})
+    run.record = run.record.model_copy(update={"limits": limits})
+    run.start_controller()
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", lambda node: None)
+    return run
+
+
+def test_node_whose_startup_fails_is_replaced(starting_run: StartingRun) -> None:
+    first, _ = starting_run.nodes
+    starting_run.fail_startup(first)
+    assert starting_run.controller.step() is None
+    assert starting_run.published.failed_startups == {first: "no mirror"}
+    assert starting_run.published.unhealthy_nodes == (first,)
+    assert starting_run.controller.step() is None
+
+
+def test_failure_of_a_second_node_in_the_same_way_ends_the_launch(starting_run: StartingRun) -> None:
+    first, second = starting_run.nodes
+    starting_run.fail_startup(first)
+    starting_run.controller.step()
+    starting_run.fail_startup(second)
+    outcome = starting_run.controller.step()
+    assert outcome is not None
+    assert outcome.reason.endswith(f"no mirror. The startup of {first} failed in the same way before")
+
+
+def test_permanent_failure_of_startup_ends_the_launch(starting_run: StartingRun) -> None:
+    starting_run.fail_startup(starting_run.nodes[0], is_permanent=True)
+    outcome = starting_run.controller.step()
+    assert outcome is not None
+    assert outcome.reason.endswith("could not be configured: no mirror")
+
+
+def test_replacements_of_startup_are_limited(starting_run: StartingRun) -> None:
+    node = starting_run.nodes[0]
+    for number in range(2):
+        starting_run.fail_startup(node, f"reason {number}")
+        assert starting_run.controller.step() is None
+        node = starting_run.replace(node)
+    starting_run.fail_startup(node, "reason 2")
+    outcome = starting_run.controller.step()
+    assert outcome is not None
+    assert outcome.reason.endswith("reason 2, after 2 replacements (launch.max_startup_replacements)")
+
+
+def test_added_node_whose_startup_fails_is_left_to_the_launch(starting_run: StartingRun) -> None:
+    starting_run.step("ready", 0)
+    (added,) = starting_run.cluster.launch_instances(1)
+    starting_run.fail_startup(added)
+    starting_run.step_with_members()
+    assert starting_run.published.failed_startups == {}
+
+
 def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
     run.step("ready", 0)
     end_run(run.controller, create_outcome(run.controller.state, "succeeded", "done"))
@@ -542,18 +624,77 @@ def test_surplus_node_missing_from_one_response_remains_surplus(run: Run, accoun
     assert run.controller.attempts._surplus_since == {new_node: since}
 
 
-def test_missing_nodes_end_the_run_after_the_startup_timeout(run: Run) -> None:
+def test_missing_nodes_end_the_run(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
     assert run.step_until_loss() is None
-    expire_startup_timeout(run)
+    run.clock.advance(46 * 60)
     outcome = run.controller.step()
     assert outcome is not None
     assert outcome.state == "failed"
-    assert outcome.reason.startswith("1 of 2 nodes are ready 1e-06 minutes (launch.startup_timeout_minutes) after")
+    assert outcome.reason.startswith("1 of 2 nodes are ready 45 minutes (launch.replacement_minutes) after")
+
+
+def test_silent_member_is_replaced_while_others_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.step("ready", 0)
+    run.write_all_agent_events("workers_failed", 1, (FAILURE,))
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", lambda node: None)
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})  # no attempt starts
+    run.controller.step()
+    run.clock.advance(WAITING_SILENCE_SECONDS + 1)
+    run.controller.step()
+    assert run.published.unhealthy_nodes == ()  # the silence of all nodes is a fault of the head
+    run.send_heartbeats(run.nodes[0])
+    run.controller.step()
+    assert run.published.unhealthy_nodes == (run.nodes[1],)
+
+
+def test_silent_node_of_an_attempt_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    peer_failure = FAILURE.model_copy(update={"rank": 0, "message": "RuntimeError: Connection reset by peer"})
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "workers_failed", 1, (peer_failure,))
+    run.controller.step()
+    run.clock.advance(FAILURE_REPORT_TIMEOUT_SECONDS + 1)
+    run.send_heartbeats(run.nodes[0])
+    run.controller.step()
+    assert replaced == []  # its silence is too short
+    run.clock.advance(SILENCE_SECONDS)
+    run.send_heartbeats(run.nodes[0])
+    run.controller.step()
+    (decision,) = run.published.decisions
+    assert (decision.cause, decision.actions, replaced) == ("node", {run.nodes[1]: "replace"}, [run.nodes[1]])
+    stored = run.cluster.data.read(run.layout.decision(1))
+    assert AttemptDecision.model_validate_json(stored) == decision
+
+
+def test_node_with_a_hardware_finding_is_repaired_then_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
+    finding = HealthFinding(rule="row-remap-pending", action="reset", device="GPU 1", text="pending", time=1.0)
+
+    def fail(attempt: int) -> None:
+        run.clock.advance(1.0)
+        run.connections.add_heartbeat(
+            run.nodes[0], run.record.run, run.clock.monotonic(), health=NodeHealth(findings=(finding,))
+        )
+        run.connections.connected.clear()
+        run.step("workers_failed", attempt, (FAILURE,))
+
+    run.step("ready", 0)
+    fail(1)
+    assert (run.published.repairs[run.nodes[0]].action, run.published.attempt) == ("reset", 1)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "repaired", 1)
+    run.controller.step()
+    assert (run.published.repairs, run.published.attempt) == ({}, 2)
+    fail(2)
+    assert (run.published.repairs, replaced) == ({}, [run.nodes[0]])
+    assert [decision.attempts_without_progress for decision in run.published.decisions] == [0, 0]
 
 
 def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
@@ -578,9 +719,10 @@ def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:
     """A failed attempt of two nodes does not wait for a third node that a killed launch had requested."""
     run.step("ready", 0)
     run.step("workers_up", 1)
-    expire_startup_timeout(run)
     run.controller.state.run = run.controller.state.run.model_copy(update={"nodes": 3})
     assert run.step("workers_failed", 1, (FAILURE,)) is None
+    run.clock.advance(46 * 60)
+    run.send_heartbeats(*run.nodes)
     assert run.controller.step() is None
     control = run.control()
     assert control is not None
