@@ -90,6 +90,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "data_bucket": args.data_bucket,
         "staging_bucket": args.bucket,
         "head": {"instance": args.head.instance_id, "address": args.head.address},
+        "spares": settings.spares,
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),
         "fsx": filesystem
@@ -102,6 +103,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "lease_minutes": settings.launch.lease_minutes,
             "idle_timeout_minutes": settings.guardrails.idle_timeout_minutes,
             "health_check_timeout_minutes": settings.launch.health_check_timeout_minutes,
+            "smaller_sizes": list(settings.smaller_sizes),
             "max_startup_replacements": settings.launch.max_startup_replacements,
             "replacement_minutes": settings.launch.replacement_minutes,
             **job.limits,

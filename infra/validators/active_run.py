@@ -53,7 +53,7 @@ def _describe_nodes(run: CurrentRun, manifest: Manifest | None, now: float) -> s
         text = "instance type, purchase option, image, root volume or EFA has changed"
         return f"Nodes: {quantity(manifest.nodes, 'new instance')}, because {text}"
     playbook = "the node playbook runs on them again" if change == "software" else "only the job changes"
-    difference = manifest.nodes - run.record.nodes
+    difference = manifest.nodes - run.record.nodes - run.record.spares
     more = f", and {quantity(difference, 'new instance')}" if difference > 0 else ""
     fewer = (
         f"; {quantity(-difference, 'node')} {'is' if difference == -1 else 'are'} terminated" if difference < 0 else ""
@@ -64,7 +64,7 @@ def _describe_nodes(run: CurrentRun, manifest: Manifest | None, now: float) -> s
 def _continues(run: CurrentRun, manifest: Manifest, settings: LaunchSettings) -> bool:
     """Return whether the launch continues the run: with its nodes, or with more."""
     record = run.record
-    is_smaller = manifest.nodes < record.nodes
+    is_smaller = manifest.job_nodes < record.nodes
     return record.matches(manifest) and not is_smaller and again(settings) == record.again
 
 
@@ -78,6 +78,6 @@ def _reason(run: CurrentRun, manifest: Manifest | None, settings: LaunchSettings
         return "it replaces resources that the run uses"
     if again(settings) != run.record.again:
         return "launch.again has changed"
-    if manifest.nodes < run.record.nodes:
-        return f"it reduces the nodes from {run.record.nodes} to {manifest.nodes}"
+    if manifest.job_nodes < run.record.nodes:
+        return f"it reduces the nodes from {run.record.nodes} to {manifest.job_nodes}"
     return "its job, node software or network has changed"

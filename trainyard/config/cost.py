@@ -31,12 +31,12 @@ def cost_items(settings: StackSettings) -> list[CostItem]:
     A spot node counts at its maximum price. A Capacity Block is paid in advance and counts as 0.
     """
     workers = [_workers(settings, group) for group in settings.groups]
-    workers.append(_root_volumes("workers", settings, settings.nodes))
+    workers.append(_root_volumes("workers", settings, settings.instances))
     if extra := settings.root_volume_throughput - GP3_THROUGHPUT:
         workers.append(
             CostItem(
                 name="throughput of root volumes of workers, MiB/s of gp3",
-                count=extra * settings.nodes,
+                count=extra * settings.instances,
                 unit_usd_per_hour=monthly_to_hourly(prices().gp3_throughput_month),
             )
         )

@@ -85,7 +85,7 @@ def required_quotas(settings: StackSettings) -> list[QuotaRequirement]:
     interfaces = QuotaRequirement(
         code=_INTERFACES.code,
         name=_INTERFACES.name,
-        amount=settings.nodes * len(settings.worker_type.interfaces(settings.efa)) + OTHER_INTERFACES,
+        amount=settings.instances * len(settings.worker_type.interfaces(settings.efa)) + OTHER_INTERFACES,
         key=f"{CONFIG_KEY}.nodes",
         value=settings.nodes,
         service="vpc",

@@ -182,6 +182,9 @@ class Limits(StrictModel):
     health_check_timeout_minutes: float = Field(
         0.0, ge=0, description="Minutes that a health check of the nodes may take; 0: no health check."
     )
+    smaller_sizes: tuple[int, ...] = Field(
+        (), description="Numbers of nodes, ascending, with which the job continues while nodes are missing."
+    )
     max_startup_replacements: int = Field(
         0, ge=0, description="Nodes whose startup failed that are replaced in one run before it ends."
     )
@@ -199,6 +202,7 @@ class Limits(StrictModel):
 # Fields that may change during a run. Nodes that run keep their image.
 UPDATABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
+    "spares": True,
     "base_usd_per_hour": True,
     "groups": {
         "__all__": {
@@ -253,14 +257,20 @@ class Manifest(StrictModel):
         description="The shared file system, if the stack has one.",
         json_schema_extra={"producer": "infra/components/filesystem.py"},
     )
+    spares: int = Field(0, ge=0, description="Nodes in the worker groups that replace lost nodes of the job.")
     node: NodeSettings = Field(description="How nodes get their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
 
     @property
     def nodes(self) -> int:
-        """Number of nodes of all groups."""
+        """Number of nodes of all groups, spare nodes included."""
         return sum(group.nodes for group in self.groups)
+
+    @property
+    def job_nodes(self) -> int:
+        """Number of nodes of the job."""
+        return self.nodes - self.spares
 
     @property
     def images(self) -> dict[str, str]:

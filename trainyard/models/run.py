@@ -44,7 +44,8 @@ class RunRecord(StrictModel):
         default_factory=dict,
         description="Worker group -> AMI id of its launch template at the last launch of this run.",
     )
-    nodes: int = Field(gt=0, description="Number of nodes of all worker groups.")
+    nodes: int = Field(gt=0, description="Number of nodes of the job.")
+    spares: int = Field(0, ge=0, description="Number of spare nodes in the worker groups.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
     job: Job = Field(description="The job as it was launched.")
     limits: Limits = Field(description="Deadlines of the run.")

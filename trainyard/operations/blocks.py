@@ -62,7 +62,7 @@ def list_offerings(region: str, settings: StackSettings, hours: int, earliest: f
         reason, fix = "is not sold in Capacity Blocks", "Choose an instance type such as p5en.48xlarge"
         raise InputError([Problem("instance_type", settings.instance_type, reason, fix, "no_capacity_blocks")])
     _require_offered(hours)
-    offerings = capacity_blocks.find_offerings(region, settings.instance_type, settings.nodes, hours, earliest)
+    offerings = capacity_blocks.find_offerings(region, settings.instance_type, settings.instances, hours, earliest)
     return [_result(offering) for offering in offerings]
 
 

@@ -88,7 +88,7 @@ def with_deployed_nodes(settings: StackSettings, deployed: Manifest, root: Path,
 
     `root` is the folder of Pulumi.yaml. Raises InputError for a job that does not fit the deployed nodes.
     """
-    nodes = {"nodes": deployed.nodes, "instance_type": deployed.groups[0].instance_type}
+    nodes = {"nodes": deployed.job_nodes, "spares": deployed.spares, "instance_type": deployed.groups[0].instance_type}
     for key, value in nodes.items():
         if (other := getattr(settings, key)) != value:
             text = f"{key} is {other} in the stack file and {value} in the deployed stack, which the run uses"

@@ -30,7 +30,8 @@ def create_run_record(manifest: Manifest, now: float, scheduled_start: float | N
         node_digest=manifest.node_digest(),
         instance_digest=manifest.instance_digest(),
         images=manifest.images,
-        nodes=manifest.nodes,
+        nodes=manifest.job_nodes,
+        spares=manifest.spares,
         processes_per_node=processes.pop(),
         job=manifest.job,
         limits=manifest.limits,
@@ -42,7 +43,7 @@ def create_run_record(manifest: Manifest, now: float, scheduled_start: float | N
 def with_deadlines(run: RunRecord, manifest: Manifest) -> RunRecord:
     """Return the record of an active run with the deadlines and images of the manifest."""
     deadline = compute_run_deadline(run.start, manifest.limits, manifest.capacity_end_time)
-    changes = {"limits": manifest.limits, "deadline": deadline, "images": manifest.images}
+    changes = {"limits": manifest.limits, "deadline": deadline, "images": manifest.images, "spares": manifest.spares}
     return run.model_copy(update={**changes, "block_reservation_ids": manifest.block_reservation_ids})
 
 

@@ -1,7 +1,7 @@
 """Scale-out of an active run: the launch adds nodes for the next attempt, and terminates them if that fails."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, LaunchResult, RunRecord
@@ -13,12 +13,14 @@ from trainyard.quantity import quantity
 
 
 def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -> dict[str, int]:
-    """Return group -> nodes in the manifest minus nodes of the attempt.
+    """Return group -> nodes in the manifest minus nodes of the attempt and spare nodes.
 
     Auto Scaling does not list a lost node: it counts as a node of a group that has fewer nodes than the manifest.
     """
-    members = {name: set(nodes) & set(control.nodes) for name, nodes in workers.members_by_group().items()}
-    lost = len(control.nodes) - sum(map(len, members.values()))
+    by_group = workers.members_by_group()
+    spares = find_spares([node for nodes in by_group.values() for node in nodes], control, manifest.spares)
+    members = {name: set(nodes) & {*control.nodes, *spares} for name, nodes in by_group.items()}
+    lost = len({*control.nodes, *spares}) - sum(map(len, members.values()))
     missing = {}
     for group in manifest.groups:
         difference = group.nodes - len(members.get(group.name, ()))
@@ -26,6 +28,12 @@ def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -
         lost -= min(max(difference, 0), lost)
     missing[group.name] -= lost
     return missing
+
+
+def find_spares(members: Iterable[str], control: Control, count: int) -> list[str]:
+    """Return at most `count` members that are spare nodes: outside the attempt, those that passed a check first."""
+    outside = set(members) - set(control.nodes) - set(control.unhealthy_nodes)
+    return sorted(outside, key=lambda node: (node not in control.healthy_nodes, node))[:count]
 
 
 def scale_out_run(
@@ -67,14 +75,16 @@ def _add_nodes_to_run(
     with launch.phase("startup"):
         startup.wait_for_agents()
         launch.write_record(current.model_copy(update={"nodes": launch.record.nodes}))
-        startup.wait_for_job(launch.record.nodes, after=control.attempt)
+        if launch.record.nodes > current.nodes:
+            startup.wait_for_job(launch.record.nodes, after=control.attempt)
     launch.report_job_started()
     return launch.result(current.run, launch.workers.members())
 
 
 def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members: list[str]) -> None:
     """Terminate nodes that an earlier launch added before it was killed: their state is unknown."""
-    leftover = sorted(set(members) - set(control.nodes))
+    spares = find_spares(members, control, launch.manifest.spares)
+    leftover = sorted(set(members) - set(control.nodes) - set(spares))
     if leftover:
         launch.workers.terminate(leftover, launch.display)
         launch.display.line("nodes", f"terminated nodes of an earlier launch that was killed: {', '.join(leftover)}")

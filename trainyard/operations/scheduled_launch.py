@@ -35,7 +35,7 @@ def create_scheduled_record(manifest: Manifest, start: float, current: RunRecord
     """Return the record of a run that starts at `start` (Unix time): a new run, or the scheduled run `current`."""
     if current is None:
         return create_run_record(manifest, time.time(), start)
-    changed = current.model_copy(update={"scheduled_start": start, "nodes": manifest.nodes})
+    changed = current.model_copy(update={"scheduled_start": start, "nodes": manifest.job_nodes})
     return with_deadlines(changed, manifest)
 
 

@@ -250,6 +250,14 @@ EXAMPLES: dict[str, list[Example]] = {
             "tensor_parallel_not_a_divisor",
         ),
     ],
+    "min_nodes_possible": [
+        Example({"min_nodes": 2}, "min_nodes", ("= 2", "the job has 2 nodes")),
+        Example(
+            {"nodes": 4, "min_nodes": 3, "job.train": {"batch_size": 32}},
+            "min_nodes",
+            ("fewer than 4", "batch_size 32"),
+        ),
+    ],
     "one_gpu_per_process": [
         Example(
             {"instance_type": "p4d.24xlarge", "job.processes_per_node": 9}, "job.processes_per_node", ("= 9", "8 GPUs")

@@ -18,6 +18,7 @@ from trainyard.config.settings.job import JobSettings, LaunchSettings
 from trainyard.config.settings.network import NODE_SERVICES, SESSION_SERVICES, NetworkSettings
 from trainyard.config.settings.storage import FsxSettings, StorageSettings
 from trainyard.config.shared_settings import NodeSettings
+from trainyard.errors import Problem
 
 MAX_NODES = 1024
 PLAIN_IMAGES = ("ubuntu-24.04", "debian-12")  # without the NVIDIA driver
@@ -33,7 +34,19 @@ class StackSettings(StrictModel):
     instance_type: InstanceTypeName = Field(
         description="EC2 instance type of the workers, listed in the hardware catalog."
     )
-    nodes: Integer = Field(gt=0, le=MAX_NODES, description="Worker nodes. All of them start, or none.")
+    nodes: Integer = Field(gt=0, le=MAX_NODES, description="Nodes of the job. All of them start, or none.")
+    spares: Integer = Field(
+        0,
+        ge=0,
+        description="Additional worker nodes: they are launched with the others, pass the health check and replace "
+        "lost nodes at once. They are billed as the others.",
+    )
+    min_nodes: Integer | None = Field(
+        None,
+        gt=0,
+        description="Nodes with which the job continues while lost nodes cannot be replaced: with the same global "
+        "batch size, and with all nodes again when they are ready. None: the job waits for all nodes.",
+    )
     capacity: CapacitySettings = Field(
         default_factory=CapacitySettings, description="Purchase option of the workers, and the search for capacity."
     )
@@ -152,7 +165,23 @@ class StackSettings(StrictModel):
     @property
     def groups(self) -> tuple[GroupPlan, ...]:
         """The worker groups."""
-        return self.capacity.groups(self.nodes)
+        return self.capacity.groups(self.instances)
+
+    @property
+    def instances(self) -> int:
+        """Instances of all worker groups: the nodes of the job and the spare nodes."""
+        return self.nodes + self.spares
+
+    @property
+    def smaller_sizes(self) -> tuple[int, ...]:
+        """Numbers of nodes, ascending, with which the job can continue while nodes are missing."""
+        counts = range(self.min_nodes or self.nodes, self.nodes)
+        return tuple(count for count in counts if not self.size_problems(count))
+
+    def size_problems(self, nodes: int) -> list[Problem]:
+        """Return why the built-in trainer cannot run on this number of nodes; none for a custom job."""
+        train = self.job.train
+        return [] if train is None else list(train.problems(nodes * self.processes_per_node, self.processes_per_node))
 
     def can_reserve(self, group: GroupPlan) -> bool:
         """Whether `capacity.reserve` applies to the group: on-demand GPU nodes without a reservation of the user."""

@@ -84,6 +84,18 @@ def training_fits_processes(settings: StackSettings, root: Path) -> Iterator[Pro
         yield replace(problem, key=f"{CONFIG_KEY}.job.train.{problem.key}", reason=f"{problem.reason} {processes}")
 
 
+def min_nodes_possible(settings: StackSettings, root: Path) -> Iterator[Problem]:
+    """The job can continue with at least one smaller number of nodes, if min_nodes allows that."""
+    if settings.min_nodes is None or settings.smaller_sizes:
+        return
+    if settings.min_nodes >= settings.nodes:
+        reason = f"the job has {quantity(settings.nodes, 'node')}, and it is to continue with fewer"
+    else:
+        (*_, problem) = settings.size_problems(settings.nodes - 1)
+        reason = f"the built-in trainer cannot continue with fewer than {settings.nodes} nodes: {problem.reason}"
+    yield invalid_setting("min_nodes", settings.min_nodes, reason, "Reduce it, change job.train, or remove it")
+
+
 def one_gpu_per_process(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """A node has a GPU for each of its processes."""
     gpu = settings.worker_type.gpu
@@ -159,6 +171,7 @@ VALIDATORS = (
     exactly_one_job_kind,
     source_exists,
     training_fits_processes,
+    min_nodes_possible,
     one_gpu_per_process,
     precision_supported_by_gpu,
     builtin_corpus_matches_model,

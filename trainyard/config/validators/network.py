@@ -24,7 +24,7 @@ _OWN_VPC_KEYS = ("cidr", "nat_gateway", "flow_log_retention_days")
 
 def required_addresses(settings: StackSettings) -> int:
     """Private IPv4 addresses that the cluster uses in its subnet."""
-    return settings.nodes + 1 + _ENDPOINT_ADDRESSES + (_FSX_ADDRESSES if settings.fsx else 0)
+    return settings.instances + 1 + _ENDPOINT_ADDRESSES + (_FSX_ADDRESSES if settings.fsx else 0)
 
 
 def downloads_software(settings: StackSettings) -> bool:

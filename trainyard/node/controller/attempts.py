@@ -22,6 +22,8 @@ from trainyard.node.controller.worker_groups import WorkerGroups
 FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
 # A member that is silent for this long while others wait for it is replaced.
 WAITING_SILENCE_SECONDS = 60.0
+# A job that may continue with fewer nodes waits this long for a spare node or a fast replacement.
+SMALLER_SIZE_SECONDS = 60.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 MASTER_PORTS = range(20000, 30000)
 LOG = logging.getLogger("controller")
@@ -74,12 +76,30 @@ class Attempts:
         if state.run.nodes > len(nodes):
             if outcome := self._start_next_attempt(now, save_checkpoint=True):
                 return outcome
-        elif state.control.health_check is not None:
-            state.update_control(health_check=None)  # it was for new nodes that have been removed again
+        else:
+            self._check_spares(nodes, now)
         self._remove_surplus_nodes(now)
         minutes = state.run.limits.idle_timeout_minutes
         reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
         return create_outcome(state, "stopped", reason) if reason else None
+
+    def _check_spares(self, nodes: tuple[str, ...], now: float) -> None:
+        """Check the health of spare nodes while the job runs on others, so that they can replace these at once."""
+        state = self._state
+        request = state.control.health_check
+        if request is not None:
+            if set(request.nodes) & set(nodes) or set(request.nodes) - set(state.members):
+                state.update_control(health_check=None)  # it was for new nodes that have been removed again
+            elif result := self.health_checks.conclude(
+                request, state.run, state.members, len(state.control.unhealthy_nodes), now
+            ):
+                LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
+                self._apply_health_check(request, result)
+            return
+        unchecked = self._usable_nodes(now) - set(nodes) - set(state.control.healthy_nodes)
+        ready = state.node_states.ready_nodes(unchecked)
+        if ready and state.run.spares and state.run.limits.health_check_timeout_minutes:
+            self._request_health_check((ready[0],), now)
 
     def _usable_nodes(self, now: float) -> set[str]:
         """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
@@ -99,10 +119,16 @@ class Attempts:
         control = self._state.control
         if control.health_check is not None:
             return self._conclude_health_check(control.health_check, now, save_checkpoint)
-        nodes = self._state.node_states.select_nodes(self._usable_nodes(now), self._state.run.nodes)
+        nodes = self._select_nodes(now, self._state.run.nodes)
         if nodes is not None:
             self._use_nodes(nodes, now, save_checkpoint)
         return None
+
+    def _select_nodes(self, now: float, count: int) -> tuple[str, ...] | None:
+        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready."""
+        control = self._state.control
+        preferred = (control.nodes, control.healthy_nodes)
+        return self._state.node_states.select_nodes(self._usable_nodes(now), count, preferred)
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
@@ -116,13 +142,13 @@ class Attempts:
             return
         # A running job is not interrupted for a health check: only its new nodes are checked.
         is_running = state.control.attempt > 0 and state.control.waiting_since is None
-        number = state.control.health_check_count + 1
-        checked = new if is_running else nodes
-        request = HealthCheckRequest(
-            number=number, nodes=checked, master=self._choose_master(checked), requested_at=now
-        )
+        self._request_health_check(new if is_running else nodes, now)
+
+    def _request_health_check(self, nodes: tuple[str, ...], now: float) -> None:
+        number = self._state.control.health_check_count + 1
+        request = HealthCheckRequest(number=number, nodes=nodes, master=self._choose_master(nodes), requested_at=now)
         # Ranks of a lost attempt have no peers to save checkpoints with.
-        state.update_control(health_check=request, health_check_count=number, save_checkpoint=False)
+        self._state.update_control(health_check=request, health_check_count=number, save_checkpoint=False)
         LOG.info("health check %d of %s", number, ", ".join(request.nodes))
 
     def _conclude_health_check(self, request: HealthCheckRequest, now: float, save_checkpoint: bool) -> Outcome | None:
@@ -132,23 +158,17 @@ class Attempts:
             LOG.warning("health check %d is cancelled: %s left its group", request.number, departed[0])
             state.update_control(health_check=None)
             return None
-        unhealthy, healthy = state.control.unhealthy_nodes, state.control.healthy_nodes
-        result = self.health_checks.conclude(request, state.run, state.members, len(unhealthy), now)
+        replaced = len(state.control.unhealthy_nodes)
+        result = self.health_checks.conclude(request, state.run, state.members, replaced, now)
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        self._apply_health_check(request, result, healthy, unhealthy)
+        self._apply_health_check(request, result)
         if result.decision == "failed":
             return create_outcome(state, "failed", f"health check of the nodes: {result.reason}")
         return self._start_next_attempt(now, save_checkpoint)
 
-    def _apply_health_check(
-        self,
-        request: HealthCheckRequest,
-        result: HealthCheckResult,
-        healthy: tuple[str, ...],
-        unhealthy: tuple[str, ...],
-    ) -> None:
+    def _apply_health_check(self, request: HealthCheckRequest, result: HealthCheckResult) -> None:
         """Record the result of a health check, and replace the nodes that it found unhealthy."""
         for node in result.unhealthy_nodes:
             self._groups.mark_unhealthy(node)
@@ -156,8 +176,8 @@ class Attempts:
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
         self._state.update_control(
             health_check=None,
-            healthy_nodes=tuple(dict.fromkeys((*healthy, *(request.nodes if has_passed else ())))),
-            unhealthy_nodes=(*unhealthy, *result.unhealthy_nodes),
+            healthy_nodes=tuple(dict.fromkeys((*control.healthy_nodes, *(request.nodes if has_passed else ())))),
+            unhealthy_nodes=(*control.unhealthy_nodes, *result.unhealthy_nodes),
             last_passed_check=control.attempt + 1 if checks_all else control.last_passed_check,
         )
 
@@ -184,9 +204,15 @@ class Attempts:
         """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""
         state = self._state
         since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
-        if since is None or now <= since + minutes * 60 or state.control.health_check is not None:
+        if since is None or state.control.health_check is not None:
             return None
-        if nodes := state.node_states.select_nodes(self._usable_nodes(now), len(state.control.nodes)):
+        if now > since + SMALLER_SIZE_SECONDS and (nodes := self._select_smaller_size(now)):
+            LOG.warning("attempt %d continues on %d of %d nodes", state.control.attempt, len(nodes), state.run.nodes)
+            self._use_nodes(nodes, now)
+            return None
+        if now <= since + minutes * 60:
+            return None
+        if nodes := self._select_nodes(now, len(state.control.nodes)):
             self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
         ready = len(state.node_states.ready_nodes(state.members))
@@ -196,10 +222,18 @@ class Attempts:
         latest = state.control.decisions[-1] if state.control.decisions else None
         return create_outcome(state, "failed", reason, latest)
 
+    def _select_smaller_size(self, now: float) -> tuple[str, ...] | None:
+        """Return the nodes of the largest size with which the job can continue; None if too few nodes are ready."""
+        sizes = reversed(self._state.run.limits.smaller_sizes)
+        selections = (self._select_nodes(now, size) for size in sizes if size < self._state.run.nodes)
+        return next((nodes for nodes in selections if nodes is not None), None)
+
     def _remove_surplus_nodes(self, now: float) -> None:
         """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
         state = self._state
-        surplus = set(state.members) - set(state.control.nodes)
+        outside = set(state.members) - set(state.control.nodes)
+        spares = sorted(outside, key=lambda node: (node not in state.control.healthy_nodes, node))[: state.run.spares]
+        surplus = outside - set(spares)
         self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
         for node, since in self._surplus_since.items():
             if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:

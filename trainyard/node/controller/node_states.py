@@ -1,6 +1,6 @@
 """The latest state of each agent of one run, and the failures of ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trainyard.models.connection import Heartbeat
@@ -46,9 +46,14 @@ class NodeStates:
         if (boot, sequence) >= self._newest.get(node, ("", 0)):
             self._newest[node], self.boots[node], self.health[node] = (boot, sequence), boot, health
 
-    def select_nodes(self, members: Iterable[str], count: int) -> tuple[str, ...] | None:
-        """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready."""
-        ready = self.ready_nodes(members)
+    def select_nodes(
+        self, members: Iterable[str], count: int, preferred: Sequence[Collection[str]] = ()
+    ) -> tuple[str, ...] | None:
+        """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready.
+
+        `preferred`: sets of nodes, those that are used first in the first set.
+        """
+        ready = sorted(self.ready_nodes(members), key=lambda node: (*(node not in nodes for nodes in preferred), node))
         return tuple(ready[:count]) if len(ready) >= count else None
 
     def ready_nodes(self, members: Iterable[str]) -> list[str]:

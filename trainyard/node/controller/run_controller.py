@@ -114,7 +114,8 @@ class RunController:
         """
         state, limit = self.state, self.state.run.limits.max_startup_replacements
         members = set(state.members) - set(state.control.unhealthy_nodes)
-        starting = members - state.node_states.latest.keys() if len(members) <= state.run.nodes else set[str]()
+        has_added_nodes = len(members) > state.run.nodes + state.run.spares
+        starting = set[str]() if has_added_nodes else members - state.node_states.latest.keys()
         for failure in self._startup.find_failures(sorted(starting), now):
             failed = state.control.failed_startups
             same = next((node for node, message in failed.items() if message == failure.message), None)

@@ -24,7 +24,11 @@ from trainyard.models.node_health import HealthFinding, NodeHealth
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.node.controller import reservations as run_reservations
-from trainyard.node.controller.attempts import FAILURE_REPORT_TIMEOUT_SECONDS, WAITING_SILENCE_SECONDS
+from trainyard.node.controller.attempts import (
+    FAILURE_REPORT_TIMEOUT_SECONDS,
+    SMALLER_SIZE_SECONDS,
+    WAITING_SILENCE_SECONDS,
+)
 from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.outcomes import create_outcome
@@ -461,7 +465,7 @@ def starting_run(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Start
     return run
 
 
-def test_node_whose_startup_fails_is_replaced(starting_run: StartingRun) -> None:
+def test_node_that_cannot_start_is_replaced(starting_run: StartingRun) -> None:
     first, _ = starting_run.nodes
     starting_run.fail_startup(first)
     assert starting_run.controller.step() is None
@@ -499,7 +503,7 @@ def test_replacements_of_startup_are_limited(starting_run: StartingRun) -> None:
     assert outcome.reason.endswith("reason 2, after 2 replacements (launch.max_startup_replacements)")
 
 
-def test_added_node_whose_startup_fails_is_left_to_the_launch(starting_run: StartingRun) -> None:
+def test_added_node_that_fails_is_not_replaced_by_the_controller(starting_run: StartingRun) -> None:
     starting_run.step("ready", 0)
     (added,) = starting_run.cluster.launch_instances(1)
     starting_run.fail_startup(added)
@@ -646,10 +650,10 @@ def test_silent_member_is_replaced_while_others_wait(run: Run, monkeypatch: pyte
     run.controller.step()
     run.clock.advance(WAITING_SILENCE_SECONDS + 1)
     run.controller.step()
-    assert run.published.unhealthy_nodes == ()  # the silence of all nodes is a fault of the head
+    assert not run.published.unhealthy_nodes  # the silence of all nodes is a fault of the head
     run.send_heartbeats(run.nodes[0])
     run.controller.step()
-    assert run.published.unhealthy_nodes == (run.nodes[1],)
+    assert list(run.published.unhealthy_nodes) == [run.nodes[1]]
 
 
 def test_silent_node_of_an_attempt_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -695,6 +699,92 @@ def test_node_with_a_hardware_finding_is_repaired_then_replaced(run: Run, monkey
     fail(2)
     assert (run.published.repairs, replaced) == ({}, [run.nodes[0]])
     assert [decision.attempts_without_progress for decision in run.published.decisions] == [0, 0]
+
+
+class RunWithSpare(Run):
+    """A run on two nodes with a third node as a spare. Health checks are on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        limits = self.record.limits.model_copy(update={"health_check_timeout_minutes": 3.0, "smaller_sizes": (1,)})
+        self.record = self.record.model_copy(update={"limits": limits, "spares": 1})
+        self.nodes = [*self.nodes, *cluster.launch_instances(1)]
+        self.start_controller()
+
+    def pass_health_check(self) -> tuple[str, ...]:
+        """Let the nodes of the requested health check pass it; return them."""
+        request = self.published.health_check
+        assert request is not None
+        for node in request.nodes:
+            self.cluster.write_health_check_event(self.record.run, node, request.number)
+        self.controller.step()
+        return request.nodes
+
+
+@pytest.fixture
+def run_with_spare(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> RunWithSpare:
+    run = RunWithSpare(create_cluster(REGION))
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", lambda node: None)
+    run.step("ready", 0)
+    run.pass_health_check()
+    assert run.published.attempt == 1
+    run.step("workers_up", 1)
+    return run
+
+
+def test_spare_passes_a_health_check_while_the_job_runs(run_with_spare: RunWithSpare) -> None:
+    spare = (set(run_with_spare.nodes) - set(run_with_spare.published.nodes)).pop()
+    assert run_with_spare.pass_health_check() == (spare,)
+    assert (run_with_spare.published.attempt, run_with_spare.published.health_check) == (1, None)
+    assert spare in run_with_spare.published.healthy_nodes
+    run_with_spare.clock.advance(run_with_spare.record.limits.startup_timeout_minutes * 60 + 1)
+    run_with_spare.controller.step()
+    assert len(run_with_spare.cluster.members()) == 3  # it is no surplus node
+
+
+def test_checked_spare_replaces_a_lost_node_at_once(run_with_spare: RunWithSpare) -> None:
+    run_with_spare.pass_health_check()
+    lost, kept = run_with_spare.published.nodes
+    run_with_spare.clock.advance(SILENCE_SECONDS + 1)
+    run_with_spare.send_heartbeats(*(set(run_with_spare.nodes) - {lost}))
+    run_with_spare.connections.connected.clear()  # the next event is read from S3
+    run_with_spare.cluster.write_agent_event(run_with_spare.record.run, kept, "workers_failed", 1, (FAILURE,))
+    run_with_spare.controller.step()
+    published = run_with_spare.published
+    assert (published.attempt, published.health_check) == (2, None)
+    assert set(published.nodes) == set(run_with_spare.nodes) - {lost}
+
+
+def test_failed_rank_does_not_use_the_spare(run_with_spare: RunWithSpare) -> None:
+    run_with_spare.pass_health_check()
+    before = run_with_spare.published.nodes
+    for node in before:
+        run_with_spare.cluster.write_agent_event(run_with_spare.record.run, node, "workers_failed", 1, (FAILURE,))
+    run_with_spare.controller.step()
+    assert set(run_with_spare.published.nodes) == set(before)
+
+
+def test_job_continues_on_fewer_nodes_until_all_are_ready(run_with_spare: RunWithSpare) -> None:
+    run = run_with_spare
+    run.pass_health_check()
+    remaining = run.published.nodes[0]
+    for node in set(run.nodes) - {remaining}:
+        run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=node, ShouldDecrementDesiredCapacity=True
+        )
+    run.step_until_loss()
+    assert run.published.attempt == 1
+    run.clock.advance(SMALLER_SIZE_SECONDS + 1)
+    run.send_heartbeats(remaining)
+    run.controller.step()
+    assert (run.published.attempt, run.published.nodes) == (2, (remaining,))
+    run.cluster.write_agent_event(run.record.run, remaining, "workers_up", 2)
+    (replacement,) = run.cluster.launch_instances(1)
+    run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
+    run.step_with_members()
+    assert run.pass_health_check() == (replacement,)
+    assert (run.published.attempt, set(run.published.nodes)) == (3, {remaining, replacement})
+    assert run.published.save_checkpoint
 
 
 def test_time_limit_requests_a_last_checkpoint(account: EmulatedAws) -> None:
