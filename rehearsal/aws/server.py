@@ -16,6 +16,7 @@ from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
 from rehearsal.aws.autoscaling import (
     activities,
     groups,
+    instance_refresh,
     launch_instances,
     lifecycle,
     members,
@@ -188,6 +189,7 @@ def _extend_moto(launcher: Launcher) -> None:
     lifecycle.install()
     members.install(launcher)
     activities.install()
+    instance_refresh.install()
     groups.install()
     service_roles.install()
     launch_instances.install(launcher)

@@ -25,13 +25,12 @@ def is_linked(role: Any) -> bool:
 
 
 def install() -> None:
-    """Create the role with the first group."""
+    """Create the role with the first group, before its instances."""
     moto_create = AutoScalingBackend.create_auto_scaling_group
 
     def create_auto_scaling_group(self: Any, name: str, **options: Any) -> Any:
-        group = moto_create(self, name, **options)
-        if service_role(self.account_id, AUTO_SCALING) is None:
+        if service_role(self.account_id, AUTO_SCALING) is None:  # before the group launches its first instances
             iam_backends[self.account_id]["aws"].create_service_linked_role(AUTO_SCALING, "", "")
-        return group
+        return moto_create(self, name, **options)
 
     extend(AutoScalingBackend, create_auto_scaling_group)

@@ -22,6 +22,7 @@ from rehearsal.aws.storage.keys import find_key
 _GROUP_ACTIONS = frozenset(
     [
         "AttachInstances",
+        "CancelInstanceRefresh",
         "CompleteLifecycleAction",
         "DeleteAutoScalingGroup",
         "DeleteLifecycleHook",
@@ -36,6 +37,7 @@ _GROUP_ACTIONS = frozenset(
         "ResumeProcesses",
         "SetDesiredCapacity",
         "SetInstanceProtection",
+        "StartInstanceRefresh",
         "SuspendProcesses",
         "UpdateAutoScalingGroup",
     ]

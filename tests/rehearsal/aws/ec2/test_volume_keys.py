@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from rehearsal.aws.billing import billed_by_type
-from rehearsal.aws.process import ACCOUNT, EmulatedAws
-from tests.rehearsal.aws.conftest import Client, Network
+from rehearsal.aws.process import ACCOUNT, OPERATOR_KEY, EmulatedAws
+from tests.rehearsal.aws.conftest import UBUNTU_PARAMETER, Client, Network
 from tests.rehearsal.aws.iam.test_authorization import Role, Statement, allow, role
 from tests.rehearsal.aws.storage.test_encryption import delete, disable
 
@@ -161,6 +163,27 @@ def test_launching_role_needs_permission_for_the_key(
 
 def test_service_linked_role_is_created_with_the_first_group(client: Client, linked: None) -> None:
     assert client("iam").get_role(RoleName="AWSServiceRoleForAutoScaling")["Role"]["Arn"] == ROLE
+
+
+def test_first_group_of_an_account_launches_its_instances(tmp_path: Path) -> None:
+    with EmulatedAws.start(tmp_path) as account:
+        session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name=account.region)
+
+        def client(service: str) -> Any:
+            return session.client(service, endpoint_url=account.endpoint)
+
+        image = client("ssm").get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"]
+        key = key_of(client, ROOT, allow([*USES, "kms:CreateGrant"], "*", Principal="*", Condition=BY_ARN))
+        data = {"ImageId": image, "InstanceType": "t3.medium", **root_volume(key)}
+        client("ec2").create_launch_template(LaunchTemplateName="first", LaunchTemplateData=data)
+        client("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName="first",
+            MinSize=1,
+            MaxSize=1,
+            VPCZoneIdentifier=client("ec2").describe_subnets()["Subnets"][0]["SubnetId"],
+            LaunchTemplate={"LaunchTemplateName": "first", "Version": "1"},
+        )
+        assert [instance.state for instance in account.instances()] == ["running"]
 
 
 def test_service_linked_role_is_not_a_leak(aws: EmulatedAws, linked: None) -> None:
