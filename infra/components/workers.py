@@ -1,12 +1,12 @@
 """A worker group: launch template, Auto Scaling group and lifecycle hook. The launch adds the nodes."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.template import TemplateArgs, create_template, group_tags
 from infra.lookups.image import Image
 from infra.scope import Scope
 from trainyard.config.catalog import InstanceType
@@ -56,56 +56,38 @@ class WorkerGroup(pulumi.ComponentResource):
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:WorkerGroup", name, None, opts)
         self.name, self.plan = name, args.plan
-        tags, spot = args.scope.tags(name), args.plan.market == "spot"
-        template = aws.ec2.LaunchTemplate(
-            f"{name}-{args.image.family}",
-            image_id=args.image.id,
-            instance_type=args.instance_types[0].name,
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=args.instance_profile),
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+        spot = args.plan.market == "spot"
+        template = create_template(
+            name,
+            TemplateArgs(
+                scope=args.scope,
+                instance_type=args.instance_types[0].name,
+                image=args.image,
+                interfaces=[
+                    aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                        network_card_index=interface.card,
+                        device_index=interface.device,
+                        interface_type=interface.type,
+                        security_groups=args.security_group_ids,
+                        delete_on_termination="true",
+                    )
+                    for interface in args.instance_types[0].interfaces(args.efa)
+                ],
+                instance_profile=args.instance_profile,
+                key_arn=args.key_arn,
+                root_volume_gib=args.root_volume_gib,
+                root_volume_throughput=args.root_volume_throughput,
+                tagged=("spot-instances-request",) if spot else (),
+                user_data=args.user_data,
             ),
-            network_interfaces=[
-                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-                    network_card_index=interface.card,
-                    device_index=interface.device,
-                    interface_type=interface.type,
-                    security_groups=args.security_group_ids,
-                    delete_on_termination="true",
-                )
-                for interface in args.instance_types[0].interfaces(args.efa)
-            ],
+            self,
             placement=(
                 aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group)
                 if args.placement_group is not None
                 else None
             ),
-            block_device_mappings=[
-                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=args.image.root_device,
-                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                        volume_type="gp3",
-                        volume_size=args.root_volume_gib,
-                        throughput=args.root_volume_throughput,
-                        encrypted="true",
-                        kms_key_id=args.key_arn,
-                        delete_on_termination="true",
-                    ),
-                )
-            ],
             instance_market_options=_market(args.plan),
             capacity_reservation_specification=_reservation(args.plan),
-            # The group's tags reach instances only; audits find volumes and interfaces by their tags too.
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
-                for kind in ("instance", "volume", "network-interface", *(("spot-instances-request",) if spot else ()))
-            ],
-            user_data=pulumi.Output.from_input(args.user_data).apply(
-                lambda text: base64.b64encode(text.encode()).decode()
-            ),
-            update_default_version=True,
-            tags=args.scope.tags(f"{name}-template"),
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["imageId"] if args.image.ignore_changes else []),
         )
         group = aws.autoscaling.Group(
             name,
@@ -124,10 +106,7 @@ class WorkerGroup(pulumi.ComponentResource):
             # A launch that rolls back must not terminate older nodes.
             termination_policies=["NewestInstance"],
             wait_for_capacity_timeout="0",
-            tags=[
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
-                for key, value in sorted(tags.items())
-            ],
+            tags=group_tags(args.scope, name),
             # The launch sets the desired capacity, and the subnet in whose zone it finds capacity.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["vpcZoneIdentifiers"], custom_timeouts=_TIMEOUTS),
         )
