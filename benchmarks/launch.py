@@ -34,6 +34,7 @@ from trainyard.models.metrics import MetricLine
 from trainyard.models.run import Outcome
 from trainyard.operations import startup as startup_module
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.head import find_head
 from trainyard.operations.launch import Launch
 
 SIZES = (2, 64, 512)
@@ -64,7 +65,8 @@ class SimulatedNodes:
             aws_access_key_id=NODES_KEY,
             aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated account knows no secrets)
         )
-        self._manifest, self._staging, self._data = cluster.manifest, cluster.staging.name, cluster.data.name
+        self._cluster, self._manifest = cluster, cluster.manifest
+        self._staging, self._data = cluster.staging.name, cluster.data.name
         self._written: Counter[str] = Counter()
 
     def write_dataset(self) -> None:
@@ -74,9 +76,10 @@ class SimulatedNodes:
 
     def report_head_ready(self) -> None:
         """Write the event of the head's controller."""
-        head = self._manifest.head
-        fields = {"service": "controller", "address": head.address}
-        event = ServiceEvent.model_validate({**_stamp(head.instance, "head"), **fields})
+        head = find_head(self._cluster)
+        assert head is not None, "the program has created it"
+        fields = {"service": "controller", "address": "10.0.0.1"}
+        event = ServiceEvent.model_validate({**_stamp(head, "head"), **fields})
         self._write(self._staging, HEAD_EVENTS, event)
 
     def report_playbook_status(self, run: str, nodes: Sequence[str], status: str) -> None:

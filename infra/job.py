@@ -28,7 +28,7 @@ def create_manifest(
             bucket=storage.staging.name,
             data_bucket=storage.data.name,
             archives=storage.archives.references,
-            head=nodes.head,
+            head_autoscaling_group=nodes.head.autoscaling_group,
             groups=nodes.groups,
             subnets=network.worker_subnets,
             placement_group_arn=nodes.placement_group.arn,

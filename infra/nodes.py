@@ -151,7 +151,7 @@ def create_guardrails(inputs: Inputs, storage: Storage, nodes: Nodes) -> None:
             key_arn=storage.key.service_arn,
             email=inputs.settings.guardrails.email,
             budget_usd=inputs.budget_usd,
-            head=nodes.head.instance_id,
-            groups={group.name: group.autoscaling_group for group in nodes.groups},
+            groups={"head": nodes.head.autoscaling_group}
+            | {group.name: group.autoscaling_group for group in nodes.groups},
         ),
     )

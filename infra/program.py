@@ -59,7 +59,7 @@ def create_stack(project: Project) -> None:
         storage.data.name,
         staging_bucket=storage.staging.name,
         manifest=storage.staging.name.apply(manifest_uri),
-        head=nodes.head.instance_id,
+        head_group=nodes.head.autoscaling_group,
         groups=[group.autoscaling_group for group in nodes.groups],
         launch=launch.result,
     )

@@ -131,7 +131,9 @@ def _timeline_without_events(record: InstanceRecord, now: float) -> NodeTimeline
         start=record.launch_time,
         end=now if record.terminated_time is None else record.terminated_time,
     )
-    role = "worker" if record.autoscaling_group else record.tags.get(tags.ROLE, "instance")
+    role = record.tags.get(tags.ROLE, "instance")
+    if record.autoscaling_group and role != "head":  # the role of workers is the name of their group
+        role = "worker"
     return NodeTimeline(instance=record.id, role=role, boot="0001", spans=(span,))
 
 

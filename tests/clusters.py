@@ -79,15 +79,30 @@ class Cluster:
         actions = response["ScheduledUpdateGroupActions"]
         return actions[0]["StartTime"].timestamp() if actions else None
 
+    def launch_head(self) -> str:
+        """Return the instance id of the head; create its Auto Scaling group first if it does not exist."""
+        name = self.manifest.head_autoscaling_group
+        if not self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]:
+            create_group(self.manifest.region, name, self.stack, self.manifest.groups[0].subnets[0].id, size=1)
+        members = self.describe_group(name)["Instances"]
+        heads = [each["InstanceId"] for each in members if not each["LifecycleState"].startswith("Terminating")]
+        return str(heads[0])
+
+    def replace_head(self) -> str:
+        """Terminate the head, and return the instance id of the head that AWS launches."""
+        client("ec2", self.manifest.region).terminate_instances(InstanceIds=[self.launch_head()])
+        return self.launch_head()
+
     def write_head_ready_events(self) -> None:
         """Write the event of a head whose controller has started."""
-        fields = {"service": "controller", "address": self.manifest.head.address}
-        head = self.manifest.head.instance
+        fields = {"service": "controller", "address": "127.77.9.2"}
+        head = self.launch_head()
         event = ServiceEvent.model_validate({**event_fields(head, "head"), **fields})
         self._write(self.staging, HEAD_EVENTS, head, event)
 
-    def write_head_failure_events(self, message: str, head: str = "i-head") -> None:
+    def write_head_failure_events(self, message: str) -> None:
         """Write events of a head whose playbook fails for longer than a launch waits for a retry."""
+        head = self.launch_head()
         for after in (0.0, PLAYBOOK_RETRY_SECONDS):
             event = PlaybookEvent.model_validate(
                 {**event_fields(head, "head", after), "status": "failed", "message": message}
@@ -262,14 +277,13 @@ def _policy(statement: dict[str, Any]) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
-def create_group(region: str, name: str, template: str, subnet: str) -> None:
-    """Create an empty Auto Scaling group with a maximum size of four."""
+def create_group(region: str, name: str, template: str, subnet: str, size: int = 0) -> None:
+    """Create an Auto Scaling group with `size` instances and a maximum size of four."""
     client("autoscaling", region).create_auto_scaling_group(
         AutoScalingGroupName=name,
-        MinSize=0,
+        MinSize=size,
         MaxSize=4,
-        DesiredCapacity=0,
-        LaunchTemplate={"LaunchTemplateName": template, "Version": "$Latest"},
+        LaunchTemplate={"LaunchTemplateName": template, "Version": "1"},
         VPCZoneIdentifier=subnet,
     )
 
@@ -300,6 +314,7 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
             "region": region,
             "data_bucket": f"{stack}-data",
             "staging_bucket": f"{stack}-staging",
+            "head_autoscaling_group": f"{stack}-head",
             "groups": (group,),
             "job": MANIFEST.job.model_copy(update=job_fields),
         }

@@ -3,7 +3,7 @@
 from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.health_check import NodeMeasurements
-from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, Subnet, WorkerGroup
+from trainyard.models.manifest import Archive, Job, Limits, Manifest, Subnet, WorkerGroup
 from trainyard.models.run import RunRecord
 
 MANIFEST = Manifest(
@@ -15,7 +15,7 @@ MANIFEST = Manifest(
     bundle=Archive(uri="s3://staging/bundle/x.tar", sha256="0" * 64),
     data_bucket="data",
     staging_bucket="staging",
-    head=Head(instance="i-head", address="127.77.9.2"),
+    head_autoscaling_group="head-1",
     groups=(
         WorkerGroup(
             name="workers",

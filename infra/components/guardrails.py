@@ -19,15 +19,14 @@ _NOTIFICATIONS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
 class GuardrailsArgs:
     """Arguments of Guardrails.
 
-    `key_arn` encrypts the topic. `groups` maps worker groups to Auto Scaling groups. `budget_usd` is per month;
-    None: no budget.
+    `key_arn` encrypts the topic. `groups`: the head and the worker groups -> Auto Scaling group. `budget_usd` is per
+    month; None: no budget.
     """
 
     scope: Scope
     key_arn: pulumi.Input[str]
     email: str | None
     budget_usd: float | None
-    head: pulumi.Input[str]
     groups: Mapping[str, pulumi.Input[str]]
 
 
@@ -40,9 +39,8 @@ class Guardrails(pulumi.ComponentResource):
         super().__init__("trainyard:infra:Guardrails", name, None, opts)
         self._name_prefix, self._args = name, args
         policy = self._topic()
-        self._alarm("head", {"InstanceId": args.head}, policy)
         for group, autoscaling_group in args.groups.items():
-            self._alarm(group, {"AutoScalingGroupName": autoscaling_group}, policy)
+            self._alarm(group, autoscaling_group, policy)
         if args.budget_usd is not None:
             self._budget(args.budget_usd, policy)
         self.register_outputs({"topic_arn": self.topic_arn})
@@ -81,14 +79,20 @@ class Guardrails(pulumi.ComponentResource):
         self.topic_arn = topic.arn
         return policy
 
-    def _alarm(self, name: str, dimensions: Mapping[str, pulumi.Input[str]], policy: pulumi.Resource) -> None:
-        """Alarm on failed EC2 status checks. EC2 user guide, "Status checks for Amazon EC2 instances"."""
+    def _alarm(self, name: str, autoscaling_group: pulumi.Input[str], policy: pulumi.Resource) -> None:
+        """Alarm on failed EC2 status checks in a group. EC2 user guide, "Status checks for Amazon EC2 instances".
+
+        Its actions recover or reboot no instance: the group replaces an instance that fails its status checks, and EC2
+        actions accept metrics of one instance only.
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-health-checks.html
+        https://docs.aws.amazon.com/cdk/api/v2/docs/aws-cdk-lib.aws_cloudwatch_actions.Ec2InstanceAction.html
+        """
         aws.cloudwatch.MetricAlarm(
             f"{self._name_prefix}-{name}-status",
             alarm_description=f"Trainyard stack {self._args.scope.stack}: EC2 status checks of {name} failed",
             namespace="AWS/EC2",
             metric_name="StatusCheckFailed",
-            dimensions=dimensions,
+            dimensions={"AutoScalingGroupName": autoscaling_group},
             statistic="Maximum",
             comparison_operator="GreaterThanOrEqualToThreshold",
             threshold=1,

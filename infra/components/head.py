@@ -1,4 +1,4 @@
-"""The head node: a small on-demand instance with the controller."""
+"""The head: a small on-demand instance with the controller, in an Auto Scaling group of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,14 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.template import TemplateArgs, create_template, group_tags
 from infra.lookups.image import Image
 from infra.scope import Scope
+
+# Status checks of a new instance may fail while it boots: they do not count before this time. An instance that has
+# stopped is replaced at once.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-check-grace-period.html
+HEALTH_CHECK_GRACE_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,38 +32,65 @@ class HeadArgs:
 
 
 class Head(pulumi.ComponentResource):
-    """The head instance. New user data replaces it, because cloud-init writes its files at the first boot only."""
+    """A group whose instance AWS replaces when it ends or fails the status checks of EC2. Its state is in S3.
 
-    instance_id: pulumi.Output[str]
-    address: pulumi.Output[str]
+    A new version of the launch template replaces the instance by an instance refresh, because cloud-init writes its
+    files at the first boot only. The provider starts the refresh and does not wait for it:
+    trainyard.operations.head finds an instance of the current version only. A refresh costs nothing beyond the minutes
+    in which the earlier instance shuts down.
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/asg-instance-refresh.html
+
+    The instance has no fixed address. A launch template may name an existing network interface, but that would tie the
+    head to one Availability Zone, and no instance could start before its predecessor has released the interface.
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/examples-launch-templates-aws-cli.html
+    """
+
+    autoscaling_group: pulumi.Output[str]
 
     def __init__(self, name: str, args: HeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Head", name, None, opts)
-        tags = args.scope.tags("head")
-        instance = aws.ec2.Instance(
-            f"{name}-{args.image.family}",
-            ami=args.image.id,
-            instance_type=args.instance_type,
-            subnet_id=args.subnet_id,
-            vpc_security_group_ids=args.security_group_ids,
-            associate_public_ip_address=False,
-            iam_instance_profile=args.instance_profile,
-            metadata_options=aws.ec2.InstanceMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+        template = create_template(
+            name,
+            TemplateArgs(
+                scope=args.scope,
+                instance_type=args.instance_type,
+                image=args.image,
+                interfaces=[
+                    aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                        device_index=0,
+                        associate_public_ip_address="false",
+                        security_groups=args.security_group_ids,
+                        delete_on_termination="true",
+                    )
+                ],
+                instance_profile=args.instance_profile,
+                key_arn=args.key_arn,
+                root_volume_gib=args.root_volume_gib,
+                user_data=args.user_data,
             ),
-            root_block_device=aws.ec2.InstanceRootBlockDeviceArgs(
-                volume_type="gp3",
-                volume_size=args.root_volume_gib,
-                encrypted=True,
-                kms_key_id=args.key_arn,
-                delete_on_termination=True,
-                tags=tags,
-            ),
-            user_data=args.user_data,
-            user_data_replace_on_change=True,
-            tags=tags,
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"] if args.image.ignore_changes else []),
+            self,
         )
-        self.instance_id = instance.id
-        self.address = instance.private_ip
-        self.register_outputs({"instance_id": self.instance_id, "address": self.address})
+        group = aws.autoscaling.Group(
+            name,
+            min_size=1,
+            max_size=1,
+            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
+                id=template.id, version=template.latest_version.apply(str)
+            ),
+            vpc_zone_identifiers=[args.subnet_id],
+            health_check_type="EC2",
+            health_check_grace_period=HEALTH_CHECK_GRACE_SECONDS,
+            instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
+                strategy="Rolling",
+                preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+                    min_healthy_percentage=0, instance_warmup="0"
+                ),
+            ),
+            tags=group_tags(args.scope, name),
+            # Its instance would keep the old subnet from being deleted when the head moves to another zone.
+            opts=pulumi.ResourceOptions(
+                parent=self, replace_on_changes=["vpcZoneIdentifiers"], delete_before_replace=True
+            ),
+        )
+        self.autoscaling_group = group.name
+        self.register_outputs({"autoscaling_group": self.autoscaling_group})

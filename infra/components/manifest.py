@@ -11,7 +11,6 @@ import pulumi_aws as aws
 
 from infra.components.archives import Kind
 from infra.components.filesystem import FileSystem
-from infra.components.head import Head
 from infra.components.vpc import WorkerSubnet
 from infra.components.workers import WorkerGroup
 from infra.scope import Scope
@@ -38,7 +37,7 @@ class ManifestArgs:
     bucket: pulumi.Input[str]
     data_bucket: pulumi.Input[str]
     archives: Mapping[Kind, Mapping[str, pulumi.Input[str]]]
-    head: Head
+    head_autoscaling_group: pulumi.Input[str]
     groups: Sequence[WorkerGroup]
     subnets: Sequence[WorkerSubnet]
     placement_group_arn: pulumi.Input[str] | None
@@ -89,7 +88,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "bundle": args.archives["bundle"],
         "data_bucket": args.data_bucket,
         "staging_bucket": args.bucket,
-        "head": {"instance": args.head.instance_id, "address": args.head.address},
+        "head_autoscaling_group": args.head_autoscaling_group,
         "spares": settings.spares,
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),

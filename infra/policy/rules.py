@@ -23,11 +23,10 @@ class PolicyRule:
 
 def volumes_are_encrypted(kind: str, inputs: Inputs) -> Iterator[str]:
     """Root volumes are encrypted with a configured KMS key."""
-    devices = [("rootBlockDevice", inputs.get("rootBlockDevice"))] if kind.endswith(":Instance") else []
-    if kind.endswith(":LaunchTemplate"):
-        devices = [(device["deviceName"], device.get("ebs")) for device in inputs.get("blockDeviceMappings", [])]
-        devices = devices or [("its root volume", None)]
-    for name, device in devices:
+    if not kind.endswith(":LaunchTemplate"):
+        return
+    devices = [(device["deviceName"], device.get("ebs")) for device in inputs.get("blockDeviceMappings", [])]
+    for name, device in devices or [("its root volume", None)]:
         if not device or device.get("encrypted") not in (True, "true"):
             yield f"{name} is not encrypted"
         elif not device.get("kmsKeyId"):
@@ -36,7 +35,7 @@ def volumes_are_encrypted(kind: str, inputs: Inputs) -> Iterator[str]:
 
 def imdsv2_is_required(kind: str, inputs: Inputs) -> Iterator[str]:
     """Instances support IMDSv2 only, with a hop limit of 1."""
-    if kind.endswith((":Instance", ":LaunchTemplate")):
+    if kind.endswith(":LaunchTemplate"):
         options = inputs.get("metadataOptions", {})
         if options.get("httpTokens") != "required":
             yield "IMDSv1 is enabled"
@@ -56,8 +55,6 @@ def no_inbound_from_cidr(kind: str, inputs: Inputs) -> Iterator[str]:
 
 def no_public_ip(kind: str, inputs: Inputs) -> Iterator[str]:
     """Instances have no public IP address."""
-    if kind.endswith(":Instance") and inputs.get("associatePublicIpAddress") is not False:
-        yield "may get a public IP address"
     if kind.endswith(":Subnet") and inputs.get("mapPublicIpOnLaunch"):
         yield "assigns public IP addresses"
     if kind.endswith(":LaunchTemplate"):
@@ -69,7 +66,7 @@ def no_public_ip(kind: str, inputs: Inputs) -> Iterator[str]:
 
 def no_ssh_key_pair(kind: str, inputs: Inputs) -> Iterator[str]:
     """Instances have no SSH key pair."""
-    if kind.endswith((":Instance", ":LaunchTemplate")) and inputs.get("keyName"):
+    if kind.endswith(":LaunchTemplate") and inputs.get("keyName"):
         yield "has an SSH key pair; operators use Session Manager"
 
 

@@ -6,14 +6,15 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter.aws_clients import wait_until
+from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.handler import CreateResult, Handler, HandlerCall, ReadResult, input_keys, to_api_names
 from rehearsal.adapter.refresh import to_input_names
 
-_DELETION_TIMEOUT_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 class AutoScalingGroup(Handler):
-    """An Auto Scaling group, created without instances."""
+    """An Auto Scaling group."""
 
     type = "aws:autoscaling/group:Group"
     keys = input_keys(
@@ -25,7 +26,7 @@ class AutoScalingGroup(Handler):
         "healthCheckGracePeriod",
         "suspendedProcesses",
         "terminationPolicies",
-        "waitForCapacityTimeout",  # unused: the group is created empty
+        "waitForCapacityTimeout",
         launchTemplate=input_keys("id", "version"),
         mixedInstancesPolicy=input_keys(
             launchTemplate=input_keys(
@@ -36,16 +37,16 @@ class AutoScalingGroup(Handler):
                 "onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotAllocationStrategy", "spotMaxPrice"
             ),
         ),
+        instanceRefresh=input_keys("strategy", preferences=input_keys("minHealthyPercentage", "instanceWarmup")),
         tags=input_keys("key", "value", "propagateAtLaunch"),
     )
     name_input = "name"
     replace_on_changes = frozenset({"name"})
-    unreported = frozenset({"waitForCapacityTimeout"})
+    unreported = frozenset({"waitForCapacityTimeout", "instanceRefresh"})
 
     def create(self, call: HandlerCall) -> CreateResult:
-        """Create the group without instances, and suspend its scaling processes."""
+        """Create the group, suspend its scaling processes, and wait for its instances."""
         client, inputs, name = call.aws.client("autoscaling"), call.inputs, self.physical_name(call)
-        assert inputs["minSize"] == 0, "the adapter creates only empty groups"
         client.create_auto_scaling_group(
             AutoScalingGroupName=name,
             Tags=self._tags(name, inputs),
@@ -53,12 +54,16 @@ class AutoScalingGroup(Handler):
         )
         if inputs.get("suspendedProcesses"):
             client.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=inputs["suspendedProcesses"])
+        if inputs.get("waitForCapacityTimeout") != "0":
+            wait_until(
+                f"group {name} has its instances in service", lambda: self._has_capacity(call, name), _TIMEOUT_SECONDS
+            )
         return name, {"name": name, "arn": self._describe(call, name)["AutoScalingGroupARN"]}
 
     def update(self, call: HandlerCall) -> dict[str, Any]:
         """Update the group, but not its desired capacity, which launch, lease and controller manage.
 
-        Running instances stay.
+        Running instances stay, unless an instance refresh replaces them.
         """
         client = call.aws.client("autoscaling")
         client.update_auto_scaling_group(AutoScalingGroupName=call.id, **self._settings(call))
@@ -73,7 +78,45 @@ class AutoScalingGroup(Handler):
         keys = {tag["Key"] for tag in new_tags}
         if removed := [tag for tag in old_tags if tag["Key"] not in keys]:
             client.delete_tags(Tags=removed)
+        self._refresh_instances(call)
         return {}
+
+    def _has_capacity(self, call: HandlerCall, name: str) -> bool:
+        """Return whether the group has its instances. Raises AdapterError for a failed launch.
+
+        terraform-provider-aws, resource aws_autoscaling_group, ignore_failed_scaling_activities: by default the
+        provider does not wait until Auto Scaling tries again.
+        """
+        activities = call.aws.client("autoscaling").describe_scaling_activities(AutoScalingGroupName=name)["Activities"]
+        failed = next((each for each in activities if each["StatusCode"] == "Failed"), None)
+        if failed:
+            raise AdapterError(f"{call.type} {call.name}: waiting for capacity: {failed['StatusMessage']}")
+        members = self._describe(call, name)["Instances"]
+        return [member["LifecycleState"] for member in members] == ["InService"] * int(call.inputs["minSize"])
+
+    def _refresh_instances(self, call: HandlerCall) -> None:
+        """Start an instance refresh if the inputs require one, and do not wait for its end.
+
+        It cancels one that is in progress, as terraform-provider-aws does (startInstanceRefresh of
+        internal/service/autoscaling/group.go).
+        """
+        refresh = call.inputs.get("instanceRefresh")
+        if refresh is None or not call.has_changed("launchTemplate", "mixedInstancesPolicy"):
+            return
+        client, preferences = call.aws.client("autoscaling"), refresh["preferences"]
+        arguments = {
+            "AutoScalingGroupName": call.id,
+            "Strategy": refresh["strategy"],
+            "Preferences": {
+                "MinHealthyPercentage": preferences["minHealthyPercentage"],
+                "InstanceWarmup": int(preferences["instanceWarmup"]),
+            },
+        }
+        try:
+            client.start_instance_refresh(**arguments)
+        except client.exceptions.InstanceRefreshInProgressFault:
+            client.cancel_instance_refresh(AutoScalingGroupName=call.id)
+            client.start_instance_refresh(**arguments)
 
     def _settings(self, call: HandlerCall) -> dict[str, Any]:
         if policy := call.inputs.get("mixedInstancesPolicy"):
@@ -126,14 +169,10 @@ class AutoScalingGroup(Handler):
         wait_until(
             f"group {call.id} has no instances",
             lambda: not self._describe(call, call.id)["Instances"],
-            _DELETION_TIMEOUT_SECONDS,
+            _TIMEOUT_SECONDS,
         )
-        wait_until(
-            f"group {call.id} can be deleted", lambda: self._is_deletion_accepted(call), _DELETION_TIMEOUT_SECONDS
-        )
-        wait_until(
-            f"group {call.id} is deleted", lambda: self._describe(call, call.id) is None, _DELETION_TIMEOUT_SECONDS
-        )
+        wait_until(f"group {call.id} can be deleted", lambda: self._is_deletion_accepted(call), _TIMEOUT_SECONDS)
+        wait_until(f"group {call.id} is deleted", lambda: self._describe(call, call.id) is None, _TIMEOUT_SECONDS)
 
     def _is_deletion_accepted(self, call: HandlerCall) -> bool:
         try:

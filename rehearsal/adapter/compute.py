@@ -1,9 +1,8 @@
-"""EC2 placement groups, instances and launch templates."""
+"""EC2 placement groups and launch templates."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rehearsal.adapter.aws_clients import wait_until
 from rehearsal.adapter.handler import (
     CreateResult,
     Handler,
@@ -14,11 +13,9 @@ from rehearsal.adapter.handler import (
     tag_list,
     to_api_names,
 )
-from rehearsal.adapter.input_diff import PropertyPath
 from rehearsal.adapter.refresh import describe, select, tag_dict, to_input_names
 from rehearsal.adapter.tagging import update_ec2_tags
 
-_INSTANCE_TIMEOUT_SECONDS = 300.0
 _METADATA = input_keys("httpEndpoint", "httpTokens", "httpPutResponseHopLimit")
 
 
@@ -57,123 +54,6 @@ class PlacementGroup(Handler):
         call.aws.client("ec2").delete_placement_group(GroupName=call.id)
 
 
-class Instance(Handler):
-    """An EC2 instance."""
-
-    type = "aws:ec2/instance:Instance"
-    keys = input_keys(
-        "ami",
-        "instanceType",
-        "subnetId",
-        "vpcSecurityGroupIds",
-        "associatePublicIpAddress",
-        "iamInstanceProfile",
-        "userData",
-        "userDataReplaceOnChange",  # only for updates
-        "tags",
-        metadataOptions=_METADATA,
-        rootBlockDevice=input_keys("volumeType", "volumeSize", "encrypted", "kmsKeyId", "deleteOnTermination", "tags"),
-    )
-    unreported = frozenset({"associatePublicIpAddress", "userDataReplaceOnChange", "userData", "rootBlockDevice"})
-    replace_on_changes = frozenset(
-        {"ami", "subnetId", "associatePublicIpAddress", "rootBlockDevice.encrypted", "rootBlockDevice.kmsKeyId"}
-    )
-
-    def create(self, call: HandlerCall) -> CreateResult:
-        """Launch the instance and wait until it is running."""
-        ec2, inputs = call.aws.client("ec2"), call.inputs
-        root = dict(inputs.get("rootBlockDevice", {}))
-        specifications = [{"ResourceType": "instance", "Tags": call.tags}]
-        if "tags" in root:
-            specifications.append({"ResourceType": "volume", "Tags": tag_list(root.pop("tags"))})
-        image = ec2.describe_images(ImageIds=[inputs["ami"]])["Images"][0]
-        interface = {"DeviceIndex": 0, "DeleteOnTermination": True} | call.api_arguments(
-            subnetId="SubnetId", vpcSecurityGroupIds="Groups", associatePublicIpAddress="AssociatePublicIpAddress"
-        )
-        arguments: dict[str, Any] = call.api_arguments(ami="ImageId", instanceType="InstanceType", userData="UserData")
-        if "iamInstanceProfile" in inputs:
-            arguments["IamInstanceProfile"] = {"Name": inputs["iamInstanceProfile"]}
-        if "metadataOptions" in inputs:
-            arguments["MetadataOptions"] = to_api_names(inputs["metadataOptions"])
-        if root:
-            arguments["BlockDeviceMappings"] = [{"DeviceName": image["RootDeviceName"], "Ebs": to_api_names(root)}]
-        instance_id = ec2.run_instances(
-            MinCount=1, MaxCount=1, NetworkInterfaces=[interface], TagSpecifications=specifications, **arguments
-        )["Instances"][0]["InstanceId"]
-        instance = wait_until(
-            f"instance {instance_id} is running",
-            lambda: self._in_state(call, instance_id, "running"),
-            _INSTANCE_TIMEOUT_SECONDS,
-        )
-        return instance_id, {
-            "privateIp": instance["PrivateIpAddress"],
-            "privateDns": instance.get("PrivateDnsName", ""),
-            "instanceState": "running",
-        }
-
-    def requires_replacement(
-        self, path: PropertyPath, old_inputs: Mapping[str, Any], new_inputs: Mapping[str, Any]
-    ) -> bool:
-        """Changed user data replaces the instance only when `userDataReplaceOnChange` is set."""
-        if path[0] == "userData":
-            return bool(new_inputs.get("userDataReplaceOnChange"))
-        return super().requires_replacement(path, old_inputs, new_inputs)
-
-    def update(self, call: HandlerCall) -> dict[str, Any]:
-        """Update tags, security groups and metadata options.
-
-        Raises NotImplementedError for updates that would stop the instance or change its volume.
-        """
-        supported = {"tags", "vpcSecurityGroupIds", "metadataOptions", "userDataReplaceOnChange"}
-        unsupported = [key for key in self.keys if key not in supported and call.has_changed(key)]
-        if unsupported:
-            raise NotImplementedError(
-                f"{call.type} {call.name}: the adapter does not support changes of {', '.join(unsupported)}"
-            )
-        ec2 = call.aws.client("ec2")
-        if call.has_changed("vpcSecurityGroupIds"):
-            ec2.modify_instance_attribute(InstanceId=call.id, Groups=call.inputs["vpcSecurityGroupIds"])
-        if call.has_changed("metadataOptions"):
-            ec2.modify_instance_metadata_options(InstanceId=call.id, **to_api_names(call.inputs["metadataOptions"]))
-        update_ec2_tags(call)
-        return {}
-
-    def read(self, call: HandlerCall) -> ReadResult | None:
-        """Return the current state, or None when it does not exist."""
-        reservation = None
-        for _ in range(2):  # one response may omit any instance
-            reservation = reservation or describe(call, "describe_instances", "Reservations", "instance-id")
-        instance = reservation["Instances"][0] if reservation else None
-        if instance is None or instance["State"]["Name"] == "terminated":
-            return None
-        inputs = select(instance, ami="ImageId", instanceType="InstanceType", subnetId="SubnetId") | {
-            "vpcSecurityGroupIds": [group["GroupId"] for group in instance["SecurityGroups"]],
-            "metadataOptions": to_input_names(instance["MetadataOptions"]),
-            "iamInstanceProfile": instance.get("IamInstanceProfile", {}).get("Arn", "").rpartition("/")[2],
-            "tags": tag_dict(instance.get("Tags")),
-        }
-        return ReadResult(inputs=inputs, outputs={"instanceState": instance["State"]["Name"]})
-
-    def delete(self, call: HandlerCall) -> None:
-        """Terminate the instance and wait until it is terminated."""
-        call.aws.client("ec2").terminate_instances(InstanceIds=[call.id])
-        wait_until(
-            f"instance {call.id} is terminated",
-            lambda: self._in_state(call, call.id, "terminated"),
-            _INSTANCE_TIMEOUT_SECONDS,
-        )
-
-    def _in_state(self, call: HandlerCall, instance_id: str, state: str) -> dict[str, Any] | None:
-        # By filter, not by id: EC2 may not know the id of a new instance yet, or of one terminated long ago any more.
-        by_id = [{"Name": "instance-id", "Values": [instance_id]}]
-        reservations = call.aws.client("ec2").describe_instances(Filters=by_id)["Reservations"]
-        if not reservations:
-            return {} if state == "terminated" else None
-        instance: dict[str, Any] = reservations[0]["Instances"][0]
-        reached = instance["State"]["Name"] == state and (state != "running" or instance.get("PrivateIpAddress"))
-        return instance if reached else None
-
-
 class LaunchTemplate(Handler):
     """An EC2 launch template. A change of its data creates a new version."""
 
@@ -196,7 +76,12 @@ class LaunchTemplate(Handler):
         metadataOptions=_METADATA,
         placement=input_keys("groupName"),
         networkInterfaces=input_keys(
-            "networkCardIndex", "deviceIndex", "interfaceType", "securityGroups", "deleteOnTermination"
+            "networkCardIndex",
+            "deviceIndex",
+            "interfaceType",
+            "associatePublicIpAddress",
+            "securityGroups",
+            "deleteOnTermination",
         ),
         blockDeviceMappings=input_keys(
             "deviceName",
@@ -295,4 +180,4 @@ def _booleans(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value == "true" if value in ("true", "false") else value for key, value in values.items()}
 
 
-HANDLERS = (PlacementGroup(), Instance(), LaunchTemplate())
+HANDLERS = (PlacementGroup(), LaunchTemplate())

@@ -204,8 +204,6 @@ def _outputs(request: ResourceRequest, name: str, region: str) -> dict[str, Any]
             outputs = {"keyId": name, "arn": f"arn:aws:kms:{region}:{ACCOUNT}:key/{name}"}
         case "aws:ec2/eip:Eip":
             outputs |= {"allocationId": f"{request.name}-id"}
-        case "aws:ec2/instance:Instance":
-            outputs |= {"privateIp": "10.42.0.10"}
         case "aws:ec2/launchTemplate:LaunchTemplate":
             outputs |= {"latestVersion": 1}
         case "aws:fsx/lustreFileSystem:LustreFileSystem":

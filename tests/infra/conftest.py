@@ -15,7 +15,7 @@ from rehearsal.adapter.static_account import StaticAccount
 
 ROOT = Path(__file__).parents[2]
 STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob("Pulumi.*.yaml")))
-INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
+GROUP, TEMPLATE = "aws:autoscaling/group:Group", "aws:ec2/launchTemplate:LaunchTemplate"
 
 
 # The registry of the AWS Deep Learning Containers.
@@ -39,14 +39,15 @@ def deployed(stack: str) -> Deployment:
     return up(stack_config(stack), stack, ROOT, account=StaticAccount())
 
 
-def head_of(run: Deployment) -> dict[str, Any]:
-    (head,) = run.resources_of_type(INSTANCE)
-    return dict(head.inputs)
+def head_template_of(run: Deployment) -> Resource:
+    """The launch template of the head."""
+    (head,) = [each for each in run.resources_of_type(TEMPLATE) if each.name.startswith("head-")]
+    return head
 
 
 def templates_of(run: Deployment) -> list[Resource]:
     """The launch templates of the worker groups."""
-    return run.resources_of_type(TEMPLATE)
+    return [each for each in run.resources_of_type(TEMPLATE) if not each.name.startswith("head-")]
 
 
 @pytest.fixture

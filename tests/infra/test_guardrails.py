@@ -16,10 +16,10 @@ ALARM, BUDGET, TOPIC = "aws:cloudwatch/metricAlarm:MetricAlarm", "aws:budgets/bu
 SUBSCRIPTION = "aws:sns/topicSubscription:TopicSubscription"
 
 
-def test_head_and_every_group_have_an_alarm_on_their_status_checks(shipped: Deployment) -> None:
+def test_head_and_every_worker_group_have_an_alarm_on_their_status_checks(shipped: Deployment) -> None:
     monitored = {json.dumps(each.inputs["dimensions"]) for each in shipped.resources_of_type(ALARM)}
-    groups = {json.dumps({"AutoScalingGroupName": name}) for name in shipped.exports["groups"]}
-    assert monitored == groups | {json.dumps({"InstanceId": shipped.exports["head"]})}
+    groups = [shipped.exports["head_group"], *shipped.exports["groups"]]
+    assert monitored == {json.dumps({"AutoScalingGroupName": name}) for name in groups}
     for alarm in shipped.resources_of_type(ALARM):
         assert alarm.inputs["metricName"] == "StatusCheckFailed"
         assert alarm.inputs["treatMissingData"] == "notBreaching"

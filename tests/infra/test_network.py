@@ -8,7 +8,7 @@ from itertools import combinations
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation_properties
 from rehearsal.adapter.static_ec2 import SUBNET as SUBNET_ID
-from tests.infra.conftest import ECR_IMAGE, head_of, with_container
+from tests.infra.conftest import ECR_IMAGE, GROUP, with_container
 
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
@@ -196,5 +196,5 @@ def test_existing_network_is_not_changed(changed: Callable[..., Deployment]) -> 
     for kind in ("vpc:Vpc", "subnet:Subnet", "routeTable:RouteTable", "vpcEndpoint:VpcEndpoint", "flowLog:FlowLog"):
         assert not run.resources_of_type(f"aws:ec2/{kind}")
     assert {each.inputs["vpcId"] for each in run.resources_of_type("aws:ec2/securityGroup:SecurityGroup")} == {VPC}
-    assert head_of(run)["subnetId"] == SUBNET_ID
-    assert run.resource("aws:autoscaling/group:Group", "workers").inputs["vpcZoneIdentifiers"] == [SUBNET_ID]
+    for name in ("head", "workers"):
+        assert run.resource(GROUP, name).inputs["vpcZoneIdentifiers"] == [SUBNET_ID]

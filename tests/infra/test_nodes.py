@@ -12,14 +12,21 @@ import yaml
 from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
-from tests.infra.conftest import INSTANCE, ROOT, head_of, stack_config, templates_of
+from tests.infra.conftest import GROUP, ROOT, head_template_of, stack_config, templates_of
 from tests.problems import rejects
 from trainyard.config.catalog import catalog
+
+SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
 
 
 def template_of(run: Deployment) -> dict[str, Any]:
     """Return the launch template of the group `workers`."""
     return dict(next(each for each in templates_of(run) if each.name.startswith("workers-")).inputs)
+
+
+def head_of(run: Deployment) -> dict[str, Any]:
+    """Return the launch template of the head."""
+    return dict(head_template_of(run).inputs)
 
 
 def test_workers_have_the_interfaces_of_the_instance_type(shipped: Deployment) -> None:
@@ -59,14 +66,16 @@ def test_interfaces_have_security_groups_and_no_public_ip(shipped: Deployment) -
     template = template_of(shipped)
     expected = [
         group.id
-        for group in shipped.resources_of_type("aws:ec2/securityGroup:SecurityGroup")
+        for group in shipped.resources_of_type(SECURITY_GROUP)
         if group.name in ("security-nodes", "security-efa")
     ]
     for interface in template["networkInterfaces"]:
         assert sorted(interface["securityGroups"]) == sorted(expected)
         assert "associatePublicIpAddress" not in interface
     assert "vpcSecurityGroupIds" not in template
-    assert head_of(shipped)["associatePublicIpAddress"] is False
+    (interface,) = head_of(shipped)["networkInterfaces"]
+    assert interface["associatePublicIpAddress"] == "false"
+    assert interface["securityGroups"] == [shipped.resource(SECURITY_GROUP, "security-nodes").id]
 
 
 def test_metadata_service_requires_imdsv2_with_one_hop(shipped: Deployment) -> None:
@@ -79,10 +88,10 @@ def test_metadata_service_requires_imdsv2_with_one_hop(shipped: Deployment) -> N
 
 
 def test_root_volumes_are_encrypted_gp3(shipped: Deployment) -> None:
-    worker, head = template_of(shipped)["blockDeviceMappings"][0]["ebs"], head_of(shipped)["rootBlockDevice"]
-    assert (worker["encrypted"], worker["volumeType"], worker["deleteOnTermination"]) == ("true", "gp3", "true")
-    assert (head["encrypted"], head["volumeType"], head["deleteOnTermination"]) == (True, "gp3", True)
-    assert worker["kmsKeyId"] == head["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "key-stack-key").outputs["arn"]
+    for inputs in (template_of(shipped), head_of(shipped)):
+        volume = inputs["blockDeviceMappings"][0]["ebs"]
+        assert (volume["encrypted"], volume["volumeType"], volume["deleteOnTermination"]) == ("true", "gp3", "true")
+        assert volume["kmsKeyId"] == shipped.resource("aws:kms/key:Key", "key-stack-key").outputs["arn"]
 
 
 def test_root_volumes_of_gpu_nodes_have_more_throughput(local: Deployment, gpu: Deployment) -> None:
@@ -96,7 +105,7 @@ def test_no_key_pair_exists(shipped: Deployment) -> None:
 
 
 def test_launch_tags_every_resource_that_it_creates(shipped: Deployment) -> None:
-    for template in templates_of(shipped):
+    for template in (head_template_of(shipped), *templates_of(shipped)):
         tagged = {each["resourceType"]: each["tags"] for each in template.inputs["tagSpecifications"]}
         spot = {"spot-instances-request"} if template.name.startswith("spot-") else set()
         assert tagged.keys() == {"instance", "volume", "network-interface"} | spot
@@ -104,7 +113,7 @@ def test_launch_tags_every_resource_that_it_creates(shipped: Deployment) -> None
 
 
 def test_group_is_created_empty_and_without_a_desired_capacity(shipped: Deployment) -> None:
-    group = shipped.resource("aws:autoscaling/group:Group", "workers")
+    group = shipped.resource(GROUP, "workers")
     assert group.inputs["minSize"] == 0
     assert "desiredCapacity" not in group.inputs  # otherwise a replaced group would start with a refreshed value
     assert group.ignore_changes == ("vpcZoneIdentifiers",)
@@ -112,10 +121,27 @@ def test_group_is_created_empty_and_without_a_desired_capacity(shipped: Deployme
 
 
 def test_group_size_and_grace_period_allow_a_boot(gpu: Deployment) -> None:
-    group = gpu.resource("aws:autoscaling/group:Group", "workers").inputs
+    group = gpu.resource(GROUP, "workers").inputs
     assert group["maxSize"] == 4
     assert group["healthCheckGracePeriod"] == 600
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
+
+
+def test_head_is_the_only_instance_of_its_group(shipped: Deployment) -> None:
+    group, template = shipped.resource(GROUP, "head").inputs, head_template_of(shipped)
+    assert (group["minSize"], group["maxSize"], group["healthCheckType"]) == (1, 1, "EC2")
+    assert group["launchTemplate"] == {"id": template.id, "version": "1"}
+    assert group["vpcZoneIdentifiers"] == [shipped.resource("aws:ec2/subnet:Subnet", "network-private").id]
+    assert "instanceMarketOptions" not in template.inputs
+
+
+def test_new_template_replaces_the_head(shipped: Deployment) -> None:
+    refresh = shipped.resource(GROUP, "head").inputs["instanceRefresh"]
+    assert refresh["preferences"]["minHealthyPercentage"] == 0  # with one instance, any other value is not reachable
+
+
+def test_head_is_deleted_before_its_subnet(shipped: Deployment) -> None:
+    assert shipped.resource(GROUP, "head").delete_before_replace
 
 
 def test_images_are_pinned_to_a_release(monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Deployment]) -> None:
@@ -143,7 +169,7 @@ def test_another_release_of_an_image_replaces_the_template(changed: Callable[...
     assert template.name == "workers-deep-learning-20260918"
     assert template.inputs["imageId"] != template_of(gpu)["imageId"]
     assert not template.ignore_changes
-    assert head_of(other)["ami"] == head_of(gpu)["ami"]
+    assert head_of(other)["imageId"] == head_of(gpu)["imageId"]
 
 
 def test_manifest_has_the_image_of_the_launch_template(gpu: Deployment) -> None:
@@ -152,13 +178,13 @@ def test_manifest_has_the_image_of_the_launch_template(gpu: Deployment) -> None:
 
 
 def test_newer_release_of_the_project_replaces_nothing(shipped: Deployment) -> None:
-    assert all(each.ignore_changes == ("imageId",) for each in templates_of(shipped))
-    assert shipped.resources_of_type(INSTANCE)[0].ignore_changes == ("ami",)
+    templates = (head_template_of(shipped), *templates_of(shipped))
+    assert all(each.ignore_changes == ("imageId",) for each in templates)
 
 
 def test_gpu_nodes_and_head_boot_different_amis(gpu: Deployment, local: Deployment) -> None:
-    assert template_of(gpu)["imageId"] != head_of(gpu)["ami"]
-    assert template_of(local)["imageId"] == head_of(local)["ami"]
+    assert template_of(gpu)["imageId"] != head_of(gpu)["imageId"]
+    assert template_of(local)["imageId"] == head_of(local)["imageId"]
 
 
 def test_workers_are_in_a_cluster_placement_group(gpu: Deployment) -> None:
@@ -174,9 +200,9 @@ def test_placement_group_can_be_disabled(changed: Callable[..., Deployment]) -> 
 
 
 def test_user_data_runs_the_bootstrap_at_every_boot(shipped: Deployment) -> None:
-    worker = base64.b64decode(template_of(shipped)["userData"]).decode()
     bucket = shipped.exports["staging_bucket"]
-    for arguments, text in (("worker --group workers", worker), ("head", head_of(shipped)["userData"])):
+    for arguments, template in (("worker --group workers", template_of(shipped)), ("head", head_of(shipped))):
+        text = base64.b64decode(template["userData"]).decode()
         assert text.startswith("#cloud-config\n")
         assert len(text.encode()) < LIMIT_BYTES
         config = yaml.safe_load(text)
@@ -208,7 +234,7 @@ def test_another_image_family_replaces_template_and_head(changed: Callable[..., 
     debian = changed(image="debian-12")
     assert templates_of(debian)[0].urn != templates_of(local)[0].urn
     assert templates_of(debian)[0].inputs["blockDeviceMappings"][0]["deviceName"] == "/dev/xvda"
-    assert debian.resources_of_type(INSTANCE)[0].urn != local.resources_of_type(INSTANCE)[0].urn
+    assert head_template_of(debian).urn != head_template_of(local).urn
 
 
 def test_changes_of_a_configured_ami_are_not_ignored(changed: Callable[..., Deployment]) -> None:

@@ -55,8 +55,10 @@ def policy(*statements: dict[str, Any]) -> str:
 ALLOW = {"Sid": "Wide", "Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}
 VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
     "volumes-are-encrypted": [
-        ({"Instance": {"rootBlockDevice": {"encrypted": False}}}, "rootBlockDevice is not encrypted"),
-        ({"Instance": {"rootBlockDevice": {"encrypted": True}}}, "not encrypted with a configured KMS key"),
+        (
+            {"LaunchTemplate": {"blockDeviceMappings": [{"deviceName": "/dev/sda1", "ebs": {"encrypted": "true"}}]}},
+            "/dev/sda1 is not encrypted with a configured KMS key",
+        ),
         (
             {"LaunchTemplate": {"blockDeviceMappings": [{"deviceName": "/dev/sda1", "ebs": {"encrypted": "false"}}]}},
             "/dev/sda1 is not encrypted",
@@ -64,7 +66,7 @@ VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
         ({"LaunchTemplate": {"blockDeviceMappings": []}}, "its root volume is not encrypted"),
     ],
     "imdsv2-is-required": [
-        ({"Instance": {"metadataOptions": {"httpTokens": "optional", "httpPutResponseHopLimit": 1}}}, "IMDSv1"),
+        ({"LaunchTemplate": {"metadataOptions": {"httpTokens": "optional", "httpPutResponseHopLimit": 1}}}, "IMDSv1"),
         (
             {"LaunchTemplate": {"metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 2}}},
             "hop limit",
@@ -76,7 +78,6 @@ VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
         ({"SecurityGroup": {"ingress": [{"fromPort": 22}]}}, "inline ingress rules"),
     ],
     "no-public-ip": [
-        ({"Instance": {"associatePublicIpAddress": True}}, "may get a public IP"),
         ({"Subnet": {"mapPublicIpOnLaunch": True}}, "assigns public IP"),
         ({"LaunchTemplate": {"networkInterfaces": [{"associatePublicIpAddress": "true"}]}}, "gets a public IP"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import INSTANCE, ROOT, STACKS, deployed, stack_config
+from tests.infra.conftest import GROUP, ROOT, STACKS, deployed, stack_config
 from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import NO_RUN
@@ -54,9 +54,9 @@ def test_users_tags_are_added_for_cost_allocation(changed: Callable[..., Deploym
     tags = run.resource("aws:ec2/vpc:Vpc", "network-vpc").inputs["tags"]
     assert tags["team"] == "research"
     assert tags["trainyard:stack"] == "local"
-    assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.resource(
-        "aws:autoscaling/group:Group", "workers"
-    ).inputs["tags"]
+    assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.resource(GROUP, "workers").inputs[
+        "tags"
+    ]
 
 
 def test_every_resource_belongs_to_a_component(shipped: Deployment) -> None:
@@ -69,9 +69,10 @@ def test_manifest_is_valid_and_names_the_resources(shipped: Deployment) -> None:
         shipped.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"]
     )
     assert manifest.stack == shipped.stack
-    assert manifest.head.address == shipped.resources_of_type(INSTANCE)[0].outputs["privateIp"]
-    groups = {each.outputs["name"] for each in shipped.resources_of_type("aws:autoscaling/group:Group")}
-    assert {group.autoscaling_group for group in manifest.groups} == groups
+    groups = {each.name: each.outputs["name"] for each in shipped.resources_of_type(GROUP)}
+    assert {group.name: group.autoscaling_group for group in manifest.groups} | {
+        "head": manifest.head_autoscaling_group
+    } == groups
     assert manifest.bundle.uri.endswith(f"/bundle/{manifest.bundle.sha256}.tar")
     assert (manifest.fsx is not None) == (shipped.stack == "a100-cluster")
 

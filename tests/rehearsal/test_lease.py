@@ -37,7 +37,7 @@ class LeasedRehearsal(RehearsalProcess):
     def instances(self, head: bool) -> dict[str, str]:
         """Return instance id -> state, of the head or of the workers."""
         records = [item for item in self.request("instances") if item["tags"].get("trainyard:stack") == self.stack]
-        return {item["id"]: item["state"] for item in records if (item["autoscaling_group"] is None) == head}
+        return {item["id"]: item["state"] for item in records if (item["tags"]["trainyard:role"] == "head") == head}
 
     def worker_state(self) -> str:
         """Return the state of the only worker."""
@@ -65,9 +65,10 @@ class LeasedRehearsal(RehearsalProcess):
         return boto3.client("autoscaling", endpoint_url=endpoint, region_name="us-east-1", **keys)
 
     def is_terminating(self) -> bool:
-        """Return whether Auto Scaling is terminating all members."""
+        """Return whether Auto Scaling is terminating the worker."""
         members = self.autoscaling().describe_auto_scaling_instances()["AutoScalingInstances"]
-        return all(member["LifecycleState"].startswith("Terminating") for member in members)
+        workers = [member for member in members if member["InstanceId"] in self.instances(head=False)]
+        return all(member["LifecycleState"].startswith("Terminating") for member in workers)
 
     def lease_end(self) -> float:
         """Return the Unix time at which the lease ends."""

@@ -78,7 +78,8 @@ class ScaleOutRehearsal(RehearsalProcess):
 
     def workers(self) -> list[str]:
         """Return the ids of the running workers."""
-        return [item.id for item in self.aws().instances() if item.autoscaling_group and item.state == "running"]
+        running = [item for item in self.aws().instances() if item.state == "running"]
+        return [item.id for item in running if item.tags["trainyard:role"] == "workers"]
 
 
 @pytest.fixture(scope="module")

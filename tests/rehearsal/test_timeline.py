@@ -53,7 +53,7 @@ def test_timeline_has_no_metrics_before_the_first_run(deployment: Deployment, ac
 def test_timeline_has_instances_without_an_event() -> None:
     records = [
         example_record(id="i-1", launch_time=1, autoscaling_group="workers", state="terminated", terminated_time=3),
-        example_record(id="i-2", launch_time=2, tags={"trainyard:role": "head"}),
+        example_record(id="i-2", launch_time=2, autoscaling_group="head-1", tags={"trainyard:role": "head"}),
     ]
     timelines = [(node.role, node.instance, *node.spans) for node in node_timelines([], records, 9)]
     assert timelines == [

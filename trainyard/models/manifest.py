@@ -22,13 +22,6 @@ class Archive(StrictModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive.")
 
 
-class Head(StrictModel):
-    """The head instance."""
-
-    instance: str = Field(description="EC2 instance id.")
-    address: str = Field(description="Private address.")
-
-
 class Gpus(StrictModel):
     """Properties of a node's GPUs that roles and health checks need."""
 
@@ -204,6 +197,7 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
     "limits": True,
     "spares": True,
     "base_usd_per_hour": True,
+    "head_autoscaling_group": True,
     "groups": {
         "__all__": {
             "nodes",
@@ -244,7 +238,10 @@ class Manifest(StrictModel):
         description="Bucket that is deleted with the cluster.",
         json_schema_extra={"producer": "infra/components/storage.py"},
     )
-    head: Head = Field(description="The head instance.", json_schema_extra={"producer": "infra/components/head.py"})
+    head_autoscaling_group: str = Field(
+        description="Name of the Auto Scaling group of the head, which AWS replaces when it fails.",
+        json_schema_extra={"producer": "infra/components/head.py"},
+    )
     groups: tuple[WorkerGroup, ...] = Field(
         min_length=1,
         description="Worker groups: their nodes are the nodes of the cluster.",
@@ -305,13 +302,13 @@ class Manifest(StrictModel):
         return f"{self.fsx.mount_point}/{split_s3_uri(job.data_uri)[1]}"
 
     def digest(self) -> str:
-        """SHA-256 of the manifest without sizes and deadlines: a run with this digest continues with the manifest."""
+        """SHA-256 of the manifest without head, sizes and deadlines: a run with this digest continues with it."""
         return _digest(self.model_dump(mode="json", exclude=UPDATABLE_FIELDS))
 
     def node_digest(self) -> str:
         """SHA-256 of what the node playbook reads: another value means that it must run again on the nodes."""
         groups = {"__all__": {*UPDATABLE_FIELDS["groups"]["__all__"], "processes_per_node"}}
-        excluded = {**UPDATABLE_FIELDS, "groups": groups, "job": True, "head": True}
+        excluded = {**UPDATABLE_FIELDS, "groups": groups, "job": True}
         content = self.model_dump(mode="json", exclude=excluded)
         # The playbook waits until FSx has imported the index of the built-in trainer's dataset.
         is_imported = self.job.data == "fsx" and self.job.train is not None

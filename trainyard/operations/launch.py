@@ -14,6 +14,7 @@ from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord, laun
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
+from trainyard.operations.head import wait_for_head
 from trainyard.operations.job_source import prepare_source, store_lock
 from trainyard.operations.kept_nodes import KeptNodes, KeptNodesOperation
 from trainyard.operations.launch_messages import describe_remaining_cost
@@ -35,7 +36,7 @@ from trainyard.operations.scheduled_launch import (
     requires_scheduled_start,
     schedule,
 )
-from trainyard.operations.startup import Deadline, NodeStartup, follow_startup, wait_for_head
+from trainyard.operations.startup import Deadline, NodeStartup, follow_startup
 from trainyard.operations.stop import STOP_TIMEOUT_SECONDS, stop_run
 
 

@@ -19,6 +19,7 @@ from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.errors import InputError, Problem, did_you_mean
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.head import find_head
 from trainyard.operations.worker_groups import WorkerGroups
 
 PLUGIN = "session-manager-plugin"
@@ -41,11 +42,11 @@ def find_node(cluster: Cluster, node: str | None) -> str:
     Workers count from 0 in the order of the last attempt, whose first node has rank 0. Raises InputError when the
     cluster has no such node.
     """
-    head, workers = cluster.manifest.head.instance, _workers(cluster)
     if node == HEAD:
-        return head
+        return _require_head(cluster)
+    workers = _workers(cluster)
     if node is not None and node.startswith("i-"):
-        if node in (head, *workers) or node in _stack_instances(cluster):
+        if node in workers or node in _stack_instances(cluster):
             return node
     elif node is None or node.isdecimal():
         index = int(node or 0)
@@ -62,6 +63,14 @@ def find_node(cluster: Cluster, node: str | None) -> str:
     )
     fix = f"{did_you_mean(node or '', [HEAD, *workers])}Use {HEAD}{numbers}"
     raise InputError([Problem("NODE", node, "the stack has no such node", fix, "node_missing")])
+
+
+def _require_head(cluster: Cluster) -> str:
+    head = find_head(cluster)
+    if head is None:
+        reason, fix = "AWS replaces the head now", "Repeat the command in a few minutes, or use an instance id"
+        raise InputError([Problem("NODE", HEAD, reason, fix, "node_missing")])
+    return head
 
 
 def _workers(cluster: Cluster) -> list[str]:

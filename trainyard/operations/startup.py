@@ -1,4 +1,4 @@
-"""Startup of head and worker nodes: follow the events that nodes write to S3 until the job runs or a node fails."""
+"""Startup of nodes: follow the events that they write to S3 until the job runs or a node fails."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,9 @@ from trainyard.models.events import (
     HealthCheckEvent,
     HealthCheckResultEvent,
     PlaybookEvent,
-    ServiceEvent,
     TaskEvent,
 )
-from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_attempt
+from trainyard.models.layout import RunLayout, chunk_attempt
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PlaybookFailures
 from trainyard.models.streams import Cursor, node_events
@@ -48,33 +47,6 @@ class Deadline:
                     f"timeout after {quantity(self.minutes, 'minute')}{source} while waiting for {event}"
                 )
             time.sleep(POLL_SECONDS)
-
-
-def wait_for_head(cluster: Cluster, display: Display, deadline: Deadline) -> None:
-    """Wait until the controller runs in the newest boot of the head that the manifest names.
-
-    Raises StartupError when the head's playbook fails, DeadlineError after the time limit.
-    """
-    assert cluster.staging is not None
-    head = cluster.manifest.head
-    cursor = Cursor(cluster.staging, f"{HEAD_EVENTS}{head.instance}/")
-    controller_boots: set[str] = set()
-    failures = PlaybookFailures()
-
-    def is_ready() -> bool:
-        for event in node_events(cursor):
-            display_event(display, event)
-            if isinstance(event, ServiceEvent):
-                controller_boots.add(event.boot)
-            failures.handle(event)
-        newest_boot = max([*controller_boots, *failures.boots], default="")
-        if failures.is_final(head.instance, newest_boot):
-            raise StartupError(f"the head {head.instance} could not be configured: {failures.message}")
-        return newest_boot in controller_boots
-
-    display.detail("head", "waiting for the head's controller")
-    deadline.wait_until("the head's controller", is_ready)
-    display.line("head", f"{head.address} ready")
 
 
 class NodeStartup:

@@ -36,7 +36,7 @@ def path_of(stack: str) -> Path:
 
 
 def _short(urn: str) -> str:
-    """Return type and name, such as `Instance head`."""
+    """Return type and name, such as `Group head`."""
     kind, name = urn.split("::")[2:]
     return f"{kind.rpartition(':')[2]} {name}"
 

@@ -106,7 +106,7 @@ def test_failed_destroy_reports_remaining_resources_and_can_be_repeated(
     names = {(resource.type.rpartition(":")[2], resource.name) for resource in failed.value.remaining}
     assert ("Subnet", "network-private") in names
     assert ("Vpc", "network-vpc") in names
-    assert not any(kind == "Instance" for kind, _ in names)
+    assert not any(kind == "Group" for kind, _ in names)
 
     ec2.delete_network_interface(NetworkInterfaceId=interface)
     destroy(run)

@@ -135,19 +135,6 @@ def test_diff_of_an_unsupported_update_is_a_replacement(engine: Engine) -> None:
     assert not response.deleteBeforeReplace
 
 
-def test_nested_input_can_require_a_replacement(engine: Engine) -> None:
-    old_inputs, new_inputs = ({"rootBlockDevice": {"encrypted": flag, "volumeSize": 8}} for flag in (False, True))
-    assert list(engine.diff("aws:ec2/instance:Instance", old_inputs, new_inputs).replaces) == [
-        "rootBlockDevice.encrypted"
-    ]
-
-
-@pytest.mark.parametrize(("flag", "replaced"), [(True, ["userData"]), (False, [])])
-def test_user_data_requires_a_replacement_only_with_the_option(engine: Engine, flag: bool, replaced: list[str]) -> None:
-    old_inputs, new_inputs = ({"userData": text, "userDataReplaceOnChange": flag} for text in ("one", "two"))
-    assert list(engine.diff("aws:ec2/instance:Instance", old_inputs, new_inputs).replaces) == replaced
-
-
 def test_rule_with_another_kind_of_source_is_replaced(engine: Engine) -> None:
     kind, group = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule", {"referencedSecurityGroupId": "sg-1"}
     response = engine.diff(kind, {"cidrIpv4": "10.0.0.0/8"}, group)
@@ -273,9 +260,9 @@ def test_error_of_the_api_names_resource_and_code(engine: Engine) -> None:
 
 
 def test_error_of_an_unsupported_update_names_the_resource(engine: Engine) -> None:
-    kind = "aws:ec2/instance:Instance"
-    with pytest.raises(grpc.RpcError, match=f"{kind} example: the adapter does not support changes of instanceType"):
-        engine.update(kind, "i-1", {}, {"instanceType": "a"}, {"instanceType": "b"})
+    kind = "aws:fsx/lustreFileSystem:LustreFileSystem"
+    with pytest.raises(grpc.RpcError, match=f"{kind} example: the adapter does not support changes of deploymentType"):
+        engine.update(kind, "fs-1", {}, {"deploymentType": "a"}, {"deploymentType": "b"})
 
 
 def test_preview_creates_nothing_and_keeps_unknown_values(aws: EmulatedAws, engine: Engine) -> None:

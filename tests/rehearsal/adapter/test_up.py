@@ -70,13 +70,11 @@ def test_each_aws_resource_has_a_successful_mutating_call(aws: EmulatedAws, loca
 
 
 def test_head_runs_with_role_and_user_data(aws: EmulatedAws, local: Deployment) -> None:
-    head = next(each for each in aws.instances() if each.id == local.exports["head"])
+    (head,) = [each for each in aws.instances() if each.autoscaling_group == local.exports["head_group"]]
     assert head.state == "running"
     assert head.role_name == local.resource("aws:iam/role:Role", "identity-head").id
-    assert (
-        base64.b64decode(head.user_data).decode()
-        == local.resource("aws:ec2/instance:Instance", "head-ubuntu-24.04").inputs["userData"]
-    )
+    template = local.resource("aws:ec2/launchTemplate:LaunchTemplate", "head-ubuntu-24.04")
+    assert head.user_data == template.inputs["userData"]
     assert head.tags["trainyard:role"] == "head"
 
 

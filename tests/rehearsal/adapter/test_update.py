@@ -15,9 +15,11 @@ from rehearsal.adapter.command import Command
 from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.timing import Timing
 from tests.rehearsal.adapter.conftest import Deploy
 
-INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
+GROUP, TEMPLATE = "aws:autoscaling/group:Group", "aws:ec2/launchTemplate:LaunchTemplate"
+WORKERS, HEAD = "workers-ubuntu-24.04", "head-ubuntu-24.04"  # launch templates
 Change = Callable[..., dict[str, Any]]
 
 
@@ -43,12 +45,6 @@ def change(account: EmulatedAccount, stack: Deployment, tmp_path: Path) -> Chang
     return apply
 
 
-def single_resource(stack: Deployment, type_: str) -> Resource:
-    """Return the only resource of a type."""
-    (result,) = stack.resources_of_type(type_)
-    return result
-
-
 def tag_dict(tags: list[dict[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
@@ -65,13 +61,12 @@ def tag_dict(tags: list[dict[str, str]]) -> dict[str, str]:
         ("aws:ec2/vpcEndpoint:VpcEndpoint", "endpoints-s3"),
         ("aws:ec2/securityGroup:SecurityGroup", "security-nodes"),
         ("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "security-nodes-to-internet"),
-        (INSTANCE, ""),
-        (TEMPLATE, ""),
+        (TEMPLATE, WORKERS),
         ("aws:ec2/placementGroup:PlacementGroup", "placement-cluster"),
     ],
 )
 def test_tags_of_ec2_resources_are_updated(stack: Deployment, change: Change, type_: str, name: str) -> None:
-    resource = stack.resource(type_, name) if name else single_resource(stack, type_)
+    resource = stack.resource(type_, name)
     resource_id = resource.outputs.get("placementGroupId", resource.id)
     before = dict(resource.inputs["tags"])
     change(type_, resource.name, tags={**before, "Name": "renamed", "extra": "1"})
@@ -124,22 +119,8 @@ def test_route_tables_of_an_endpoint_are_updated(stack: Deployment, change: Chan
     assert set(response["RouteTableIds"]) == tables
 
 
-def test_security_groups_and_metadata_options_of_an_instance_are_updated(stack: Deployment, change: Change) -> None:
-    ec2, head = boto3.client("ec2"), single_resource(stack, INSTANCE)
-    vpc = stack.resource("aws:ec2/vpc:Vpc", "network-vpc").id
-    group = ec2.create_security_group(GroupName="other", Description="other", VpcId=vpc)["GroupId"]
-    options = {**head.inputs["metadataOptions"], "httpPutResponseHopLimit": 2}
-    before = head.inputs["vpcSecurityGroupIds"]
-    change(head.type, head.name, vpcSecurityGroupIds=[group], metadataOptions=options)
-    response = ec2.describe_instances(InstanceIds=[head.id])["Reservations"][0]["Instances"][0]
-    assert [entry["GroupId"] for entry in response["SecurityGroups"]] == [group]
-    assert response["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
-    change(head.type, head.name, vpcSecurityGroupIds=before)
-    ec2.delete_security_group(GroupId=group)
-
-
 def test_changed_launch_template_has_a_new_default_version(stack: Deployment, change: Change) -> None:
-    template = single_resource(stack, TEMPLATE)
+    template = stack.resource(TEMPLATE, WORKERS)
     user_data = base64.b64encode(b"#cloud-config\n# other\n").decode()
     assert change(template.type, template.name, userData=user_data) == {"latestVersion": 2, "defaultVersion": 2}
     response = boto3.client("ec2").describe_launch_template_versions(
@@ -151,11 +132,11 @@ def test_changed_launch_template_has_a_new_default_version(stack: Deployment, ch
 
 
 def test_launch_template_with_changed_tags_has_no_new_version(stack: Deployment, change: Change) -> None:
-    assert change(TEMPLATE, single_resource(stack, TEMPLATE).name, tags={"a": "b"}) == {}
+    assert change(TEMPLATE, WORKERS, tags={"a": "b"}) == {}
 
 
 def test_autoscaling_group_is_updated(stack: Deployment, change: Change) -> None:
-    client, group = boto3.client("autoscaling"), stack.resource("aws:autoscaling/group:Group", "workers")
+    client, group = boto3.client("autoscaling"), stack.resource(GROUP, "workers")
     tags = group.inputs["tags"][1:]
     change(
         group.type,
@@ -171,6 +152,42 @@ def test_autoscaling_group_is_updated(stack: Deployment, change: Change) -> None
     assert response["LaunchTemplate"]["Version"] == "1"
     assert [entry["ProcessName"] for entry in response["SuspendedProcesses"]] == ["Terminate"]
     assert {tag["Key"] for tag in response["Tags"]} == {*(tag["key"] for tag in tags), "extra"}
+
+
+def members(group: Resource) -> dict[str, str]:
+    """Return the instances of a group that do not terminate -> version of their launch template."""
+    response = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group.id])
+    instances = response["AutoScalingGroups"][0]["Instances"]
+    return {
+        each["InstanceId"]: each["LaunchTemplate"]["Version"]
+        for each in instances
+        if not each["LifecycleState"].startswith("Terminating")
+    }
+
+
+def test_new_version_of_the_launch_template_replaces_the_head(stack: Deployment, change: Change) -> None:
+    group = stack.resource(GROUP, "head")
+    earlier = members(group)
+    change(GROUP, "head", tags=[*group.inputs["tags"], {"key": "extra", "value": "1", "propagateAtLaunch": True}])
+    assert members(group) == earlier
+    change(TEMPLATE, HEAD, userData=base64.b64encode(b"#cloud-config\n# other\n").decode())
+    change(GROUP, "head", launchTemplate={**group.inputs["launchTemplate"], "version": "2"})
+    assert list(members(group).values()) == ["2"]
+    assert not members(group).keys() & earlier.keys()
+
+
+def test_another_update_cancels_the_instance_refresh_in_progress(
+    aws: EmulatedAws, stack: Deployment, change: Change
+) -> None:
+    group = stack.resource(GROUP, "head")
+    aws.set_timing(Timing(pending_seconds=3600.0))
+    try:
+        for version in ("1", "2"):
+            change(GROUP, "head", launchTemplate={**group.inputs["launchTemplate"], "version": version})
+        assert list(members(group).values()) == ["2"]
+    finally:
+        aws.set_timing(Timing())
+        aws.advance_clock(3600.0)
 
 
 def test_heartbeat_timeout_of_a_lifecycle_hook_is_updated(stack: Deployment, change: Change) -> None:

@@ -56,6 +56,11 @@ class Stack:
         assert not log.errors
         return Counter(f"{event.kind} {event.type}" for event in self.events if event.kind.endswith("ed"))
 
+    def heads(self) -> list[tuple[str, str]]:
+        """Return zone and state of each head so far."""
+        heads = [each for each in self.aws.instances() if each.tags["trainyard:role"] == "head"]
+        return [(head.zone, head.state) for head in heads]
+
     def exports(self) -> dict[str, Any]:
         return read_exports(self.workspace.export_state())
 
@@ -111,8 +116,19 @@ def test_another_zone_replaces_head_and_file_system_without_destroy(tmp_path: Pa
         shipped.settings["capacity"] = {"zones": ["us-east-1b"]}
         assert not shipped.run("up").errors
         replaced = {event.type for event in shipped.events if event.kind == "deleted"}
-        assert {"aws:ec2/instance:Instance", "aws:fsx/lustreFileSystem:LustreFileSystem"} <= replaced
+        assert {GROUP, "aws:fsx/lustreFileSystem:LustreFileSystem"} <= replaced
+        assert shipped.heads() == [("us-east-1a", "terminated"), ("us-east-1b", "running")]
         assert shipped.up() == {}
+
+
+def test_changed_user_data_replaces_the_head(tmp_path: Path) -> None:
+    with create_stack(tmp_path, "local") as changed:
+        changed.up()
+        with (changed.tree / "trainyard/node/bootstrap.py").open("a") as bootstrap:
+            bootstrap.write("# another version\n")
+        assert changed.up()[f"updated {GROUP}"] == 2
+        assert [state for _, state in changed.heads()] == ["terminated", "running"]
+        assert changed.up() == {}
 
 
 def test_another_region_after_a_first_up_that_failed_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import boto3
 import pytest
 
 from rehearsal.engine.state import read_resources
-from tests.rehearsal.engine.test_cli import GROUP, OBJECT, Stack, create_stack, requires_cli
+from tests.rehearsal.engine.test_cli import OBJECT, Stack, create_stack, requires_cli
 
 pytestmark = requires_cli
 RULE, ROLE = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "aws:iam/role:Role"
@@ -42,7 +42,8 @@ def test_refresh_after_up_finds_no_difference(stack: Stack) -> None:
 
 
 def test_nodes_of_a_run_are_no_difference(stack: Stack) -> None:
-    boto3.client("autoscaling").set_desired_capacity(AutoScalingGroupName=identifier(stack, GROUP), DesiredCapacity=2)
+    (workers,) = stack.exports()["groups"]
+    boto3.client("autoscaling").set_desired_capacity(AutoScalingGroupName=workers, DesiredCapacity=2)
     assert refreshed(stack) == {}
     assert stack.up() == {}
 
@@ -55,7 +56,7 @@ def test_drift_is_shown_by_refresh_and_reverted_by_up(stack: Stack) -> None:
 
 
 def test_preview_with_refresh_shows_the_drift_and_up_with_refresh_reverts_it(stack: Stack) -> None:
-    name = identifier(stack, GROUP)
+    (name,) = stack.exports()["groups"]
     boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=name, MaxSize=7)
     stack.workspace.run("preview", "--refresh", "--diff")
     output = (stack.workspace.folder / "preview.log").read_text()

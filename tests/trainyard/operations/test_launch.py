@@ -14,6 +14,7 @@ from rehearsal.aws.timing import Timing
 from tests import clusters
 from tests.conftest import REGION
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
+from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation
 from trainyard.models.events import HealthCheckResultEvent
 from trainyard.models.health_check import NodeFault
@@ -307,7 +308,7 @@ def test_launch_reports_the_message_of_a_failed_node(
 def test_head_failure_ends_the_launch_before_nodes_start(cluster: clusters.Cluster) -> None:
     cluster.write_head_failure_events("preflight: the manifest is bad")
     launch, _ = create_launch(cluster)
-    with pytest.raises(LaunchError, match="the head i-head could not be configured: preflight: the manifest is bad"):
+    with pytest.raises(LaunchError, match=r"the head i-\w+ could not be configured: preflight: the manifest is bad"):
         launch.start()
     assert cluster.members() == []
     assert cluster.staging.find(CURRENT_RUN) is None
@@ -421,10 +422,50 @@ def test_playbook_that_succeeds_after_failures_is_accepted(cluster: clusters.Clu
 
 
 def test_events_of_an_earlier_head_are_ignored(cluster: clusters.Cluster, on_launched: Any) -> None:
-    cluster.write_head_failure_events("bad", head="i-earlier")
+    cluster.write_head_failure_events("bad")
+    cluster.replace_head()
     launch, _ = create_launch(cluster)
     launch.deadline.at = time.time() + 1
     with pytest.raises(LaunchError, match="waiting for the head's controller"):
+        launch.start()
+
+
+def test_head_that_is_replaced_meanwhile_is_awaited(
+    cluster: clusters.Cluster, on_launched: Any, run_in_background: RunInBackground
+) -> None:
+    cluster.launch_head()
+    launch, display = create_launch(cluster)
+
+    def start_workers(run: str, nodes: list[str]) -> None:
+        for node in nodes:
+            cluster.write_agent_event(run, node, "workers_up", 1)
+
+    def replace_head() -> bool:
+        if not any("waiting for the head's controller" in line for line in display.details):
+            return False
+        cluster.replace_head()
+        cluster.write_head_ready_events()
+        return True
+
+    run_in_background(replace_head)
+    on_launched(start_workers)
+    launch.start()
+    assert f"head {cluster.launch_head()} ready" in display.lines
+
+
+def test_head_of_an_earlier_template_is_not_awaited(cluster: clusters.Cluster) -> None:
+    """The provider starts an instance refresh and does not wait for it."""
+    cluster.write_head_ready_events()
+    name = cluster.manifest.head_autoscaling_group
+    client("ec2", REGION).create_launch_template_version(
+        LaunchTemplateName=cluster.stack,
+        LaunchTemplateData={"ImageId": clusters.ubuntu_image_id(REGION), "InstanceType": "t3.large"},
+    )
+    template = {"LaunchTemplateName": cluster.stack, "Version": "2"}
+    cluster.autoscaling.update_auto_scaling_group(AutoScalingGroupName=name, LaunchTemplate=template)
+    launch, _ = create_launch(cluster)
+    launch.deadline.at = time.time() + 1
+    with pytest.raises(LaunchError, match=f"the Auto Scaling group {name} has no instance of its launch template. If"):
         launch.start()
 
 

@@ -21,6 +21,7 @@ from trainyard.aws.lease import put_lease
 from trainyard.errors import InputError
 from trainyard.models.health_check import HealthCheckResult, NodeFault, NodeResult
 from trainyard.models.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
+from trainyard.models.manifest import Manifest
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
@@ -46,6 +47,12 @@ def test_run_continues_with_another_placement_group() -> None:
     (group,) = MANIFEST.groups
     held = group.model_copy(update={"placement_group_arn": "arn:aws:ec2:us-east-1:123456789012:placement-group/held"})
     assert MANIFEST.model_copy(update={"groups": (held,)}).digest() == MANIFEST.digest()
+
+
+def test_head_is_no_part_of_a_run() -> None:
+    other = MANIFEST.model_copy(update={"head_autoscaling_group": "head-2"})
+    for digest in (Manifest.digest, Manifest.node_digest, Manifest.instance_digest):
+        assert digest(other) == digest(MANIFEST)
 
 
 def connect(cluster: clusters.Cluster) -> Cluster:

@@ -132,6 +132,7 @@ def write_manifest(run: ReservedRun, **changes: str) -> None:
 
 def test_failure_of_the_head_does_not_stop_the_run_to_replace(run: ReservedRun) -> None:
     write_manifest(run)
+    run.cluster.replace_head()
     run.cluster.write_head_failure_events("no disk")
     with pytest.raises(LaunchError, match="no disk"):
         run.create_launch().start(update=True)

@@ -281,11 +281,8 @@ def test_missing_image_is_reported_before_the_start(cluster: clusters.Cluster) -
 
 
 def test_head_is_checked_before_the_start(cluster: clusters.Cluster) -> None:
-    cluster.manifest = cluster.manifest.model_copy(
-        update={"head": cluster.manifest.head.model_copy(update={"instance": "i-other"})}
-    )
-    cluster.set_groups(cluster.manifest.groups)
-    cluster.write_head_failure_events("disk full", head="i-other")
+    cluster.replace_head()
+    cluster.write_head_failure_events("disk full")
     with pytest.raises(LaunchError, match="disk full"):
         launch(cluster)
     assert actions(cluster) == {}

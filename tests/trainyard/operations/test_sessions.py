@@ -10,6 +10,7 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.problems import rejects
 from trainyard.errors import InputError
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.run import Control
@@ -123,7 +124,13 @@ def find(cluster: clusters.Cluster, node: str | None) -> str:
 
 
 def test_head_needs_no_workers(cluster: clusters.Cluster) -> None:
-    assert find(cluster, "head") == cluster.manifest.head.instance
+    head = cluster.launch_head()
+    assert find(cluster, "head") == head
+
+
+def test_head_that_aws_replaces_is_reported(cluster: clusters.Cluster) -> None:
+    with rejects("node_missing", "AWS replaces the head now"):
+        find(cluster, "head")
 
 
 def test_workers_are_numbered_by_rank(cluster: clusters.Cluster) -> None:
