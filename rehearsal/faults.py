@@ -21,6 +21,7 @@ from rehearsal.aws.faults import (
 )
 from rehearsal.aws.zones import region_zones
 from rehearsal.gpu_faults import GpuFault
+from rehearsal.node_faults import NodeFault
 from rehearsal.rank_faults import RankFault, RankKill
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
@@ -98,7 +99,7 @@ def _check_rank_fault(fault: RankFault, settings: StackSettings) -> None:
     ranks = settings.nodes * settings.processes_per_node
     if isinstance(fault, RankKill) and fault.rank >= ranks:
         raise _error(format_fault(fault), [f"rank: the job has ranks 0 to {ranks - 1}"], "Use one of these ranks")
-    if not isinstance(fault, RankKill) and fault.node >= settings.nodes:
+    if isinstance(fault, GpuFault | NodeFault) and fault.node >= settings.nodes:
         reason = f"node: the stack has the worker nodes 0 to {settings.nodes - 1}"
         raise _error(format_fault(fault), [reason], "Use one of these nodes")
     if settings.job.train is None:

@@ -1,4 +1,4 @@
-"""Faults of the job's ranks and of their nodes, injected when the job has reached a step."""
+"""Faults of the job's ranks, of their nodes and of the head, injected when the job has reached a step."""
 
 import signal
 import threading
@@ -12,6 +12,8 @@ import psutil
 from pydantic import Field
 
 from rehearsal.gpu_faults import GpuFault
+from rehearsal.head_faults import HeadKill, HeadTerminate, inject_head_fault
+from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.processes import environments, send_signal
 from rehearsal.node_faults import NodeFault
 from trainyard.aws.s3 import Bucket
@@ -35,7 +37,7 @@ class RankKill(StrictModel):
     peers: Literal["exit", "hang"] = Field(default="exit", description="What the other ranks do.")
 
 
-RankFault = RankKill | GpuFault | NodeFault
+RankFault = RankKill | GpuFault | NodeFault | HeadTerminate | HeadKill
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ class Rank:
 class RankFaults:
     """Injects faults into one run, through its ranks. `remaining`: those that have had no effect yet."""
 
-    def __init__(self, faults: Sequence[RankFault], data: Bucket, run: str) -> None:
+    def __init__(self, faults: Sequence[RankFault], data: Bucket, run: str, hypervisor: Hypervisor) -> None:
         self.remaining = list(faults)
         self._lasting: dict[str, GpuFault] = {}  # instance -> fault that ends every rank on it
-        self._data, self._run = data, run
+        self._data, self._run, self._hypervisor = data, run, hypervisor
         self._stopping = threading.Event()
 
     @contextmanager
@@ -81,6 +83,8 @@ class RankFaults:
         """Inject a fault; return False when the rank or its node do not run, as between two attempts."""
         if isinstance(fault, RankKill):
             return self._kill(fault)
+        if isinstance(fault, HeadTerminate | HeadKill):
+            return inject_head_fault(fault, self._hypervisor, self._stopping)
         ranks = [rank for rank in find_ranks(self._run).values() if rank.node == fault.node]
         if not ranks:
             return False

@@ -105,7 +105,7 @@ class Stages:
         self.context.clock.start("training")
         assert self.context.result.run is not None
         train, display = self.context.settings.job.train, self.context.display
-        faults = RankFaults(self.context.options.rank_faults, self.data_bucket(), self.context.result.run)
+        faults = RankFaults(self.context.options.rank_faults, self.data_bucket(), self.context.result.run, hypervisor)
         with faults.injecting():
             outcome = follow_run(
                 self.data_bucket(),

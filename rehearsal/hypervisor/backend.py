@@ -58,6 +58,9 @@ class Backend(Protocol):
     def kill(self, instance: str) -> None:
         """Power the machine off: none of its processes runs when this returns."""
 
+    def send_signal(self, instance: str, number: int) -> None:
+        """Send a signal to all processes of the machine."""
+
     def is_running(self, instance: str) -> bool:
         """Return whether the machine is powered on."""
 

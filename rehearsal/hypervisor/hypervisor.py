@@ -64,6 +64,16 @@ class Hypervisor:
         """Return the ids of the instances whose machines are not removed."""
         return [name for name, machine in list(self._machines.items()) if not machine.removed]
 
+    def running_head(self) -> InstanceRecord | None:
+        """Return the head of the stack; None while EC2 has none that runs."""
+        records = [machine.record for machine in list(self._machines.values())]
+        heads = (each for each in records if each.tags.get(tags.ROLE) == "head" and each.state == "running")
+        return next(heads, None)
+
+    def send_signal(self, instance: str, number: int) -> None:
+        """Send a signal to all processes of an instance."""
+        self._backend.send_signal(instance, number)
+
     def reconcile(self) -> None:
         """Boot, stop and remove machines once, so that they match the instances of EC2."""
         for record in instances_of_stack(self._aws.instances(), self._stack):

@@ -9,6 +9,7 @@ from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Th
 from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
+from rehearsal.head_faults import HeadKill, HeadTerminate
 from rehearsal.rank_faults import RankKill
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT
@@ -30,6 +31,8 @@ FAULTS: dict[str, AnyFault] = {
     "agent-kill,node=1,step=10": AgentKill(node=1, step=10),
     "agent-hang,node=1,step=10": AgentHang(node=1, step=10),
     "node-hang,node=1,step=10": NodeHang(node=1, step=10),
+    "head-terminate,step=10": HeadTerminate(step=10),
+    "head-kill,step=10,seconds=5.0": HeadKill(step=10, seconds=5),
 }
 CAPACITY = (
     "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"

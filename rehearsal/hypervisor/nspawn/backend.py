@@ -11,7 +11,13 @@ from typing import Self
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
 from rehearsal.hypervisor.nspawn.image import base_root
-from rehearsal.hypervisor.nspawn.machine import Machine, MachineSpec, kill_namespace_processes
+from rehearsal.hypervisor.nspawn.machine import (
+    Machine,
+    MachineSpec,
+    kill_namespace_processes,
+    namespace_processes,
+    signal_processes,
+)
 from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER, Network, run_ip
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
@@ -87,6 +93,10 @@ class NspawnBackend:
         """Power the machine off and delete its network namespace."""
         self.machines[instance].kill()
         self.network.detach_network(instance)
+
+    def send_signal(self, instance: str, number: int) -> None:
+        """Send a signal to all processes of the machine."""
+        signal_processes(namespace_processes(self.network.namespace_name(instance)), number)
 
     def is_running(self, instance: str) -> bool:
         """Return whether the machine is powered on."""

@@ -155,7 +155,7 @@ class Machine:
     def crash(self) -> None:
         """Kill all processes of the machine at once, as a host failure does. The machine stays off."""
         self._stopping.set()
-        kill_processes(namespace_processes(self.spec.namespace))
+        signal_processes(namespace_processes(self.spec.namespace), signal.SIGKILL)
 
     def remove(self) -> None:
         """Delete the machine's folder, including its disk."""
@@ -217,17 +217,17 @@ def kill_namespace_processes(namespace: str) -> int:
     while pids := namespace_processes(namespace):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {pids} of the machine {namespace} still run after SIGKILL")
-        kill_processes(pids)
+        signal_processes(pids, signal.SIGKILL)
         killed.update(pids)
         time.sleep(0.02)
     return len(killed)
 
 
-def kill_processes(pids: Sequence[int]) -> None:
-    """Send SIGKILL to processes. Processes that have ended are ignored."""
+def signal_processes(pids: Sequence[int], number: int) -> None:
+    """Send a signal to processes. Processes that have ended are ignored."""
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue
 

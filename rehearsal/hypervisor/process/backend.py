@@ -16,7 +16,12 @@ from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import systemctl as systemctl_module
 from rehearsal.hypervisor.process.gpus import create_gpus
-from rehearsal.hypervisor.processes import REHEARSAL_VARIABLE, kill_rehearsal_processes
+from rehearsal.hypervisor.processes import (
+    REHEARSAL_VARIABLE,
+    find_processes,
+    kill_rehearsal_processes,
+    send_signal,
+)
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 _ROOT = Path(__file__).parents[3]
@@ -122,6 +127,11 @@ class ProcessBackend:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+
+    def send_signal(self, instance: str, number: int) -> None:
+        """Send a signal to all processes of the node."""
+        for process in find_processes(self.folder, self.root(instance)):
+            send_signal(process, number)
 
     def is_running(self, instance: str) -> bool:
         """Return whether the node's init process runs."""
