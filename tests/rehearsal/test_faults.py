@@ -8,8 +8,8 @@ import pytest
 from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Throttle
 from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
 from rehearsal.gpu_faults import GpuFault
-from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
 from rehearsal.head_faults import HeadKill, HeadTerminate
+from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
 from rehearsal.rank_faults import RankKill
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rehearsal.gpu_faults import GpuFault, write_kernel_log
+from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
 from rehearsal.hypervisor.processes import is_alive, send_signal
@@ -102,7 +103,7 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
 
 def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) -> None:
     ranks = [start_rank("i-1", 0), start_rank("i-2", 1)]
-    faults = RankFaults([GpuFault(node=1, step=3, xid=79)], cast(Bucket, MetricsOfStep(3)), RUN)
+    faults = RankFaults([GpuFault(node=1, step=3, xid=79)], cast(Bucket, MetricsOfStep(3)), RUN, cast(Hypervisor, None))
     try:
         with faults.injecting():
             assert ranks[1].wait(20) == -signal.SIGABRT

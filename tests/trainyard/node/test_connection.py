@@ -110,6 +110,14 @@ def test_events_are_sent_again_to_a_new_controller(
     successor.close()
 
 
+def test_server_knows_whether_a_later_one_replaces_it(server: AgentServer, cluster: Cluster) -> None:
+    assert server.is_published(cluster.staging)
+    successor = AgentServer(HEAD)
+    successor.start(cluster.staging)
+    assert (server.is_published(cluster.staging), successor.is_published(cluster.staging)) == (False, True)
+    successor.close()
+
+
 def test_agent_without_a_connection_writes_its_heartbeats_to_s3(cluster: Cluster, connection: HeadConnection) -> None:
     key = RunLayout(RUN).heartbeat("i-1")
     eventually(lambda: cluster.data.find(key) is not None, "a heartbeat in S3")

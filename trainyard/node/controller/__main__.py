@@ -15,6 +15,7 @@ from trainyard.node.events import open_event_writer
 from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, is_outdated, read_manifest, read_node
 
 POLL_SECONDS = 1.0
+PUBLISHED_POLL_SECONDS = 5.0
 LOG = logging.getLogger("controller")
 
 
@@ -25,22 +26,29 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server = AgentServer(node)
-    server.start(Bucket(manifest.staging_bucket, node.region))
+    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region)
+    server.start(staging)
     try:
         with open_event_writer(node, manifest, "controller") as writer:
             fields = {"service": "controller", "address": node.address}
             writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
-        return _control(node, Controller(node, manifest, server), server, stop)
+        return _control(node, Controller(node, manifest, server), server, staging, stop)
     finally:
         server.close()
 
 
-def _control(node: Node, controller: Controller, server: AgentServer, stop: threading.Event) -> int:
-    """Control runs until `stop` is set, or until a newer bundle exists; the exit code."""
+def _control(node: Node, controller: Controller, server: AgentServer, staging: Bucket, stop: threading.Event) -> int:
+    """Control runs until `stop` is set, or until a newer bundle exists; the exit code.
+
+    A head that is replaced may run while its successor starts: it does nothing more.
+    """
+    checked_at, is_published = time.monotonic(), True
     while not stop.is_set():
         try:
-            controller.step()
+            if time.monotonic() >= checked_at + PUBLISHED_POLL_SECONDS:
+                checked_at, is_published = time.monotonic(), server.is_published(staging)
+            if is_published:
+                controller.step()
         except Exception as error:  # AWS may be unavailable; the lease limits for how long
             LOG.error("%s: %s", type(error).__name__, error)
             stop.wait(POLL_SECONDS)

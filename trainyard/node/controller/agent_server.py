@@ -71,6 +71,11 @@ class AgentServer:
         staging.write(CONTROLLER_ENDPOINT, endpoint.model_dump_json().encode())
         LOG.info("agents connect to %s:%d", self._node.address, self._port)
 
+    def is_published(self, staging: Bucket) -> bool:
+        """Return whether agents find this server: False when the controller of another head has started later."""
+        content = staging.find(CONTROLLER_ENDPOINT)
+        return content is not None and ControllerEndpoint.model_validate_json(content).token == self._token
+
     def close(self) -> None:
         """Close all connections and stop the server."""
         if self._thread.is_alive():
