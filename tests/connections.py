@@ -35,6 +35,16 @@ class FakeConnections:
         self.received[node] = ReceivedHeartbeat(heartbeat, at)
         self.connected.add(node)
 
+    def add_ranks(self, node: str, run: str, at: float, step: int, attempt: int, number: int) -> None:
+        """Add a heartbeat of the node with this node rank and two ranks. Rank 3 is slow."""
+        ranks = tuple(
+            RankProgress(rank=rank, step=step, time=at, step_seconds=2.0, busy_seconds=2.0 if rank == 3 else 1.0)
+            for rank in (2 * number, 2 * number + 1)
+        )
+        heartbeat = Heartbeat(instance=node, boot="0001", sequence=int(at * 1e9), run=run, attempt=attempt, ranks=ranks)
+        self.received[node] = ReceivedHeartbeat(heartbeat, at)
+        self.connected.add(node)
+
     def take_events(self) -> list[NodeEvent]:
         events, self.events = self.events, []
         return events

@@ -164,6 +164,9 @@ class Control(StrictModel):
     failed_startups: dict[str, str] = Field(
         default_factory=dict, description="Instance whose startup failed and that was replaced -> message."
     )
+    checked_slow_nodes: tuple[str, ...] = Field(
+        (), description="Instances of slow ranks for which the health check of all nodes was repeated."
+    )
     repaired_nodes: tuple[str, ...] = Field((), description="Instances that had a repair in this run.")
     health_check: HealthCheckRequest | None = Field(None, description="The health check that nodes must run now.")
     health_check_count: int = Field(0, ge=0, description="Number of health checks requested so far.")

@@ -1,6 +1,7 @@
 """`python -m trainyard.node.controller`: the controller on the head node, run by systemd."""
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -12,10 +13,11 @@ from trainyard.models.events import ServiceEvent
 from trainyard.node.controller.agent_server import AgentServer
 from trainyard.node.controller.controller import Controller
 from trainyard.node.events import open_event_writer
-from trainyard.node.identity import EXIT_NEWER_BUNDLE, Node, is_outdated, read_manifest, read_node
+from trainyard.node.identity import BASE, EXIT_NEWER_BUNDLE, Node, is_outdated, read_manifest, read_node
 
 POLL_SECONDS = 1.0
 PUBLISHED_POLL_SECONDS = 5.0
+READY_FILE = BASE / "controller.ready"  # the playbook waits until it has the id of this process
 LOG = logging.getLogger("controller")
 
 
@@ -31,6 +33,7 @@ def main() -> int:
     try:
         with open_event_writer(node, manifest, "controller") as writer:
             fields = {"service": "controller", "address": node.address}
+            READY_FILE.write_text(str(os.getpid()))
             writer.write_event(ServiceEvent.model_validate({**node.event_fields(time.time()), **fields}))
         return _control(node, Controller(node, manifest, server), server, staging, stop)
     finally:

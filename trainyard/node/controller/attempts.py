@@ -16,6 +16,7 @@ from trainyard.node.controller.outcomes import create_completed_outcome, create_
 from trainyard.node.controller.rank_order import RankOrder
 from trainyard.node.controller.repairs import Repairs
 from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.stragglers import Stragglers
 from trainyard.node.controller.worker_groups import WorkerGroups
 
 # Agents kill the ranks of an attempt that has failed on another node, and report within some seconds.
@@ -36,6 +37,7 @@ class Attempts:
         self._state, self._groups, self.health_checks = state, groups, health_checks
         self._stack, region = manifest.stack, groups.region
         self.liveness, self.idle_detector = Liveness(region, state.clock), IdleDetector()
+        self.stragglers = Stragglers()
         self._rank_order, self.repairs = RankOrder(region), Repairs(state, groups)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs)
         self._surplus_since: dict[str, float] = {}
@@ -79,9 +81,26 @@ class Attempts:
         else:
             self._check_spares(nodes, now)
         self._remove_surplus_nodes(now)
+        if slow := self._find_unchecked_slow_nodes():
+            return self._check_slow_nodes(slow, now)
         minutes = state.run.limits.idle_timeout_minutes
         reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
         return create_outcome(state, "stopped", reason) if reason else None
+
+    def _find_unchecked_slow_nodes(self) -> dict[str, str]:
+        """Return node -> how one of its ranks is slower than the others, for nodes that were not checked for it."""
+        control = self._state.control
+        if control.health_check is not None or not self._state.run.limits.health_check_timeout_minutes:
+            return {}
+        slow = {each.node: each.describe() for each in reversed(self.stragglers.find_slow_ranks())}
+        return {node: text for node, text in slow.items() if node not in control.checked_slow_nodes}
+
+    def _check_slow_nodes(self, slow: dict[str, str], now: float) -> Outcome | None:
+        """Interrupt the attempt after a checkpoint, and repeat the health check of all nodes: it finds a slow GPU."""
+        checked = (*self._state.control.checked_slow_nodes, *slow)
+        self._state.update_control(checked_slow_nodes=checked)
+        outcome = self._failed_attempts.decide((), {}, slow)
+        return outcome or self._start_next_attempt(now, save_checkpoint=True)
 
     def _check_spares(self, nodes: tuple[str, ...], now: float) -> None:
         """Check the health of spare nodes while the job runs on others, so that they can replace these at once."""
@@ -142,13 +161,14 @@ class Attempts:
             return
         # A running job is not interrupted for a health check: only its new nodes are checked.
         is_running = state.control.attempt > 0 and state.control.waiting_since is None
-        self._request_health_check(new if is_running else nodes, now)
+        # Ranks of a lost attempt have no peers to save checkpoints with.
+        is_interrupted = save_checkpoint and not is_running
+        self._request_health_check(new if is_running else nodes, now, is_interrupted)
 
-    def _request_health_check(self, nodes: tuple[str, ...], now: float) -> None:
+    def _request_health_check(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         number = self._state.control.health_check_count + 1
         request = HealthCheckRequest(number=number, nodes=nodes, master=self._choose_master(nodes), requested_at=now)
-        # Ranks of a lost attempt have no peers to save checkpoints with.
-        self._state.update_control(health_check=request, health_check_count=number, save_checkpoint=False)
+        self._state.update_control(health_check=request, health_check_count=number, save_checkpoint=save_checkpoint)
         LOG.info("health check %d of %s", number, ", ".join(request.nodes))
 
     def _conclude_health_check(self, request: HealthCheckRequest, now: float, save_checkpoint: bool) -> Outcome | None:

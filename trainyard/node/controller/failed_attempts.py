@@ -21,10 +21,13 @@ class FailedAttempts:
     def __init__(self, state: RunState, groups: WorkerGroups, repairs: Repairs) -> None:
         self._state, self._groups, self._repairs = state, groups, repairs
 
-    def decide(self, departed: Sequence[str], lost: Mapping[str, str]) -> Outcome | None:
+    def decide(
+        self, departed: Sequence[str], lost: Mapping[str, str], slow: Mapping[str, str] | None = None
+    ) -> Outcome | None:
         """Decide on the current attempt; return the outcome if another attempt would fail again.
 
         `departed`: nodes that left their group. `lost`: node -> why it is lost although it is in its group.
+        `slow`: node -> how one of its ranks is slower than the others.
         """
         state, control = self._state, self._state.control
         checkpoints = tuple(sorted(state.checkpoints()))
@@ -37,6 +40,7 @@ class FailedAttempts:
             departed=departed,
             silent={node: text for node, text in lost.items() if node not in departed},
             hardware=self._hardware_findings(control.nodes),
+            slow=slow or {},
             has_progress=has_progress,
             were_checked=control.last_passed_check == control.attempt,
             can_check=bool(state.run.limits.health_check_timeout_minutes),

@@ -37,9 +37,9 @@ class AttemptFailure:
 
     `nodes`: in the order of their node ranks. `failures`: (node, failure) of all ranks that failed. `departed`: nodes
     that left their group. `silent`: node -> how it was found to be lost. `hardware`: node -> findings of its health
-    monitor that need an action, as (action, text). `has_progress`: whether a new checkpoint exists since the previous
-    decision. `were_checked`: whether all nodes passed a health check since that decision. `can_check`: whether the run
-    has health checks.
+    monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is slower than the others.
+    `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`: whether all nodes
+    passed a health check since that decision. `can_check`: whether the run has health checks.
     """
 
     attempt: int
@@ -49,6 +49,7 @@ class AttemptFailure:
     departed: Sequence[str] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Sequence[tuple[NodeAction, str]]] = field(default_factory=dict)
+    slow: Mapping[str, str] = field(default_factory=dict)
     has_progress: bool = False
     were_checked: bool = False
     can_check: bool = True
@@ -99,7 +100,7 @@ def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> Attem
         failure=first,
         failing_nodes=tuple(dict.fromkeys(same)),
         attempts_without_progress=sum(each.cause != "node" for each in earlier) + (not actions),
-        checks_nodes=False,
+        checks_nodes=bool(failure.slow) and failure.can_check,
     )
     if first is not None and first.is_permanent:
         return draft.model_copy(update={"end_reason": f"{first.describe(node)} failed: {first.message}"})
@@ -127,6 +128,9 @@ def _find_node_faults(
         worst = max((action for action, _ in findings), key=_SEVERITY.index)
         actions[node] = max(worst, actions.get(node, "none"), key=_SEVERITY.index)
         evidence += [Evidence(kind="hardware", node=node, text=text) for _, text in findings]
+    for node, text in failure.slow.items():
+        actions.setdefault(node, "none")  # the health check confirms it
+        evidence.append(Evidence(kind="slow", node=node, text=text))
     return actions, evidence
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 from trainyard.models.events import HealthCheckEvent
 from trainyard.models.health_check import (
@@ -18,6 +19,8 @@ from trainyard.models.health_check import (
 )
 from trainyard.models.manifest import Manifest, WorkerGroup
 
+# Healthy GPUs of one model differ by a few percent.
+SLOW_FACTOR = 1.3
 VERSIONS = ("driver", "cuda", "nccl", "torch")
 # Faults between nodes with which the job may start if a second health check finds them too and no single node.
 TOLERATED_FAULTS = frozenset({"bandwidth"})
@@ -72,6 +75,9 @@ def evaluate(
             group, uses_gpus = groups[event.group], groups[event.group].gpus and manifest.node.use_gpus
             hardware = _evaluate_hardware(event.measurements, group, processes, software_location) if uses_gpus else ()
             faults[node] = [*hardware, *event.faults]
+    for node, text in _find_slow_nodes(nodes, events, groups, manifest):
+        if not any(fault.kind == "matmul" for fault in faults[node]):
+            faults[node].append(NodeFault(kind="matmul", text=text))
     shared_faults = list(_evaluate_versions(nodes, events, others, faults))
     if not any(faults.values()) and set(nodes) <= events.keys():
         shared_faults += _evaluate_fabric(nodes, events, groups, manifest, processes)
@@ -107,6 +113,28 @@ def _evaluate_hardware(
     if minimum is not None and values.nvlink_gbs is not None and values.nvlink_gbs < minimum:
         rate = f"{values.nvlink_gbs:g} GB/s of bus bandwidth"
         yield NodeFault(kind="nvlink", text=f"an all-reduce within the node has {rate}, the minimum is {minimum:g}")
+
+
+def _find_slow_nodes(
+    nodes: Sequence[str],
+    events: Mapping[str, HealthCheckEvent],
+    groups: Mapping[str, WorkerGroup],
+    manifest: Manifest,
+) -> Iterator[tuple[str, str]]:
+    """Yield (node, text) of GPU nodes with a GPU that is much slower than those of the other nodes of its type."""
+    rates: dict[str, dict[str, float]] = {}
+    for node in nodes:
+        event = events.get(node)
+        if event is not None and manifest.node.use_gpus and event.measurements.matmul_tflops is not None:
+            group = groups[event.group]
+            if group.gpus:
+                rates.setdefault(group.instance_type, {})[node] = event.measurements.matmul_tflops
+    for instance_type, measured in rates.items():
+        usual = median_high(measured.values())
+        for node, rate in measured.items():
+            if rate * SLOW_FACTOR < usual:
+                text = f"the slowest GPU multiplies matrices at {rate:g} TFLOP/s, other {instance_type} nodes at"
+                yield node, f"{text} {usual:g}"
 
 
 def _evaluate_network(values: NodeMeasurements, group: WorkerGroup, software_location: str) -> Iterator[NodeFault]:

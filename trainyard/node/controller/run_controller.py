@@ -81,6 +81,7 @@ class RunController:
         heartbeats = self.reports.heartbeats()
         self.state.node_states.update_heartbeats(received.heartbeat for received in heartbeats.values())
         self.attempts.liveness.update(heartbeats)
+        self.attempts.stragglers.update(self.state.control.attempt, self.state.run.processes_per_node, heartbeats)
 
     def _update_deadline(self, now: float) -> None:
         """Update the run's deadline. A changed deadline is published, and the lease renewed at once."""

@@ -33,6 +33,7 @@ from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.outcomes import create_outcome
 from trainyard.node.controller.run_controller import RunController
+from trainyard.node.controller.stragglers import SLOW_STEPS
 from trainyard.node.identity import Node
 
 FAILURE = RankFailure(rank=3, local_rank=1, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
@@ -730,6 +731,32 @@ def run_with_spare(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Run
     assert run.published.attempt == 1
     run.step("workers_up", 1)
     return run
+
+
+def test_slow_rank_leads_to_a_health_check_of_all_nodes_once(run_with_spare: RunWithSpare) -> None:
+    run = run_with_spare
+    run.pass_health_check()  # of the spare node
+    nodes = run.published.nodes
+
+    def report_steps(first: int, attempt: int) -> None:
+        for step in range(first, first + SLOW_STEPS + 10, 5):
+            run.clock.advance(1.0)
+            for number, node in enumerate(nodes):
+                run.connections.add_ranks(node, run.record.run, run.clock.monotonic(), step, attempt, number)
+            run.controller.step()
+
+    report_steps(1, 1)
+    published = run.published
+    assert published.health_check is not None
+    assert set(published.health_check.nodes) == set(nodes)
+    assert (published.save_checkpoint, published.checked_slow_nodes) == (True, (nodes[1],))
+    (decision,) = published.decisions
+    assert [evidence.kind for evidence in decision.evidence] == ["slow"]
+    run.connections.connected.clear()
+    run.pass_health_check()
+    assert (run.published.attempt, run.published.nodes) == (2, nodes)
+    report_steps(1, 2)
+    assert (run.published.attempt, run.published.health_check) == (2, None)
 
 
 def test_spare_passes_a_health_check_while_the_job_runs(run_with_spare: RunWithSpare) -> None:

@@ -61,6 +61,13 @@ def kinds(result: Evaluation) -> dict[str, list[str]]:
     return {node: [fault.kind for fault in faults] for node, faults in result.faulty_nodes.items()}
 
 
+def test_node_with_a_slow_gpu_has_a_fault() -> None:
+    usual = HEALTHY_MEASUREMENTS.matmul_tflops
+    assert usual is not None
+    assert kinds(evaluate_three_nodes(event("i-2", matmul_tflops=usual / 1.25))) == {}
+    assert kinds(evaluate_three_nodes(event("i-2", matmul_tflops=usual / 1.35))) == {"i-2": ["matmul"]}
+
+
 def test_healthy_nodes_have_no_faults() -> None:
     assert (evaluate_three_nodes().faulty_nodes, evaluate_three_nodes().faults) == ({}, ())
 
