@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
 from trainyard.models.layout import RunLayout
 from trainyard.models.metrics import MetricLine
+from trainyard.node.agent.state import AGENT_STATE, read_state
 
 POLL_SECONDS = 0.2
 
@@ -119,22 +120,34 @@ class RankFaults:
 def find_ranks(run: str) -> dict[int, Rank]:
     """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
 
-    torchrun gives each rank the variables RANK and GROUP_RANK, the rank of its node
-    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+    torchrun redirects the stderr of each rank to a file in a folder with the number of the rank on its node. Variables
+    such as RANK are not visible in /proc for a rank that was forked.
     """
-    ranks = {
-        process: environment
+    logs = {
+        process: (environment, log)
         for process, environment in environments()
-        if environment.get("TRAINYARD_RUN") == run and "RANK" in environment
+        if environment.get("TRAINYARD_RUN") == run and (log := _rank_log(process)) is not None
     }
-    # The processes that a rank starts inherit its environment.
-    return {
-        int(variables["RANK"]): Rank(
-            process, int(variables["GROUP_RANK"]), variables["TRAINYARD_NODE"], _node_root(process, variables)
-        )
-        for process, variables in ranks.items()
-        if _parent(process) not in ranks
-    }
+    ranks = {}
+    for process, (variables, log) in logs.items():
+        if _parent(process) in logs:  # the processes that a rank starts inherit its stderr
+            continue
+        root = _node_root(process, variables)
+        with suppress(OSError):  # the process has ended
+            first = read_state(root / "opt/trainyard/runs" / run / AGENT_STATE).first_rank
+            processes = len(list((Path(f"/proc/{process.pid}/root") / str(log.parents[1]).lstrip("/")).iterdir()))
+            number = first + int(log.parent.name)
+            ranks[number] = Rank(process, number // processes, variables["TRAINYARD_NODE"], root)
+    return ranks
+
+
+def _rank_log(process: psutil.Process) -> Path | None:
+    """Return the file with the stderr of a process if it is a rank, as a path on its node."""
+    try:
+        log = Path(f"/proc/{process.pid}/fd/2").readlink()
+    except OSError:  # it has ended
+        return None
+    return log if log.name == "stderr.log" and log.parent.name.isdigit() else None
 
 
 def _node_root(process: psutil.Process, variables: Mapping[str, str]) -> Path:

@@ -20,6 +20,7 @@ from rehearsal.rank_faults import RankFaults, find_ranks
 from tests.metrics import metric
 from tests.polling import eventually
 from trainyard.aws.s3 import Bucket
+from trainyard.node.agent.state import AGENT_STATE, AgentStateFile
 from trainyard.node.health.kernel_log import KernelLog
 from trainyard.node.health.nvml import Nvml
 
@@ -29,17 +30,22 @@ RUN = f"run-{os.getpid()}"  # other sessions may run this test
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Root folder of a node with two GPUs, whose NVML this process uses."""
-    (tmp_path / "run").mkdir()
-    create_gpus(tmp_path, 2)
     monkeypatch.setenv("TRAINYARD_ROOT", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
-    return tmp_path
+    return create_root(tmp_path)
+
+
+def create_root(folder: Path) -> Path:
+    """Create the root folder of a node with two GPUs."""
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    create_gpus(folder, 2)
+    return folder
 
 
 @pytest.fixture
 def rank(root: Path) -> Iterator[psutil.Popen]:
     """A rank on that node."""
-    process = start_rank("i-1", 1)
+    process = start_rank(root, 1)
     yield process
     send_signal(process, signal.SIGKILL)
     process.wait()
@@ -102,12 +108,13 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
 
 
 def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) -> None:
-    ranks = [start_rank("i-1", 0), start_rank("i-2", 1)]
+    first, second, third = (create_root(root / name) for name in ("first", "second", "third"))
+    ranks = [start_rank(first, 0), start_rank(second, 1)]
     faults = RankFaults([GpuFault(node=1, step=3, xid=79)], cast(Bucket, MetricsOfStep(3)), RUN, cast(Hypervisor, None))
     try:
         with faults.injecting():
             assert ranks[1].wait(20) == -signal.SIGABRT
-            ranks += [start_rank("i-2", 1), start_rank("i-3", 2)]
+            ranks += [start_rank(second, 1), start_rank(third, 2)]
             assert ranks[2].wait(20) == -signal.SIGABRT
         assert faults.remaining == []
         assert [is_alive(rank) for rank in (ranks[0], ranks[3])] == [True, True]
@@ -127,7 +134,12 @@ class MetricsOfStep:
         return self.line
 
 
-def start_rank(instance: str, node: int) -> psutil.Popen:
-    """Start a rank of the run on a node."""
-    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": instance, "RANK": str(node), "GROUP_RANK": str(node)}
-    return psutil.Popen(["sleep", "60"], env=os.environ | variables)
+def start_rank(root: Path, node: int) -> psutil.Popen:
+    """Start the only rank of the run on a node."""
+    folder = root / "opt/trainyard/runs" / RUN
+    AgentStateFile(folder / AGENT_STATE).update(first_rank=node)
+    log = folder / "attempt-0001/logs/0/attempt_0/0/stderr.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": f"i-{node}", "TRAINYARD_ROOT": str(root)}
+    with log.open("w") as stderr:
+        return psutil.Popen(["sleep", "60"], env=os.environ | variables, stderr=stderr)

@@ -85,9 +85,12 @@ class AgentEvent(_Event):
     kind: Literal["agent"] = "agent"
     run: str = Field(description="Run id.")
     attempt: int = Field(ge=0, description="Attempt to which the state belongs; 0 before the first.")
-    state: Literal["ready", "workers_up", "workers_done", "workers_failed", "repaired", "stopped", "drained"] = Field(
-        description="State of the agent. `repaired`: the GPUs were reset after that attempt. `stopped`: the run has "
-        "ended, and no process of its job runs."
+    state: Literal[
+        "ready", "workers_up", "rank_failed", "workers_done", "workers_failed", "repaired", "stopped", "drained"
+    ] = Field(
+        description="State of the agent. `rank_failed`: a rank has failed, and the other ranks of the node are ended. "
+        "`repaired`: the GPUs were reset after that attempt. `stopped`: the run has ended, and no process of its job "
+        "runs."
     )
     address: str = Field(description="Private address of the node.")
     failures: tuple[RankFailure, ...] = Field((), description="Failures of this node's ranks.")

@@ -28,6 +28,7 @@ from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.connection import HeadConnection
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
+from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.agent.state import open_state_file
 from trainyard.node.health.monitor import HealthMonitor
 from trainyard.node.health.repairs import repair
@@ -38,7 +39,7 @@ from trainyard.node.streams import ChunkWriter
 from trainyard.node.watchdog import report_progress
 
 POLL_SECONDS = 1.0
-FAST_POLL_SECONDS = 0.2  # all nodes wait for the slowest: in a health check, and for the end of a failed attempt
+FAST_POLL_SECONDS = 0.1  # while the job or a health check runs: all nodes wait for the slowest
 # The new nodes of the next attempt wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
 # Time between two looks for a changed manifest, while this node waits for the playbook.
@@ -74,6 +75,7 @@ class Agent:
         self._health_check: HealthCheckTorchrun | None = None
         self._group = find_group(node, manifest)
         self._drain = Drain(node, self._group)
+        self._standby: JobUnit | None = None  # of the attempt after the current one
         self._activity: Activity | None = None
         self._record_read_at = 0.0
         self._state_file = open_state_file(run)
@@ -147,8 +149,8 @@ class Agent:
 
     def _wait(self) -> bool:
         """Wait for new requests of the controller or the next poll; return whether the service is stopped."""
-        is_waited_for = self._health_check is not None or (self._attempt is not None and self._attempt.is_aborted)
-        self._connection.changed.wait(FAST_POLL_SECONDS if is_waited_for else POLL_SECONDS)
+        is_working = self._health_check is not None or self._attempt is not None
+        self._connection.changed.wait(FAST_POLL_SECONDS if is_working else POLL_SECONDS)
         self._connection.changed.clear()
         return self.stop_requested.is_set()
 
@@ -218,6 +220,7 @@ class Agent:
         if save_checkpoint:
             self._save_checkpoint(DRAIN_SECONDS)
         self._stop_processes()
+        self._stop_standby()
         self._state_file.update(attempt_reported=True, health_check_reported=True)
         self.report_state("stopped", self._state_file.state.attempt)
         self._is_stopped = True
@@ -258,6 +261,7 @@ class Agent:
             LOG.info("attempt %d of an earlier agent continues", before.attempt)
             self._is_ready = True  # not reported again: the controller would take it for the state of the attempt
             self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file)
+            self._attempt.stop_standby()
         if not before.health_check_reported:
             text = "the agent of the node exited during the health check"
             self._report_health_check(self._failed_health_check(before.health_check, text))
@@ -299,8 +303,14 @@ class Agent:
             checkpoint_requests=control.checkpoint_requests,
             killed_ranks=(),
         )
+        standby, self._standby = self._standby, None
         try:
-            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file, control)
+            if standby is not None and not (standby.attempt == number and standby.is_standby):
+                standby.stop()
+                standby = None
+            self._attempt = AttemptTorchrun(
+                self.node, self.manifest, self._group, self.run, self._state_file, control, standby
+            )
         except Exception as error:  # reported as the failure of the node, so that the user sees it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(
@@ -316,6 +326,7 @@ class Agent:
             self._state_file.update(up_reported=True)
         if self._state_file.state.up_reported:
             self._report_activity(attempt, time.time())
+            self._start_standby(attempt)
         if control.checkpoint_requests > self._state_file.state.checkpoint_requests:
             self._state_file.update(checkpoint_requests=control.checkpoint_requests)
             self._save_checkpoint(INTERRUPTION_SECONDS)
@@ -325,15 +336,32 @@ class Agent:
         if superseded and control.save_checkpoint:
             self._save_checkpoint(RESIZE_SECONDS)
         if control.aborted_attempt >= attempt.number or attempt.has_failed_rank():
+            if not attempt.is_aborted and control.aborted_attempt < attempt.number:
+                self.report_state("rank_failed", attempt.number)  # the other nodes end their ranks meanwhile
             attempt.abort()
         code = attempt.exit_code()
         if code is None and (attempt.is_aborted or not superseded):
             return
+        # The controller waits for the report of a failure, not for the logs.
+        if code and not self._state_file.state.attempt_reported:
+            self._report_attempt_end("workers_failed", attempt.number, attempt.failures())
         self._stop_processes()
         if code == 0:
             self._report_attempt_end("workers_done", attempt.number)
-        elif code is not None:
-            self._report_attempt_end("workers_failed", attempt.number, attempt.failures())
+
+    def _start_standby(self, attempt: AttemptTorchrun) -> None:
+        """Start the standby of the next attempt, once the ranks of this attempt do not start any more."""
+        if self._standby is not None or not (attempt.has_standby and attempt.progress()):
+            return
+        try:
+            self._standby = attempt.start_standby()
+        except OSError as error:  # the next attempt starts without it
+            LOG.warning("no standby for the next attempt: %s", error)
+
+    def _stop_standby(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.stop()
 
     def _report_activity(self, attempt: AttemptTorchrun, now: float) -> None:
         """Report whether the job computes, if the run has an idle limit. A later launch may change the limit."""
@@ -390,6 +418,7 @@ class Agent:
         """Request a checkpoint, stop the workers, report the end, and complete the lifecycle action."""
         self._save_checkpoint(self._drain.checkpoint_timeout_seconds())
         self._stop_processes()
+        self._stop_standby()
         self.report_state("drained", self._state_file.state.attempt)
         self._close()
         self._drain.complete()

@@ -26,13 +26,14 @@ from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.state import AgentStateFile
-from trainyard.node.agent.torchrun import job_variables, torchrun_command
+from trainyard.node.agent.torchrun import STANDBY, TORCHRUN, TRAINER_LAUNCHER, job_variables, torchrun_command
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, Node
 from trainyard.node.watchdog import report_progress
 
 HEARTBEAT_SECONDS = 60.0
+REQUEST = "checkpoint-request"
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
 RANK_EXIT_SECONDS = 2.0
@@ -91,15 +92,23 @@ def model_location(manifest: Manifest, job: Job) -> str | None:
 
 
 def _local_rank(process: int) -> int | None:
-    """Local rank of a process, from its environment; None if it is no rank. Raises OSError if it has exited."""
-    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    return next((int(each[11:]) for each in variables if each.startswith(b"LOCAL_RANK=")), None)
+    """Local rank of a process, from the log file of its stderr; None if it is no rank. Raises OSError if it has ended.
+
+    A forked rank has the environment of its parent in /proc.
+    """
+    folder = Path(f"/proc/{process}/fd/2").readlink().parent
+    return int(folder.name) if folder.name.isdigit() else None
+
+
+def _attempt_folder(run: str, attempt: int) -> Path:
+    return BASE / "runs" / run / f"attempt-{attempt:04d}"
 
 
 class AttemptTorchrun(Torchrun):
     """torchrun of one attempt on this node, in a separate unit: the last attempt in the agent's state.
 
-    `control`: the request of the attempt; None for an attempt that an earlier agent has started.
+    `control`: the request of the attempt; None for an attempt that an earlier agent has started. `standby`: unit of the
+    attempt in which a standby waits, if there is one.
     """
 
     def __init__(
@@ -110,13 +119,15 @@ class AttemptTorchrun(Torchrun):
         run: RunRecord,
         state_file: AgentStateFile,
         control: Control | None = None,
+        standby: JobUnit | None = None,
     ) -> None:
         state = state_file.state
+        self._manifest, self._group, self._run = manifest, group, run
         self.number, self._state_file = state.attempt, state_file
         self._aborted_at: float | None = None
         self._processes, self._image = run.processes_per_node, run.job.container
         self._has_rebooted = state.boot != node.boot
-        folder = BASE / "runs" / run.run / f"attempt-{self.number:04d}"
+        folder = _attempt_folder(run.run, self.number)
         super().__init__(
             node.model_copy(update={"boot": state.boot}),  # its streams continue
             manifest,
@@ -126,17 +137,20 @@ class AttemptTorchrun(Torchrun):
             "rank",
             state.first_rank,
         )
-        self._metrics, self._request = folder / "metrics", folder / "checkpoint-request"
+        self._metrics = folder / "metrics"
         self._metrics.mkdir(exist_ok=True)
         metrics = self._metrics / "metrics.jsonl"
         self.follow_file("metrics", metrics, self._layout.metrics, self._layout.latest_metrics)
-        self._unit = JobUnit(run.run, self.number, folder)
-        if control is None:
-            self._unit.attach()
+        self._unit = standby or JobUnit(run.run, self.number, folder)
+        if control is not None:
+            self._start(control)
         else:
-            self._start(node, manifest, group, run, control)
+            self._unit.attach()
+            if self._unit.is_standby:  # the earlier agent has ended before it started the attempt
+                self._unit.stop()
 
-    def _start(self, node: Node, manifest: Manifest, group: WorkerGroup, run: RunRecord, control: Control) -> None:
+    def _start(self, control: Control) -> None:
+        node, run, manifest = self._node, self._run, self._manifest
         assert control.master is not None, "the controller requests no attempt without it"
         if run.job.source is None:
             assert run.job.train is not None
@@ -156,7 +170,8 @@ class AttemptTorchrun(Torchrun):
             job=job,
             logs=self._logs,
             # Another environment than the pinned one may have a torchrun without the option.
-            binds_numa=bool(group.gpus and manifest.node.use_gpus and not (run.job.container or manifest.node.venv)),
+            binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
+            launcher=TRAINER_LAUNCHER if self.has_standby else TORCHRUN,
         )
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.
@@ -165,23 +180,50 @@ class AttemptTorchrun(Torchrun):
             options = [str(requirements), lock, manifest.node.package_index or ""]
             command = [sys.executable, source_environment.__file__, *options, *command]
         model, prepare = model_location(manifest, run.job), []
-        if run.job.model_uri is not None and model is not None and not run.job.reads_hub:
+        if run.job.model_uri is not None and model is not None and not (run.job.reads_hub or self._unit.is_standby):
             prepare = [sys.executable, model_program.__file__, run.job.model_uri, model, node.region]
-        variables = job_variables(
-            manifest=manifest,
-            group=group,
-            run=run,
-            attempt=self.number,
-            instance=node.instance,
-            address=node.address,
-            metrics=self._metrics,
-            request=self._request,
+        variables = self._variables(self.number) | read_secrets(run.job.secrets, node.region)
+        self._unit.start([*prepare, *in_container(self._image, command)], folder, variables, self._image is not None)
+
+    def _variables(self, attempt: int) -> dict[str, str]:
+        """Environment variables of an attempt of the run on this node, without secrets."""
+        folder = _attempt_folder(self._run.run, attempt)
+        return job_variables(
+            manifest=self._manifest,
+            group=self._group,
+            run=self._run,
+            attempt=attempt,
+            instance=self._node.instance,
+            address=self._node.address,
+            metrics=folder / "metrics",
+            request=folder / REQUEST,
             cache=scratch_folder() / "cache",
-            model=model,
+            model=model_location(self._manifest, self._run.job),
             network=self._state_file.state.network,
         )
-        variables |= read_secrets(run.job.secrets, node.region)
-        self._unit.start([*prepare, *in_container(self._image, command)], folder, variables, self._image is not None)
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether a standby can start the next attempt: it is part of the built-in trainer."""
+        return self._run.job.source is None and self._image is None
+
+    def start_standby(self) -> JobUnit:
+        """Start a process on this node that has imported torch when the next attempt starts; the unit of that attempt.
+
+        It has no secrets before the attempt starts. Raises OSError with systemd's message.
+        """
+        unit = self._next_unit()
+        command = [str(job_python(self._manifest, None)), "-m", TRAINER_LAUNCHER, STANDBY]
+        unit.start_standby(command, Path(self._node.bundle), self._variables(unit.attempt))
+        return unit
+
+    def stop_standby(self) -> None:
+        """Stop the standby that an earlier agent has started for the next attempt."""
+        self._next_unit().stop()
+
+    def _next_unit(self) -> JobUnit:
+        number = self.number + 1
+        return JobUnit(self._run.run, number, _attempt_folder(self._run.run, number))
 
     @property
     def process_id(self) -> int:
@@ -278,14 +320,15 @@ class AttemptTorchrun(Torchrun):
 
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
         """Request a checkpoint and wait for it; whether it was saved. Calls `record_heartbeat` while it waits."""
-        self._request.touch()
+        request = self._folder / REQUEST
+        request.touch()
         deadline = heartbeat_at = time.monotonic()
         deadline += timeout_seconds
-        while self._request.exists() and self.exit_code() is None and time.monotonic() < deadline:
+        while request.exists() and self.exit_code() is None and time.monotonic() < deadline:
             if time.monotonic() >= heartbeat_at:
                 heartbeat_at += HEARTBEAT_SECONDS
                 record_heartbeat()
             self.forward_logs()
             report_progress()
             time.sleep(0.2)
-        return not self._request.exists()
+        return not request.exists()

@@ -45,17 +45,40 @@ class JobUnit:
     """The unit of one attempt. `folder`: that of the attempt's files. `process_id`: main process; 0 if it has ended."""
 
     def __init__(self, run: str, attempt: int, folder: Path) -> None:
+        self.attempt = attempt
         self._name, self._folder = f"{PREFIX}{run}-{attempt:04d}.service", folder
         self._main: int | None = None
         self.process_id = 0
 
     def start(self, command: list[str], work_folder: Path, variables: Mapping[str, str], in_container: bool) -> None:
-        """Start `command` in the unit, with the agent's environment and `variables`.
+        """Start `command` in the unit, with the agent's environment and `variables`: by its standby if it has one.
 
         Raises OSError with systemd's message.
         """
+        is_standby = self.is_standby
+        if not is_standby:
+            (self._folder / job_process.STANDBY_FILE).unlink(missing_ok=True)  # of a standby that has ended
+        self._write(job_process.START_FILE, command, work_folder, variables)
+        if not is_standby:
+            self._launch(in_container)
+
+    def start_standby(self, command: list[str], work_folder: Path, variables: Mapping[str, str]) -> None:
+        """Start the standby of a command, which waits in the unit until `start`. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._write(job_process.STANDBY_FILE, command, work_folder, variables)
+        self._launch(in_container=False)
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether a standby waits in the unit."""
+        return (self._folder / job_process.STANDBY_FILE).exists() and self.exit_code() is None
+
+    def _write(self, name: str, command: list[str], work_folder: Path, variables: Mapping[str, str]) -> None:
         inherited = {name: value for name, value in os.environ.items() if name not in UNIT_VARIABLES}
-        job_process.write_start_file(self._folder, command, work_folder, inherited | dict(variables))
+        job_process.write_start_file(self._folder, command, work_folder, inherited | dict(variables), name)
+
+    def _launch(self, in_container: bool) -> None:
+        (self._folder / job_process.EXIT_FILE).unlink(missing_ok=True)  # that of a standby
         properties = PROPERTIES | ({"ExecStopPost": REMOVE_CONTAINER} if in_container else {})
         options = ["--quiet", "--collect", f"--unit={self._name}", "--service-type=exec"]
         options += [f"--property={name}={value}" for name, value in properties.items()]

@@ -12,6 +12,8 @@ from trainyard.models.run import Master, RunRecord
 from trainyard.models.run_variables import run_variables
 
 JOIN_SECONDS = 300.0
+TORCHRUN, TRAINER_LAUNCHER = "torch.distributed.run", "trainer.launcher"
+STANDBY = "--standby"  # of trainer.launcher
 # Name of aws-ofi-nccl up to 1.11. Newer versions accept it in NCCL_NET (nvidia_plugin_name_fixup in its
 # src/nccl_ofi_interface_nvidia.cpp).
 OFI_PLUGIN_NAME = "AWS Libfabric"
@@ -30,6 +32,7 @@ def torchrun_command(
     logs: Path,
     join_seconds: float = JOIN_SECONDS,
     binds_numa: bool = False,
+    launcher: str = TORCHRUN,
 ) -> list[str]:
     """The command line of torchrun on the node `instance`, with `processes` worker processes.
 
@@ -37,12 +40,12 @@ def torchrun_command(
     the store on the port of `master`, and the others connect to it for up to `join_seconds`, also if it starts later
     (torch 2.15, static_tcp_rendezvous.py). torchrun does not restart workers: the controller starts a new attempt.
     Every attempt and every health check has a different rendezvous id. `binds_numa`: bind each process to the CPUs of
-    its GPU's NUMA node.
+    its GPU's NUMA node. `launcher`: module of torchrun, or that of the built-in trainer, which has the same options.
     """
     return [
         str(python),
         "-m",
-        "torch.distributed.run",
+        launcher,
         f"--nnodes={len(nodes)}",
         f"--node-rank={nodes.index(instance)}",
         f"--nproc-per-node={processes}",
@@ -54,7 +57,7 @@ def torchrun_command(
         f"--rdzv-conf=timeout={round(join_seconds)}",
         f"--log-dir={logs}",
         "--redirects=3",
-        "--monitor-interval=0.5",
+        "--monitor-interval=0.1",
         *(["--numa-binding=node"] if binds_numa else []),
         *job,
     ]

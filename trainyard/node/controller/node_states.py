@@ -73,8 +73,8 @@ class NodeStates:
         return [node for node in nodes if node not in present or self._is_drained(node)]
 
     def failed_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes whose workers failed in the attempt."""
-        return [node for node in nodes if self._state(node, attempt) == "workers_failed"]
+        """Return the nodes on which a rank failed in the attempt, also while the other ranks of the node still run."""
+        return [node for node in nodes if self._state(node, attempt) in {"rank_failed", "workers_failed"}]
 
     def unreported_nodes(self, attempt: int, nodes: Iterable[str]) -> list[str]:
         """Return the nodes that have not reported the end of their workers in the attempt."""

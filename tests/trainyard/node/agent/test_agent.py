@@ -52,7 +52,9 @@ raise SystemExit(int(done.read_text()))
 HANGING_RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 TORCHRUN_WITH_HANGING_RANK = f"""
 import os, subprocess, sys
-rank = subprocess.Popen([sys.executable, "-c", {HANGING_RANK!r}], env=os.environ | {{"LOCAL_RANK": "0"}})
+os.makedirs(os.environ["METRICS_DIR"] + "/0")
+with open(os.environ["METRICS_DIR"] + "/0/stderr.log", "w") as stderr:
+    rank = subprocess.Popen([sys.executable, "-c", {HANGING_RANK!r}], stderr=stderr)
 raise SystemExit(1 if rank.wait() else 0)
 """
 
