@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.checkpoints import Checkpoints, Progress, State
+from trainer.checkpoints.memory import open_memory_copies
 from trainer.data import open_data
 from trainer.distributed import choose_device, init_distributed
 from trainer.evaluation import average_buffers, compute_validation_loss
@@ -91,7 +92,13 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             replicas=distributed.replicate_group,
         )
         checkpoints = stack.enter_context(
-            Checkpoints(environment.checkpoint_uri, distributed.checkpoint_group, config.checkpoint, environment.nodes)
+            Checkpoints(
+                environment.checkpoint_uri,
+                distributed.checkpoint_group,
+                config.checkpoint,
+                environment.nodes,
+                memory=open_memory_copies(environment, config),
+            )
         )
         resumed_from = checkpoints.resume(state, environment.resume_uri)
         if resumed_from and not checkpoints.contains(resumed_from):
@@ -152,11 +159,14 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     norm = global_gradient_norm(parameters, distributed.pipeline_group)
                     # The requests, due saves and repeated saves of all ranks are summed with the loss, so that all
                     # ranks act on them at the same step.
-                    saves = torch.tensor([float(checkpoints.is_due(step)), float(checkpoints.is_retrying)])
+                    flags = (checkpoints.is_due(step), checkpoints.is_retrying)
+                    copies = (checkpoints.is_copy_due(step), checkpoints.is_copying)
+                    saves = torch.tensor([*flags, *copies], dtype=torch.float32)
                     sums = torch.cat([loss.reshape(1), requests.as_tensor(device), saves.to(device)])
                     dist.all_reduce(sums)
                     values = torch.cat([sums, norm.reshape(1)]).tolist()
-                    loss_sum, save_requested, termination_requested, save_due, retrying_ranks, scaled_norm = values
+                    loss_sum, save_requested, termination_requested, save_due, retrying_ranks, *rest = values
+                    copy_due, copying_ranks, scaled_norm = rest
                 mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
                 is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
                 # A loss scale that is too large makes gradients infinite, never the loss.
@@ -211,6 +221,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 report_save()
                 average_buffers(model.module, distributed)
                 requests.checkpoint_started(checkpoints.save(state), requested=bool(save_requested))
+            if copy_due and not (copying_ranks or is_final):
+                checkpoints.copy(state)
             for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
                 requests.checkpoint_saved(uri)
                 if metrics:

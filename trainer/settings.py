@@ -36,6 +36,7 @@ class Environment:
     metrics_dir: Path
     checkpoint_request: Path  # if this file exists, a checkpoint is saved at the next step
     profile_request: Path  # if this file appears, the next steps are traced
+    memory_dir: Path | None  # folder in host memory, for copies of the newest state
     cache_dir: Path  # shards of the dataset, shared by all processes of a node
     rank: int
     local_rank: int
@@ -81,6 +82,7 @@ class Environment:
             metrics_dir=metrics,
             checkpoint_request=Path(variables.get("CHECKPOINT_REQUEST") or metrics / "checkpoint-request"),
             profile_request=Path(variables.get("PROFILE_REQUEST") or metrics / "profile-request"),
+            memory_dir=Path(variables["MEMORY_DIR"]) if variables.get("MEMORY_DIR") else None,
             cache_dir=Path(variables.get("TRAINYARD_CACHE") or cache),
             rank=number("RANK", 0),
             local_rank=number("LOCAL_RANK", 0),

@@ -177,6 +177,7 @@ def alone(tmp_path: Path, dataset: Path, cache: Path) -> Environment:
         metrics_dir=tmp_path / "metrics",
         checkpoint_request=tmp_path / "checkpoint-request",
         profile_request=tmp_path / "profile-request",
+        memory_dir=None,
         cache_dir=cache,
         rank=0,
         local_rank=0,

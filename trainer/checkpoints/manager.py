@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from trainer.checkpoints.cadence import Cadence, SaveTimes
 from trainer.checkpoints.failures import RefusedError
-from trainer.checkpoints.reader import load_newest
+from trainer.checkpoints.memory import MemoryCopies
+from trainer.checkpoints.reader import load_newest, newest_step
 from trainer.checkpoints.retention import apply_retention, folder_name, is_complete, list_steps
 from trainer.checkpoints.state import State
 from trainer.checkpoints.writer import Writer
@@ -20,6 +21,7 @@ from trainyard.models.layout import COMMIT_MARK
 
 # Of the last save of a process, two minutes each: a job that ends during an outage of ten minutes saves its state.
 FINAL_ATTEMPTS = 6
+_MEMORY = "memory:"  # instead of the URI of the run's checkpoints
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +38,7 @@ class Checkpoints:
                 ...  # optimizer
                 checkpoints.poll()
                 if checkpoints.is_due(step) on any rank, and no rank retries a save: checkpoints.save(state)
+                if checkpoints.is_copy_due(step) on any rank, and no rank is copying: checkpoints.copy(state)
             checkpoints.finish(state)
 
     `group` is a gloo group of all ranks that nothing else uses: a thread saves with it during training.
@@ -48,8 +51,13 @@ class Checkpoints:
         config: CheckpointConfig,
         nodes: int = 1,
         name: str = "CHECKPOINT_URI",
+        memory: MemoryCopies | None = None,
     ) -> None:
-        """`nodes`: number of nodes of the job. `name`: the variable that has set `uri`, for messages."""
+        """`nodes`: number of nodes of the job. `name`: the variable that has set `uri`, for messages.
+
+        `memory`: copies of the newest state in host memory.
+        """
+        self._memory = memory
         self._storage = open_storage(uri, name)
         self._group = group
         self._config = config
@@ -67,12 +75,22 @@ class Checkpoints:
     def resume(self, state: State, resume_uri: str | None = None) -> str | None:
         """Load the newest checkpoint of this run, or else of the run with checkpoints at `resume_uri`, into `state`.
 
+        A copy in host memory that is at least as new is loaded instead. Memory for the next copies is
+        allocated.
         Returns the URI of the checkpoint, None if the run starts at step 0. Another run may have another seed or
         dataset: its weights, optimizer state and step are loaded, and samples are then counted from 0. Raises
         InputError if `resume_uri` has no complete checkpoint, if all checkpoints are damaged, or if the newest one has
         another model, is of this run and has another order of samples, or is archived; OSError if the storage can't be
         read.
         """
+        if self._memory is None:
+            return self._load_newest(state, resume_uri)
+        step = self._memory.load(state, newest_step(self._storage, self._group))
+        uri = self._load_newest(state, resume_uri) if step is None else f"{_MEMORY}{folder_name(step)}"
+        self._memory.prepare(state)
+        return uri
+
+    def _load_newest(self, state: State, resume_uri: str | None) -> str | None:
         uri = load_newest(self._storage, state, self._group)
         if uri is None and resume_uri:
             uri = load_newest(open_storage(resume_uri, "RESUME_URI"), state, self._group, same_run=False)
@@ -117,6 +135,22 @@ class Checkpoints:
     def wait_for_staging(self) -> None:
         """Wait until the copy that is saved is complete. Call it before the optimizer changes the state."""
         self._writer.wait_for_staging()
+        if self._memory is not None:
+            self._memory.wait_for_staging()
+
+    def is_copy_due(self, step: int) -> bool:
+        """Return whether this rank requires a copy in host memory at the end of this step, as `is_due`."""
+        return self._memory is not None and self._memory.is_due(step)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether this rank still makes a copy in host memory."""
+        return self._memory is not None and self._memory.is_busy
+
+    def copy(self, state: State) -> None:
+        """Start to copy the state to host memory. The state may change after the next `wait_for_staging`."""
+        assert self._memory is not None, "a copy is due only with it"
+        self._memory.save(state)
 
     def poll(self) -> list[str]:
         """Return the URIs of the saves that are complete, each once."""
@@ -168,6 +202,8 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for the current save, whether it fails or not."""
         self._writer.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def list_complete(self) -> list[str]:
         """Return the URIs of the complete checkpoints, oldest first. A single rank may call it."""
@@ -176,7 +212,7 @@ class Checkpoints:
 
     def contains(self, uri: str) -> bool:
         """Return whether the checkpoint at `uri` is one of this run."""
-        return uri.rstrip("/").rpartition("/")[0] + "/" == self._storage.uri
+        return uri.startswith(_MEMORY) or uri.rstrip("/").rpartition("/")[0] + "/" == self._storage.uri
 
     def _record_times(self, times: SaveTimes) -> None:
         self._cadence.record_times(times)

@@ -59,6 +59,15 @@ def load_newest(storage: Storage, state: State, group: dist.ProcessGroup, *, sam
     return None
 
 
+def newest_step(storage: Storage, group: dist.ProcessGroup) -> int | None:
+    """Return the step of the newest complete checkpoint, damaged or not; None without one. All ranks call it."""
+
+    def find() -> int | None:
+        return next((step for step in reversed(list_steps(storage)) if is_complete(storage, step)), None)
+
+    return retry(lambda: _from_first_rank(find, group), "listing", storage.uri)
+
+
 def load(uri: str, state: State, group: dist.ProcessGroup, *, same_run: bool = True) -> None:
     """Load one complete checkpoint into `state`, in place.
 

@@ -21,11 +21,14 @@ _MIN_PINNED_BYTES = 64 * 2**10  # to pin less takes longer than to copy it
 class Stager:
     """Copies one state after another. The copies of the previous state must be no longer in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`allocate`: returns the target of the copies of a tensor. By default the stager allocates it, and pins it."""
+        self._allocate = allocate or (lambda live: torch.empty_like(live, device="cpu"))
         self._copies: dict[tuple[str, ...], Tensor] = {}
         has_accelerator = torch.accelerator.is_available()
         self._stream = torch.Stream() if has_accelerator else None  # a separate stream, parallel to training
-        self._pins_memory = torch.cuda.is_available()  # copies to pinned memory run at bus speed and asynchronously
+        # Copies to pinned memory run at bus speed and asynchronously.
+        self._pins_memory = torch.cuda.is_available() and allocate is None
 
     def stage(self, content: dict[str, Any]) -> Callable[[], dict[str, Any]]:
         """Return a function that copies the tensors of nested dicts and returns the same dicts with the copies.
@@ -46,7 +49,7 @@ class Stager:
             if copy is None:
                 copy = reusable.get(path)
                 if copy is None or not _same_layout(copy, live):
-                    copy = torch.empty_like(live, device="cpu")
+                    copy = self._allocate(live)
                     allocated.append(local_tensor(copy))
                 self._copies[path] = by_memory[memory] = copy
                 sources.append(source)
@@ -59,7 +62,7 @@ class Stager:
         def copy_all() -> dict[str, Any]:
             if self._pins_memory:
                 for tensor in allocated:
-                    _pin(tensor)
+                    pin(tensor)
             with torch.no_grad(), self._stream or nullcontext():
                 torch._foreach_copy_(targets, sources, non_blocking=self._stream is not None)
             if self._stream:
@@ -87,7 +90,7 @@ def _same_layout(copy: Tensor, live: Tensor) -> bool:
     )
 
 
-def _pin(tensor: Tensor) -> None:
+def pin(tensor: Tensor) -> None:
     """Pin the existing memory: an allocator of pinned memory would round each size up to a power of two."""
     storage = tensor.untyped_storage()
     if storage.nbytes() >= _MIN_PINNED_BYTES:

@@ -101,6 +101,16 @@ class CheckpointConfig(StrictModel):
         "the rate of the training of Llama 3.",
     )
     asynchronous: bool = Field(True, description="Whether training continues while a checkpoint is written.")
+    memory_copies: bool = Field(
+        True,
+        description="Keep the newest state also in the host memory of the nodes, from which the next attempt resumes. "
+        "They are off where they do not fit into half of the available memory.",
+    )
+    memory_interval_steps: Integer | None = Field(
+        None,
+        gt=0,
+        description="Steps between copies in host memory; none: as often as they delay training by at most 2 %.",
+    )
     keep_last: Integer | None = Field(None, gt=0, description="Number of newest checkpoints to keep; none: all.")
     keep_every_steps: Integer | None = Field(
         None, gt=0, description="Also keep the first checkpoint from each n-th step on."

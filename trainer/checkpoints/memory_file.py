@@ -1,0 +1,173 @@
+"""Files in host memory, each with copies of tensors. A file counts once it has its mark, which is written last."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoints.failures import DamagedCheckpointError
+from trainer.checkpoints.staging import Stager, pin
+
+Part = Literal["rank", "shard"]
+"""What a file has of the state: what each rank has of its own, or the tensors that it may share with replicas."""
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is in a file. `offset`: in bytes."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype_of_torch(self) -> torch.dtype:
+        """The dtype itself."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The mark of a complete file.
+
+    `owner`: the rank, or the lowest rank with the same tensors. `size`: of the file, in bytes. `checksum`: CRC-32 of
+    the file. `values`: what the state has in addition to tensors.
+    """
+
+    part: Part
+    owner: int
+    step: int
+    world_size: int
+    size: int
+    checksum: int
+    places: dict[str, Place]
+    values: dict[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Return the mark as JSON. Losses in it may be NaN."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Mark":
+        """Return the mark in JSON."""
+        fields = json.loads(content)
+        fields["places"] = {
+            name: Place(place["offset"], place["dtype"], tuple(place["shape"]))
+            for name, place in fields["places"].items()
+        }
+        return cls(**fields)
+
+
+def mark_file(file: Path) -> Path:
+    """Return the path of the mark of a file."""
+    return file.with_name(f"{file.name}.json")
+
+
+def read_mark(file: Path) -> Mark | None:
+    """Return the mark of a file; None if the file is not complete."""
+    try:
+        return Mark.from_bytes(mark_file(file).read_bytes())
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def content_size(content: Mapping[str, Tensor]) -> int:
+    """Return the number of bytes of a file with these tensors."""
+    return max(_ALIGNMENT, sum(_aligned(tensor.nbytes) for tensor in content.values()))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class MemoryFile:
+    """A file in host memory that is written again and again. Its memory is allocated as long as the file exists."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Allocate the file, unless it exists with that size. Raises OSError if the memory does not suffice."""
+        self.path, self.size = path, size
+        if not (path.exists() and path.stat().st_size == size):
+            mark_file(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                # Without it, a write to memory that does not exist ends the process (SIGBUS).
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        self.memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        if torch.cuda.is_available():
+            pin(self.memory)
+        self._stager = Stager(self._place)
+        self._end = 0
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark; None if the file is not complete."""
+        return read_mark(self.path)
+
+    def clear(self) -> None:
+        """Delete the mark: the content is not complete any more."""
+        mark_file(self.path).unlink(missing_ok=True)
+
+    def stage(self, content: Mapping[str, Tensor]) -> Callable[[], dict[str, Place]]:
+        """Return a function that copies the tensors into the file, for which `Stager.stage` applies.
+
+        It returns their places. The tensors must have the same sizes in each call.
+        """
+        self.clear()
+        copy_all = self._stager.stage(dict(content))
+
+        def copy() -> dict[str, Place]:
+            return {
+                name: Place(
+                    tensor.data_ptr() - self.memory.data_ptr(), str(tensor.dtype).split(".")[1], tuple(tensor.shape)
+                )
+                for name, tensor in copy_all().items()
+            }
+
+        return copy
+
+    def checksum(self) -> int:
+        """Return the CRC-32 of the content."""
+        return zlib.crc32(self.memory.numpy().data)
+
+    def commit(self, mark: Mark) -> None:
+        """Write the mark."""
+        temporary = self.path.with_name(f"{self.path.name}.new")
+        temporary.write_bytes(mark.to_bytes())
+        temporary.rename(mark_file(self.path))
+
+    def _place(self, live: Tensor) -> Tensor:
+        start, self._end = self._end, self._end + _aligned(live.nbytes)
+        assert self._end <= self.size, "the sizes of tensors do not change"
+        return self.memory[start : start + live.nbytes].view(live.dtype).view(live.shape)
+
+
+def read_tensors(file: Path, mark: Mark, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a complete file, which is mapped into memory.
+
+    Raises DamagedCheckpointError if the content is not that of the mark, or differs from `expected` in names, sizes or
+    dtypes.
+    """
+    if not file.exists() or file.stat().st_size != mark.size:
+        raise DamagedCheckpointError(f"{file} does not have the {mark.size} bytes of its mark")
+    memory = torch.from_file(str(file), shared=True, size=mark.size, dtype=torch.uint8)
+    if zlib.crc32(memory.numpy().data) != mark.checksum:
+        raise DamagedCheckpointError(f"the CRC-32 of {file} does not match its content")
+    found = {name: (place.dtype_of_torch, place.shape) for name, place in mark.places.items()}
+    if found != {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()}:
+        raise DamagedCheckpointError(f"{file} is of another model")
+    return {
+        name: memory[place.offset : place.offset + expected[name].nbytes].view(place.dtype_of_torch).view(place.shape)
+        for name, place in mark.places.items()
+    }
