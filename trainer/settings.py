@@ -82,7 +82,7 @@ class Environment:
             metrics_dir=metrics,
             checkpoint_request=Path(variables.get("CHECKPOINT_REQUEST") or metrics / "checkpoint-request"),
             profile_request=Path(variables.get("PROFILE_REQUEST") or metrics / "profile-request"),
-            memory_dir=Path(variables["MEMORY_DIR"]) if variables.get("MEMORY_DIR") else None,
+            memory_dir=Path(memory) if (memory := variables.get("TRAINYARD_MEMORY")) else None,
             cache_dir=Path(variables.get("TRAINYARD_CACHE") or cache),
             rank=number("RANK", 0),
             local_rank=number("LOCAL_RANK", 0),

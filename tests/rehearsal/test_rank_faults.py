@@ -15,19 +15,24 @@ pytestmark = pytest.mark.slow
 
 def test_job_continues_after_a_rank_is_killed_and_its_peers_hang(tree: Path) -> None:
     fault = "rank-kill,rank=3,step=10,peers=hang"
-    ended = run_rehearsal(tree, "--stack", "local", "--set", "job.train.steps=60", "--fault", fault)
+    changes = ("job.train.steps=60", "job.train.checkpoint.memory_interval_steps=1")
+    settings = [option for change in changes for option in ("--set", change)]
+    ended = run_rehearsal(tree, "--stack", "local", *settings, "--fault", fault)
     assert ended.exit_status == 0, ended.stderr
     assert fault in ended.report["faults"]
     assert ended.report["faults_without_effect"] == []
     assert ended.report["last_loss"] < ended.report["first_loss"]
+    lines = read_metrics(tree)
+    last = max(line.step for line in lines if line.attempt == 1)
+    first = min(line.step for line in lines if line.attempt == 2)
+    assert first in (last, last + 1), "at most one step is repeated"
 
 
 def test_job_is_not_interrupted_when_an_agent_is_killed(tree: Path) -> None:
     fault = "agent-kill,node=1,step=10"
     ended = run_rehearsal(tree, "--stack", "local", "--set", "job.train.steps=200", "--fault", fault)
     assert (ended.exit_status, ended.report["faults_without_effect"]) == (0, []), ended.stderr
-    lines = (tree / "build/rehearsal/local/results/metrics.jsonl").read_text().splitlines()
-    steps = [(line.attempt, line.step) for line in map(MetricLine.model_validate_json, lines)]
+    steps = [(line.attempt, line.step) for line in read_metrics(tree)]
     assert steps == [(1, step) for step in range(1, 201)]
 
 
@@ -43,6 +48,12 @@ def test_failure_of_a_node_with_a_broken_gpu_carries_its_health(tree: Path, shar
     }
     assert ("gpu-memory-error", "GPU 1") in set().union(*findings.values())
     assert set() in findings.values(), "the other node is healthy"
+
+
+def read_metrics(tree: Path) -> list[MetricLine]:
+    """Return the metrics of the rehearsal of the stack `local`."""
+    lines = (tree / "build/rehearsal/local/results/metrics.jsonl").read_text().splitlines()
+    return [MetricLine.model_validate_json(line) for line in lines]
 
 
 def read_events(s3: Any, results_uri: str) -> Iterator[NodeEvent]:

@@ -91,6 +91,11 @@ class JobSpec(StrictModel):
         "may decrypt with them, through S3 only.",
     )
     train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
+    standby: bool = Field(
+        True,
+        description="Keep a process on each node that has imported torch, for the next attempt of the built-in "
+        "trainer. It uses 0.4 GiB of memory.",
+    )
     command: tuple[str, ...] | None = Field(
         None,
         min_length=1,

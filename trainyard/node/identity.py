@@ -13,6 +13,8 @@ from trainyard.node.sequence import next_sequence
 
 ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
 BASE = ROOT / "opt/trainyard"
+# Folder in host memory: a tmpfs, whose content ends with the boot (tmpfs(5)).
+MEMORY = ROOT / "dev/shm/trainyard"
 # Program below BASE that runs a command in the job's container, and the name of that container; at most one per node.
 # The playbook installs the program, and removes the container when the agent's service stops.
 CONTAINER_WRAPPER = "bin/run-in-container"

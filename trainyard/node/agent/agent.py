@@ -24,7 +24,7 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, HealthCheckRequest, NodeRepair, RunRecord
 from trainyard.node.agent import job_unit
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
-from trainyard.node.agent.attempt import AttemptTorchrun
+from trainyard.node.agent.attempt import AttemptTorchrun, delete_memory
 from trainyard.node.agent.connection import HeadConnection
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
@@ -221,6 +221,7 @@ class Agent:
             self._save_checkpoint(DRAIN_SECONDS)
         self._stop_processes()
         self._stop_standby()
+        delete_memory()
         self._state_file.update(attempt_reported=True, health_check_reported=True)
         self.report_state("stopped", self._state_file.state.attempt)
         self._is_stopped = True
@@ -255,6 +256,7 @@ class Agent:
     def _continue_previous(self) -> None:
         """Continue the attempt of the previous agent, even if it has ended. Report its health check as failed."""
         before = self._state_file.state
+        delete_memory(self.run.run)
         if before.attempt_reported:
             job_unit.stop_all()  # an agent that was killed may have missed the end of an earlier run
         else:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
 import tarfile
@@ -29,7 +30,7 @@ from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.agent.torchrun import STANDBY, TORCHRUN, TRAINER_LAUNCHER, job_variables, torchrun_command
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
-from trainyard.node.identity import BASE, Node
+from trainyard.node.identity import BASE, MEMORY, Node
 from trainyard.node.watchdog import report_progress
 
 HEARTBEAT_SECONDS = 60.0
@@ -98,6 +99,13 @@ def _local_rank(process: int) -> int | None:
     """
     folder = Path(f"/proc/{process}/fd/2").readlink().parent
     return int(folder.name) if folder.name.isdigit() else None
+
+
+def delete_memory(current: str | None = None) -> None:
+    """Delete the copies in host memory of all runs except the current one."""
+    for folder in MEMORY.iterdir() if MEMORY.exists() else ():
+        if folder.name != current:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _attempt_folder(run: str, attempt: int) -> Path:
@@ -171,7 +179,7 @@ class AttemptTorchrun(Torchrun):
             logs=self._logs,
             # Another environment than the pinned one may have a torchrun without the option.
             binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
-            launcher=TRAINER_LAUNCHER if self.has_standby else TORCHRUN,
+            launcher=TORCHRUN if run.job.train is None else TRAINER_LAUNCHER,
         )
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.
@@ -188,7 +196,7 @@ class AttemptTorchrun(Torchrun):
     def _variables(self, attempt: int) -> dict[str, str]:
         """Environment variables of an attempt of the run on this node, without secrets."""
         folder = _attempt_folder(self._run.run, attempt)
-        return job_variables(
+        variables = job_variables(
             manifest=self._manifest,
             group=self._group,
             run=self._run,
@@ -201,11 +209,14 @@ class AttemptTorchrun(Torchrun):
             model=model_location(self._manifest, self._run.job),
             network=self._state_file.state.network,
         )
+        if self._run.job.train is not None:
+            variables["TRAINYARD_MEMORY"] = str(MEMORY / self._run.run)
+        return variables
 
     @property
     def has_standby(self) -> bool:
         """Whether a standby can start the next attempt: it is part of the built-in trainer."""
-        return self._run.job.source is None and self._image is None
+        return self._run.job.train is not None and self._run.job.standby
 
     def start_standby(self) -> JobUnit:
         """Start a process on this node that has imported torch when the next attempt starts; the unit of that attempt.

@@ -85,6 +85,7 @@ class OnNode:
         self.drain_cause: str | None = None
         for module in (attempt_module, state_module):
             monkeypatch.setattr(module, "BASE", folder)
+        monkeypatch.setattr(attempt_module, "MEMORY", folder / "memory")
         monkeypatch.setattr(identity, "_CONFIGURED", folder / "configured")
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
         monkeypatch.setattr(Drain, "cause", lambda _: self.drain_cause)
@@ -308,6 +309,19 @@ def test_stop_order_ends_the_workers_but_not_the_agent(node: OnNode) -> None:
     node.request(1, stop=True)
     eventually(lambda: not psutil.pid_exists(process), "the end of the workers")
     assert node.thread.is_alive()  # it must still drain the node
+
+
+def test_copies_in_memory_end_with_their_run(node: OnNode) -> None:
+    earlier, current = (node.folder / "memory" / name for name in ("earlier", node.record.run))
+    for folder in (earlier, current):
+        folder.mkdir(parents=True)
+    node.kill_agent()
+    node.request(attempt=1)
+    node.wait_for("workers_up 1")
+    assert (earlier.exists(), current.exists()) == (False, True)
+    node.request(attempt=1, stop=True)
+    node.wait_for("stopped 1")
+    assert not current.exists()
 
 
 def test_stop_order_with_save_saves_a_checkpoint(node: OnNode) -> None:

@@ -181,3 +181,15 @@ def test_failed_rank_is_reported_before_the_attempt_has_ended(node: StandbyNode)
     (node.attempt_folder(1) / LOG).write_text("Sending process 2 closing signal SIGTERM\n")
     node.wait_for("rank_failed 1")
     assert job.is_running()
+
+
+def test_run_without_a_standby_has_none(node: StandbyNode) -> None:
+    job = node.record.job.model_copy(update={"standby": False})
+    node.stop_agent()
+    node.record = node.record.model_copy(update={"job": job})
+    node.start_agent()
+    node.request(attempt=1)
+    node.started(1)
+    attempt = node.agent._attempt
+    assert attempt is not None
+    assert not attempt.has_standby

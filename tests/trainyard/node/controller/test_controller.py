@@ -195,6 +195,17 @@ def test_first_failure_aborts_the_attempt_on_all_nodes(run: Run) -> None:
     assert (run.published.attempt, run.published.aborted_attempt) == (1, 1)
 
 
+def test_failed_rank_aborts_the_attempt_but_the_next_awaits_all_reports(run: Run) -> None:
+    run.step("ready", 0)
+    run.write_all_agent_events("workers_up", 1)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "rank_failed", 1)
+    run.controller.step()
+    assert (run.published.attempt, run.published.aborted_attempt) == (1, 1)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.controller.step()
+    assert run.published.attempt == 2
+
+
 def test_same_failure_twice_ends_the_run(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_failed", 1, (FAILURE,))

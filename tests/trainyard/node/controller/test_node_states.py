@@ -36,6 +36,12 @@ def test_failed_and_unreported_nodes_are_those_of_the_attempt() -> None:
     assert (states.failed_nodes(2, ["i-1"]), states.unreported_nodes(2, ["i-1"])) == ([], ["i-1"])
 
 
+def test_node_with_a_failed_rank_has_failed_but_not_reported() -> None:
+    states = NodeStates()
+    states.update(event("i-1", "rank_failed", 1))
+    assert (states.failed_nodes(1, ["i-1"]), states.unreported_nodes(1, ["i-1"])) == (["i-1"], ["i-1"])
+
+
 def test_state_must_be_that_of_all_nodes_in_the_attempt() -> None:
     states = NodeStates()
     states.update(event("i-1", "workers_done", 2))
