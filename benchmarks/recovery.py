@@ -48,7 +48,7 @@ def measure_variant(standby: bool, memory: bool) -> dict[str, Recovery]:
     command = [sys.executable, "-m", "rehearsal", "run", "--stack", STACK]
     command += [option for fault in FAULTS.values() for option in ("--fault", fault)]
     command += [option for change in changes for option in ("--set", change)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}: {process.stderr[-2000:]}")
     lines = (ROOT / f"build/rehearsal/{STACK}/results/metrics.jsonl").read_text().splitlines()

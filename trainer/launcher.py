@@ -5,7 +5,7 @@
 
 The first form is torchrun itself, with its options, rendezvous, log files and report of failures; only the start of a
 rank differs. With `--standby` the process imports everything and waits for a line of JSON on its stdin: the arguments
-of the first form, and environment variables. A failed attempt is thus followed by another one without imports.
+of the first form, and environment variables. So the attempt after a failure starts without imports.
 
 A fork is safe here: the imports start no threads and do not initialize CUDA, which a forked process could not use
 (https://docs.pytorch.org/docs/2.15/notes/multiprocessing.html#cuda-in-multiprocessing). The only thread at the fork is
@@ -70,7 +70,7 @@ class ForkedRank:
         assert self._process.pid is not None, "it has started"
         self.pid = self._process.pid
         with suppress(OSError):  # it has ended
-            os.setpgid(self.pid, self.pid)  # also in the rank: whoever is first
+            os.setpgid(self.pid, self.pid)  # the rank does it too: it may be first or second
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -130,7 +130,7 @@ def _close_sockets() -> None:
 def _wait_for_arguments() -> list[str]:
     """Return the arguments that arrive on stdin, and set the environment variables that arrive with them."""
     line = sys.stdin.readline()
-    if not line:  # whoever has started this process has ended
+    if not line:  # the process that has started the standby has ended
         raise SystemExit(0)
     start = json.loads(line)
     os.environ.update(start["variables"])

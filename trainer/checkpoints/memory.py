@@ -2,8 +2,8 @@
 
 Each rank copies what only it has (random generators, buffers) into a file of its node's folder, and one rank on each
 node the tensors that ranks of the node share. With several nodes, what no other node has is also sent to the next node.
-Two files alternate, so that one is complete at any time. When an attempt starts, all ranks agree on the newest step
-that is complete over all nodes, and the nodes exchange what they lack.
+Two files alternate, so that a complete file exists at any time. When an attempt starts, all ranks agree on the newest
+step that is complete over all nodes, and the nodes exchange what is missing.
 """
 
 import logging
@@ -29,8 +29,8 @@ from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.config import CheckpointConfig
 
-# Share of the memory that is available on a node which the copies may use.
-MEMORY_SHARE = 0.5
+# Shares of the available memory of a node, and of the free space of its tmpfs, which the copies may use.
+MEMORY_SHARE, TMPFS_SHARE = 0.5, 0.75
 # By default training waits for the copies for at most this share of its time.
 STALL_SHARE = 0.02
 log = logging.getLogger(__name__)
@@ -217,44 +217,51 @@ class MemoryCopies:
 
     def _load_step(self, state: State, sources: Mapping[int, Mapping[Key, _Source]]) -> None:
         """Load the files at their sources. Raises CollectiveError on all ranks if a file can't be used."""
-        received = self._exchange(sources)
+        received = {
+            key: source.entry.size for key, source in sources[self._rank].items() if source.receiver == self._rank
+        }
         try:
+            files = on_all_ranks(
+                lambda: {key: MemoryFile(_received_path(self._folder, key), size) for key, size in received.items()},
+                self._group,
+            )
+            marks = self._exchange(sources, files)
+            on_all_ranks(
+                lambda: [mark_file(files[key].path).write_bytes(mark) for key, mark in marks.items()], self._group
+            )
             loaded = on_all_ranks(lambda: self._read(state, sources[self._rank]), self._group)
         finally:
-            for path in received:
-                path.unlink()
-                mark_file(path).unlink()
+            for key in received:
+                path = _received_path(self._folder, key)
+                path.unlink(missing_ok=True)
+                mark_file(path).unlink(missing_ok=True)
         with torch.no_grad():
             for live, stored in loaded.tensors:
                 live.copy_(stored)
         restore_rng_state(loaded.generators)
         state.restore_values(loaded.values)
 
-    def _exchange(self, sources: Mapping[int, Mapping[Key, _Source]]) -> list[Path]:
-        """Send files to the nodes that lack them; the files that this rank has received."""
-        transfers = [
-            (rank, key, source)
-            for rank, needed in sources.items()
-            for key, source in needed.items()
-            if source.receiver == rank
-        ]
-        outgoing, incoming, received = [], [], []
-        for rank, key, source in transfers:
-            if source.holder == self._rank:
-                path = Path(source.entry.path)
-                mark = torch.frombuffer(bytearray(mark_file(path).read_bytes()), dtype=torch.uint8)
-                content = torch.from_file(str(path), shared=True, size=source.entry.size, dtype=torch.uint8)
-                outgoing += [(rank, mark), (rank, content)]
-            elif rank == self._rank:
-                mark = torch.empty(source.entry.mark_bytes, dtype=torch.uint8)
-                content = torch.empty(source.entry.size, dtype=torch.uint8)
-                incoming += [(source.holder, mark), (source.holder, content)]
-                received.append((_received_path(self._folder, key), mark, content))
+    def _exchange(
+        self, sources: Mapping[int, Mapping[Key, _Source]], files: Mapping[Key, MemoryFile]
+    ) -> dict[Key, bytes]:
+        """Send files to the nodes without them, and receive `files`; return the marks of these."""
+        outgoing: list[tuple[int, Tensor]] = []
+        incoming: list[tuple[int, Tensor]] = []
+        marks: dict[Key, Tensor] = {}
+        for rank, needed in sources.items():
+            for key, source in needed.items():
+                if source.receiver != rank:
+                    continue
+                if source.holder == self._rank:
+                    path = Path(source.entry.path)
+                    mark = torch.frombuffer(bytearray(mark_file(path).read_bytes()), dtype=torch.uint8)
+                    content = torch.from_file(str(path), shared=True, size=source.entry.size, dtype=torch.uint8)
+                    outgoing += [(rank, mark), (rank, content)]
+                elif rank == self._rank:
+                    marks[key] = torch.empty(source.entry.mark_bytes, dtype=torch.uint8)
+                    incoming += [(source.holder, marks[key]), (source.holder, files[key].memory)]
         exchange_tensors(outgoing, incoming, self._group)
-        for path, mark, content in received:
-            path.write_bytes(content.numpy().data)
-            mark_file(path).write_bytes(mark.numpy().data)
-        return [path for path, _, _ in received]
+        return {key: mark.numpy().tobytes() for key, mark in marks.items()}
 
     def _read(self, state: State, sources: Mapping[Key, _Source]) -> "_Loaded":
         """Read and verify the files of this rank, before any tensor of the state changes."""
@@ -286,7 +293,8 @@ class MemoryCopies:
         status = os.statvfs(self._folder)
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        return min(MEMORY_SHARE * (available + existing), float(status.f_bavail * status.f_frsize + existing))
+        free = status.f_bavail * status.f_frsize
+        return min(MEMORY_SHARE * (available + existing), TMPFS_SHARE * (free + existing))
 
     def _allocate(self, plan: "CopyPlan") -> "CopyWriter":
         rank = self._rank
@@ -312,7 +320,7 @@ class _Loaded:
 
 
 def open_memory_copies(environment: Environment, config: TrainerConfig) -> MemoryCopies | None:
-    """Return the copies of this rank, with a process group of their own; None if they are off. All ranks call it."""
+    """Return the copies of this rank, with a separate process group; None if they are off. All ranks call it."""
     if environment.memory_dir is None or not config.checkpoint.memory_copies:
         return None
     group = dist.new_group(backend="gloo", timeout=process_group_timeout(config.timeouts.longest_seconds))

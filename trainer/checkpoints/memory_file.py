@@ -15,7 +15,7 @@ from trainer.checkpoints.failures import DamagedCheckpointError
 from trainer.checkpoints.staging import Stager, pin
 
 Part = Literal["rank", "shard"]
-"""What a file has of the state: what each rank has of its own, or the tensors that it may share with replicas."""
+"""What a file has of the state: what only the rank itself has, or the tensors that it may share with replicas."""
 _ALIGNMENT = 64
 
 
@@ -76,7 +76,7 @@ def read_mark(file: Path) -> Mark | None:
     """Return the mark of a file; None if the file is not complete."""
     try:
         return Mark.from_bytes(mark_file(file).read_bytes())
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
@@ -164,8 +164,8 @@ def read_tensors(file: Path, mark: Mark, expected: Mapping[str, Tensor]) -> dict
     memory = torch.from_file(str(file), shared=True, size=mark.size, dtype=torch.uint8)
     if zlib.crc32(memory.numpy().data) != mark.checksum:
         raise DamagedCheckpointError(f"the CRC-32 of {file} does not match its content")
-    found = {name: (place.dtype_of_torch, place.shape) for name, place in mark.places.items()}
-    if found != {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()}:
+    stored = {name: (place.dtype_of_torch, place.shape) for name, place in mark.places.items()}
+    if stored != {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()}:
         raise DamagedCheckpointError(f"{file} is of another model")
     return {
         name: memory[place.offset : place.offset + expected[name].nbytes].view(place.dtype_of_torch).view(place.shape)

@@ -23,8 +23,8 @@ class CopyPlan:
         self.parts = state_parts(state)
         self._world = dist.get_world_size(group)
         sizes: list[tuple[int, dict[Part, int]]] = [(0, {})] * self._world
-        mine = (shard, {part: content_size(tensors) for part, tensors in self.parts.items()})
-        dist.all_gather_object(sizes, mine, group=group)
+        local = (shard, {part: content_size(tensors) for part, tensors in self.parts.items()})
+        dist.all_gather_object(sizes, local, group=group)
         self._shards, self._sizes = [each for each, _ in sizes], [each for _, each in sizes]
 
     def own_sizes(self, rank: int) -> dict[Part, int]:

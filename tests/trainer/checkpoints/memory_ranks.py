@@ -110,8 +110,8 @@ def create_load(create: Callable[[int], State], newest: int | None) -> Callable[
         step = memory.load(state, newest)
         equal = step is not None
         if step is not None:
-            expected, found = torch.load(folder / f"expected-{step}-{rank}.pt"), snapshot(state)
-            equal = all(torch.equal(expected[name], found[name]) for name in expected) and state.progress.step == step
+            expected, loaded = torch.load(folder / f"expected-{step}-{rank}.pt"), snapshot(state)
+            equal = all(torch.equal(expected[name], loaded[name]) for name in expected) and state.progress.step == step
         memory.prepare(state)
         memory.save(state)  # the memory of each node can be used again
         memory.wait_for_staging()

@@ -1,4 +1,4 @@
-"""Copies of the state in host memory: damaged and incomplete files, lack of memory, and several nodes."""
+"""Copies of the state in host memory: damaged and incomplete files, too little memory, and several nodes."""
 
 import json
 import subprocess
@@ -166,7 +166,7 @@ def test_newer_of_memory_and_storage_is_loaded(
 
 
 @pytest.mark.slow
-def test_nodes_agree_and_exchange_what_is_lost(tmp_path: Path) -> None:
+def test_nodes_agree_on_a_step_and_exchange_lost_files(tmp_path: Path) -> None:
     """Two nodes with two ranks each: replaced and swapped nodes, damaged and missing files."""
     command = [sys.executable, "-m", "tests.trainer.checkpoints.memory_ranks", str(tmp_path)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)

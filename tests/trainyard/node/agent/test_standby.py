@@ -71,9 +71,9 @@ class StandbyNode(OnNode):
         file = progress_file(self.attempt_folder(1) / "metrics", 0)
         file.write_text(progress.model_dump_json())
         eventually(lambda: self.find_standby() is not None, "the standby")
-        found = self.find_standby()
-        assert found is not None
-        return found
+        process = self.find_standby()
+        assert process is not None
+        return process
 
     def find_standby(self) -> psutil.Process | None:
         unit = self.agent._standby
