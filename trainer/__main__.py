@@ -1,5 +1,7 @@
 """Run the training job: `torchrun ... -m trainer --config FILE`, or without torchrun as a single process.
 
+With `recovery: in_process` trainer.recovery.supervisor takes the place of torchrun.
+
 The environment and the configuration are validated before torch is imported.
 """
 
@@ -24,12 +26,13 @@ def _run(
     from trainer.data import DataError
     from trainer.failures.out_of_memory import OutOfMemoryError
     from trainer.failures.peer_loss import PeerLostError
+    from trainer.recovery.agreement import RecoveryError
 
     try:
         train(config, environment)
     except InputError as error:
         return 2, error
-    except (OutOfMemoryError, PeerLostError, DataError, FloatingPointError, OSError) as error:
+    except (OutOfMemoryError, PeerLostError, RecoveryError, DataError, FloatingPointError, OSError) as error:
         return 1, error
     return 0, None
 

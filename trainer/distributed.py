@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.failures import flight_recorder
@@ -118,15 +119,16 @@ def _describe_gpu(device: torch.device) -> str:
 
 @contextmanager
 def init_distributed(
-    config: TrainerConfig, environment: Environment, device: torch.device
+    config: TrainerConfig, environment: Environment, device: torch.device, store: Store | None = None
 ) -> Iterator[DistributedContext]:
     """Initialize the process group and the device mesh, and destroy the process group on exit.
 
-    A process group that is already initialized is used and not destroyed.
+    A process group that is already initialized is used and not destroyed. `store`: the store of a supervised job; None:
+    that of torchrun.
     """
     initialize = not dist.is_initialized()
     if initialize:
-        _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds))
+        _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
     try:
         yield _build_context(config, environment, device)
     finally:
@@ -134,10 +136,15 @@ def init_distributed(
             dist.destroy_process_group()
 
 
-def _init_process_group(environment: Environment, device: torch.device, timeout: timedelta) -> None:
+def _init_process_group(
+    environment: Environment, device: torch.device, timeout: timedelta, store: Store | None
+) -> None:
     flight_recorder.enable_flight_recorder()  # process groups read the setting when they are created
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if environment.world_size == 1 and "MASTER_ADDR" not in os.environ:
+    if store is not None:
+        rank, world_size = environment.rank, environment.world_size
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    elif environment.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     else:

@@ -46,5 +46,6 @@ def average_buffers(module: nn.Module, distributed: DistributedContext) -> None:
     saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point() and id(buffer) in saved]
     for buffer in buffers if distributed.layout.data > 1 else ():
-        dist.all_reduce(buffer, group=distributed.data_group)
-        buffer.div_(distributed.layout.data)
+        mean = buffer.clone()  # a lost peer interrupts the operation: the buffer remains valid
+        dist.all_reduce(mean, group=distributed.data_group)
+        buffer.copy_(mean.div_(distributed.layout.data))

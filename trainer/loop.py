@@ -1,5 +1,6 @@
 """The training loop: setup, one optimizer step after the other, results and exports."""
 
+import gc
 import logging
 import math
 import time
@@ -10,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.checkpoints import Checkpoints, Progress, State
+from trainer.checkpoints import Checkpoints, State
 from trainer.checkpoints.memory import open_memory_copies
-from trainer.data import open_data
 from trainer.distributed import choose_device, init_distributed
 from trainer.evaluation import average_buffers, compute_validation_loss
 from trainer.export.final_export import export, mean_loss_of_model
@@ -21,14 +21,14 @@ from trainer.failures.peer_loss import explain_peer_loss
 from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.job_requests import JobRequests
-from trainer.models import build
 from trainer.optimizer import build_optimizer, learning_rate
-from trainer.parallelism import build_forward_backward, parallelize
+from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
-from trainer.precision import Precision
+from trainer.recovery.agreement import NO_STATE
+from trainer.recovery.members import Members
+from trainer.session import Session, StepOutcome, open_session, seed_step
 from trainer.settings import Environment
-from trainer.storage import open_storage
 from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
 from trainer.telemetry.progress_file import ProgressFile
@@ -47,36 +47,61 @@ def train(config: TrainerConfig, environment: Environment) -> None:
     Raises InputError for a configuration or environment error, before the first step.
     """
     started_at = time.monotonic()
+    with ExitStack() as stack:
+        device = choose_device(config, environment)
+        session = open_session(config, environment, device, stack)
+        members = Members.of_process(environment) if config.recovery == "in_process" else None
+        while True:
+            try:
+                _train(config, environment, device, session, members, started_at)
+                return
+            except Exception as error:
+                if members is None or not members.lost_peer(error):
+                    raise
+                _log.warning("after step %d: a lost rank is replaced", session.progress.step)
+            gc.collect()  # what refers to the old process groups
+
+
+def _train(
+    config: TrainerConfig,
+    environment: Environment,
+    device: torch.device,
+    session: Session,
+    members: Members | None,
+    started_at: float,
+) -> None:
+    """Run the job from the state of `session`, or else from the newest checkpoint, until its end or a failure."""
     rank, timeouts = environment.rank, config.timeouts
     layout = config.layout(environment.world_size, environment.local_world_size)
+    data, model, precision, progress = session.data, session.model, session.precision, session.progress
+    loss_scale = precision.loss_scale
 
     with ExitStack() as stack:
-        # User errors are detected before any rank waits for another.
-        device = choose_device(config, environment)
-        results = open_storage(environment.results_uri, "RESULTS_URI")
-        if rank == 0:
-            results.require(create=True)
-            open_storage(environment.checkpoint_uri, "CHECKPOINT_URI").require(create=True)
-            open_storage(str(environment.metrics_dir), "METRICS_DIR").require(create=True)
-        data = open_data(config, environment, rank=layout.data_rank(rank), ranks=layout.data)
-        stack.callback(data.close)
-        model = build(config, layout.stage(rank))
-        data.require_vocabulary_fits(model.vocabulary)
-
-        distributed = stack.enter_context(init_distributed(config, environment, device))
+        generation = None
+        if members is not None:
+            step = progress.step if session.content == "complete" else NO_STATE
+            generation = stack.enter_context(members.join_generation(step, timeouts.setup_seconds))
+        store = generation.store if generation else None
+        source = generation.agreement.source if generation else None  # the rank with the newest state
+        distributed = stack.enter_context(init_distributed(config, environment, device, store))
+        if generation:
+            generation.record_groups()
         where = describe_rank_location(device, environment.local_rank)
         watchdog = stack.enter_context(
             Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeouts.setup_seconds)
         )
         stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters))
-        progress = Progress()
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
-        precision = Precision(config, device)
-        loss_scale = precision.loss_scale
-        module = parallelize(model, config, distributed, precision)  # model.module, or DistributedDataParallel of it
+        if session.optimizer is None:
+            # model.module, or DistributedDataParallel of it
+            module = parallelize(model, config, distributed, precision, init_sync=source is None)
+            session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
+        else:
+            session.optimizer.zero_grad()  # the gradients are parts of the old module's buckets
+            module = replicate(model.module, distributed, init_sync=False)
+        parameters, optimizer = list(model.module.parameters()), session.optimizer
         forward_backward = build_forward_backward(module, config, distributed, precision)
-        parameters = list(model.module.parameters())
-        optimizer = build_optimizer(parameters, config.optimizer)
+        stack.callback(forward_backward.close)
         torch.manual_seed(config.seed + 1 + rank)  # from this point each rank has its own random numbers
         forward_backward.warm_up(next(data.held_out_batches(1)))
         optimizer.zero_grad()
@@ -97,14 +122,23 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 distributed.checkpoint_group,
                 config.checkpoint,
                 environment.nodes,
-                memory=open_memory_copies(environment, config),
+                # In process, the state is that of another rank.
+                memory=open_memory_copies(environment, config) if config.recovery == "restart" else None,
             )
         )
-        resumed_from = checkpoints.resume(state, environment.resume_uri)
-        if resumed_from and not checkpoints.contains(resumed_from):
-            require_remaining_steps(resumed_from, progress.step, config.steps)
+        resumed_from = None
+        if generation and source is not None:
+            session.take_state(state, generation.agreement, distributed.checkpoint_group)
+        else:
+            session.require_initial()
+            resumed_from = checkpoints.resume(state, environment.resume_uri)
+            if resumed_from and not checkpoints.contains(resumed_from):
+                require_remaining_steps(resumed_from, progress.step, config.steps)
+            session.content = "complete"
 
-        requests, timer = JobRequests(environment), StepTimer(device)
+        requests, timer = session.requests or JobRequests(environment), StepTimer(device)
+        session.requests = requests
+        requests.repeat_failed()
         validation_micro_batches = config.evaluation.batches * layout.accumulation  # of each rank
 
         def is_terminating() -> bool:
@@ -119,10 +153,11 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 )
 
         progress_file = ProgressFile(environment)
-        profiler = Profiler(config.profile, environment, results, device)
-        metrics = Metrics(config, environment, results, model, device) if rank == 0 else None
-        if metrics:
-            stack.enter_context(metrics)
+        profiler = Profiler(config.profile, environment, session.results, device)
+        metrics = session.metrics
+        if rank == 0 and metrics is None:
+            metrics = Metrics(config, environment, session.results, model, device)
+            session.metrics = session.stack.enter_context(metrics)
             metrics.log_start(resumed_from)
 
         def report_save() -> None:
@@ -141,14 +176,11 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 yield batch
                 watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
 
-        validation_loss: float | None = None
-        is_save_due = False
-
-        batches = watched(data.train_batches(progress.consumed))
-        step_started_at = time.perf_counter()
-        while progress.step < config.steps:
+        def compute_step() -> StepOutcome:
             step = progress.step + 1
             report_training()
+            if config.recovery == "in_process":
+                seed_step(config, rank, step)
             with profiler.step(step):
                 lr = learning_rate(step, config.steps, config.optimizer)
                 for group in optimizer.param_groups:
@@ -190,38 +222,63 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             busy_seconds = max(0.0, step_seconds - timer.waiting_seconds) if forward_backward.measures_waiting else None
             progress_file.write(step, step_seconds, busy_seconds)
 
+            session.outcome = StepOutcome(
+                learning_rate=lr,
+                gradient_norm=gradient_norm if is_finite else None,
+                loss_scale=loss_scale.value if loss_scale.enabled else None,
+                step_seconds=step_seconds,
+                phase_seconds=phase_seconds,
+                is_termination_requested=bool(termination_requested),
+                is_save_requested=bool(save_requested),
+                is_save_due=bool(save_due),
+                is_save_retried=bool(retrying_ranks),
+                is_copy_due=bool(copy_due) and not copying_ranks,
+            )
             progress.advance(config.batch_size, mean_loss)
-            is_last = step == config.steps
+            loss_scale.update(finite=is_finite)
+            return session.outcome
+
+        validation_loss: float | None = None
+        is_save_due = session.is_saving
+        outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
+
+        batches = watched(data.train_batches(progress.consumed))
+        step_started_at = time.perf_counter()
+        while outcome is not None or progress.step < config.steps:
+            if outcome is None:
+                outcome = compute_step()
+            step, is_last = progress.step, progress.step == config.steps
+            save_requested, termination_requested = outcome.is_save_requested, outcome.is_termination_requested
             validation_loss = None
             if is_last or step % config.evaluation.interval_steps == 0:
                 validation_loss = evaluate()
                 if validation_loss is None:
                     save_requested = termination_requested = True
             step_started_at = time.perf_counter()  # metrics and the checkpoint count as time of the next step
-            if metrics:
+            if metrics and session.recorded_step < step:
                 metrics.record_step(
                     progress,
                     validation_loss=validation_loss,
-                    learning_rate=lr,
-                    gradient_norm=gradient_norm if is_finite else None,
-                    loss_scale=loss_scale.value if loss_scale.enabled else None,
-                    skipped=not is_finite,
-                    step_seconds=step_seconds,
-                    phase_seconds=phase_seconds,
+                    learning_rate=outcome.learning_rate,
+                    gradient_norm=outcome.gradient_norm,
+                    loss_scale=outcome.loss_scale,
+                    skipped=outcome.gradient_norm is None,
+                    step_seconds=outcome.step_seconds,
+                    phase_seconds=outcome.phase_seconds,
                     checkpoint_seconds=checkpoints.pop_stall_seconds(),
                     failed_checkpoints=checkpoints.failed_saves,
                 )
-            loss_scale.update(finite=is_finite)
+                session.recorded_step = step
 
-            is_final = is_last or bool(termination_requested)
-            is_save_due = is_save_due or bool(save_requested) or bool(save_due)
+            is_final = is_last or termination_requested
+            is_save_due = is_save_due or save_requested or outcome.is_save_due
             # In an outage of the storage, training does not wait for the save that is repeated.
-            if is_final or (is_save_due and not retrying_ranks):
-                is_save_due = False
+            if is_final or (is_save_due and not outcome.is_save_retried):
+                is_save_due, session.is_saving = False, True
                 report_save()
                 average_buffers(model.module, distributed)
-                requests.checkpoint_started(checkpoints.save(state), requested=bool(save_requested))
-            if copy_due and not (copying_ranks or is_final):
+                requests.checkpoint_started(checkpoints.save(state), requested=save_requested)
+            if outcome.is_copy_due and not is_final:
                 checkpoints.copy(state)
             for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
                 requests.checkpoint_saved(uri)
@@ -229,10 +286,12 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                     metrics.record_checkpoint(uri, publish=not is_last)
             if not checkpoints.is_saving:
                 requests.repeat_failed()
+                session.is_saving = is_save_due
             if termination_requested:
                 if metrics:
                     metrics.finish()
                 raise SystemExit(EXIT_TERMINATED)
+            outcome = None
 
         if validation_loss is None:  # resumed after the last step
             validation_loss = evaluate()
@@ -251,17 +310,17 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 parameters=model.parameters,
                 checkpoints=checkpoints.list_complete(),
             )
-            results.write("results.json", run_results.model_dump_json(indent=1).encode())
+            session.results.write("results.json", run_results.model_dump_json(indent=1).encode())
         optimizer.state.clear()  # the export may need as much memory
 
         def evaluate_whole_model(module: nn.Module) -> float:
             return mean_loss_of_model(module, data.held_out_batches(validation_micro_batches), device)
 
-        exports = export(model, config, distributed, results, validation_loss, evaluate_whole_model)
+        exports = export(model, config, distributed, session.results, validation_loss, evaluate_whole_model)
         if metrics:
             if exports:
                 run_results = run_results.model_copy(update={"exports": exports})
-                results.write("results.json", run_results.model_dump_json(indent=1).encode())
+                session.results.write("results.json", run_results.model_dump_json(indent=1).encode())
             _log.info("done: loss %.4f -> %.4f", progress.first_loss, progress.last_loss)
 
 

@@ -110,6 +110,12 @@ MISTAKES = {
         other(kind="images") | {"memory": {"activation_checkpointing": "full"}},
     ),
     # The ranks.
+    "recovery of shards": Mistake(
+        "recovery_unsupported_by_layout", "config.recovery", {"recovery": "in_process"} | split(data="fsdp")
+    ),
+    "recovery of parts of layers": Mistake(
+        "recovery_unsupported_by_layout", "config.recovery", {"recovery": "in_process"} | split(tensor=2)
+    ),
     "a batch that does not split": Mistake("batch_size_not_divisible", "config.batch_size", {"batch_size": 9}),
     "too many tensor parallel ranks": Mistake(
         "processes_not_divisible",

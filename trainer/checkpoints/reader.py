@@ -159,11 +159,12 @@ def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.Proces
     on_all_ranks(lambda: read_shared(read, metadata, group), group)
     if replicas:
         ordered = sorted(named_tensors(content), key=lambda item: item[0])  # the same order on all replicas
-        _broadcast([local_tensor(tensor) for _, tensor in ordered], members[0], replicas)
+        broadcast_tensors([local_tensor(tensor) for _, tensor in ordered], members[0], replicas)
     restore_rng_state(content["generators"][str(dist.get_rank())])
 
 
-def _broadcast(tensors: list[Tensor], source: int, replicas: dist.ProcessGroup) -> None:
+def broadcast_tensors(tensors: list[Tensor], source: int, replicas: dist.ProcessGroup) -> None:
+    """Broadcast the tensors of the rank `source` to the other ranks of the group, in place."""
     with torch.no_grad():
         works = [dist.broadcast(tensor, source, group=replicas, async_op=True) for tensor in tensors if tensor.numel()]
     for work in works:

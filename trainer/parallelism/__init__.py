@@ -8,11 +8,11 @@ from trainer.parallelism.forward_backward import (
     ForwardBackward,
     PipelinedForwardBackward,
 )
-from trainer.parallelism.parallelize import parallelize
+from trainer.parallelism.parallelize import parallelize, replicate
 from trainer.precision import Precision
 from trainyard.config.training import TrainerConfig
 
-__all__ = ["ForwardBackward", "build_forward_backward", "parallelize"]
+__all__ = ["ForwardBackward", "build_forward_backward", "parallelize", "replicate"]
 
 
 def build_forward_backward(

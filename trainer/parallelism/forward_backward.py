@@ -46,6 +46,10 @@ class ForwardBackward(ABC):
     def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
         """Return the mean loss of `count` micro-batches, without gradients."""
 
+    def close(self) -> None:
+        """Release what the passes have added to the module."""
+        return
+
 
 class AccumulatedForwardBackward(ForwardBackward):
     """Gradient accumulation: micro-batches run one after the other; gradients are reduced after the last."""
@@ -82,6 +86,11 @@ class AccumulatedForwardBackward(ForwardBackward):
             loss.backward()
             for buffer, value in zip(self._module.buffers(), before, strict=True):
                 buffer.copy_(value)
+
+    def close(self) -> None:
+        """Remove the hooks that measure the wait for gradients."""
+        if self._gradient_wait is not None:
+            self._gradient_wait.close()
 
     def _measure_wait(self, timer: StepTimer) -> AbstractContextManager[None]:
         return nullcontext() if self._gradient_wait is None else self._gradient_wait.measure(timer)

@@ -19,8 +19,15 @@ class GradientWait:
         self._missing = 0  # gradients of the current backward pass
         self._timer: StepTimer | None = None
         self._wait = ExitStack()
-        for parameter in self._parameters:
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._count_gradient)  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def measure(self, timer: StepTimer) -> Iterator[None]:

@@ -26,11 +26,17 @@ from trainyard.config.training.models import DecoderConfig
 
 
 def parallelize(
-    model: Model, config: TrainerConfig, distributed: DistributedContext, precision: Precision
+    model: Model,
+    config: TrainerConfig,
+    distributed: DistributedContext,
+    precision: Precision,
+    *,
+    init_sync: bool = True,
 ) -> nn.Module:
     """Initialize the model's weights and apply tensor parallelism, recomputation, compilation and FSDP or DDP.
 
-    Returns the module to call: `model.module`, or DistributedDataParallel around it.
+    Returns the module to call: `model.module`, or DistributedDataParallel around it. `init_sync`: with DDP, all ranks
+    take the weights of the first rank.
     """
     module, memory = model.module, config.memory
     on_gpu = distributed.device.type == "cuda"
@@ -57,13 +63,20 @@ def parallelize(
     if config.parallel.sharded:
         _shard(module, config, distributed, precision)
         return module
+    return replicate(module, distributed, init_sync=init_sync)
+
+
+def replicate(module: nn.Module, distributed: DistributedContext, *, init_sync: bool) -> nn.Module:
+    """Wrap a module whose weights are initialized. `init_sync`: all ranks take those of the first rank."""
+    device = distributed.device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about a new name of broadcast_buffers
         return DistributedDataParallel(
             module,
-            device_ids=[distributed.device.index] if on_gpu else None,
+            device_ids=[device.index] if device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
+            init_sync=init_sync,
         )
 
 

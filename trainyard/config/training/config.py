@@ -202,6 +202,12 @@ class TrainerConfig(StrictModel):
     deterministic: bool | None = Field(
         None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
     )
+    recovery: Literal["restart", "in_process"] = Field(
+        "restart",
+        description="After a signal ends a rank: restart all ranks from the newest checkpoint, or replace that rank "
+        "(in_process): the others keep their processes, and the new rank copies their state. Needs the whole model "
+        "on each rank (parallel.data ddp without tensor and pipeline parallelism).",
+    )
     threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
 
     @model_validator(mode="after")
@@ -245,7 +251,22 @@ class TrainerConfig(StrictModel):
             *parallel_problems(self.parallel, self.model, *batch, world_size, per_node),
             *self._profile_problems(world_size),
             *self._recomputation_problems(),
+            *self._recovery_problems(world_size),
         ]
+
+    def _recovery_problems(self, world_size: int) -> Iterator[Problem]:
+        if self.recovery == "restart":
+            return
+        fix = "Set it to restart, or train with parallel.data ddp, tensor 1 and pipeline 1 on at least 2 processes"
+        if self.parallel.sharded:
+            parallel = self.parallel
+            kinds = f"parallel.data is {parallel.data}, tensor {parallel.tensor}, pipeline {parallel.pipeline}"
+            reason = f"needs the whole model on each rank, so that a new rank can copy it from another: {kinds}"
+        elif world_size == 1:
+            reason = "needs another process whose state a new rank can copy"
+        else:
+            return
+        yield Problem("recovery", self.recovery, reason, fix, "recovery_unsupported_by_layout")
 
     def _recomputation_problems(self) -> Iterator[Problem]:
         checkpointing = self.memory.activation_checkpointing

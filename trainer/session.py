@@ -1,0 +1,95 @@
+"""The part of a job that is independent of process groups, and remains when a lost rank is replaced."""
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoints import Progress, State
+from trainer.data import Data, open_data
+from trainer.job_requests import JobRequests
+from trainer.models import build
+from trainer.models.model import Model
+from trainer.precision import Precision
+from trainer.recovery.agreement import Agreement, RecoveryError
+from trainer.recovery.state_transfer import transfer_state
+from trainer.settings import Environment
+from trainer.storage import Storage, open_storage
+from trainer.telemetry.metrics import Metrics
+from trainyard.config.training import TrainerConfig
+from trainyard.models.failure_messages import PEER_LOST
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """The result of a step whose weights are updated. Evaluation, metrics and checkpoint of the step may follow."""
+
+    learning_rate: float
+    gradient_norm: float | None  # None if it is not finite
+    loss_scale: float | None
+    step_seconds: float
+    phase_seconds: Mapping[str, float]
+    is_termination_requested: bool
+    is_save_requested: bool
+    is_save_due: bool
+    is_save_retried: bool  # on any rank
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One rank's model, data and progress."""
+
+    results: Storage
+    data: Data
+    model: Model
+    precision: Precision
+    stack: ExitStack  # closed at the end of the job
+    progress: Progress = field(default_factory=Progress)
+    requests: JobRequests | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    metrics: Metrics | None = None
+    outcome: StepOutcome | None = None  # of the last completed step
+    recorded_step: int = 0  # the last step that `metrics` has recorded
+    is_saving: bool = False  # whether a checkpoint has started that is not complete
+    # The weights and the optimizer's state: those of a new model, those of progress.step, or a mixture of two steps.
+    content: Literal["initial", "complete", "mixed"] = "initial"
+
+    def take_state(self, state: State, agreement: Agreement, group: dist.ProcessGroup) -> None:
+        """Take the state of the agreement's source; what that rank has to do after its last step is repeated here."""
+        assert agreement.source is not None
+        if self.progress.step < agreement.step:
+            self.content = "mixed"  # until the transfer is complete: the source may be lost meanwhile
+        values = transfer_state(state, agreement.source, group, (self.outcome, self.is_saving))
+        self.outcome, self.is_saving = values
+        self.content = "complete"
+
+    def require_initial(self) -> None:
+        """Raise RecoveryError if this rank has part of another state than that of a new model or of a checkpoint."""
+        if self.content == "mixed":
+            raise RecoveryError(f"{PEER_LOST}, and no rank has the complete state of a step")
+
+
+def open_session(config: TrainerConfig, environment: Environment, device: torch.device, stack: ExitStack) -> Session:
+    """Open the session, and close it with `stack`. Raises InputError for user errors before a rank waits for others."""
+    layout = config.layout(environment.world_size, environment.local_world_size)
+    rank = environment.rank
+    results = open_storage(environment.results_uri, "RESULTS_URI")
+    if rank == 0:
+        results.require(create=True)
+        open_storage(environment.checkpoint_uri, "CHECKPOINT_URI").require(create=True)
+        open_storage(str(environment.metrics_dir), "METRICS_DIR").require(create=True)
+    data = open_data(config, environment, rank=layout.data_rank(rank), ranks=layout.data)
+    stack.callback(data.close)
+    model = build(config, layout.stage(rank))
+    data.require_vocabulary_fits(model.vocabulary)
+    return Session(results=results, data=data, model=model, precision=Precision(config, device), stack=stack)
+
+
+def seed_step(config: TrainerConfig, rank: int, step: int) -> None:
+    """Seed this rank's generators for one step: a new rank continues with the random numbers of the lost rank."""
+    digest = hashlib.sha256(f"{config.seed}:{rank}:{step}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
