@@ -27,7 +27,12 @@ from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.state import AgentStateFile
-from trainyard.node.agent.torchrun import STANDBY, TORCHRUN, TRAINER_LAUNCHER, job_variables, torchrun_command
+from trainyard.node.agent.torchrun import (
+    STANDBY,
+    SUPERVISOR,
+    TORCHRUN,
+    TRAINER_LAUNCHER,
+    job_variables, torchrun_command
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, MEMORY, Node
@@ -165,9 +170,11 @@ class AttemptTorchrun(Torchrun):
             config = self._folder / "config.json"
             config.write_text(run.job.train.model_dump_json())
             folder, job = Path(node.bundle), ["-m", "trainer", "--config", str(config)]
+            launcher = SUPERVISOR if run.job.train.recovery == "in_process" else TRAINER_LAUNCHER
         else:
             assert run.job.command is not None
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
+            launcher = TORCHRUN
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
             nodes=control.nodes,
@@ -179,7 +186,7 @@ class AttemptTorchrun(Torchrun):
             logs=self._logs,
             # Another environment than the pinned one may have a torchrun without the option.
             binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
-            launcher=TORCHRUN if run.job.train is None else TRAINER_LAUNCHER,
+            launcher=launcher,
         )
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.
@@ -215,8 +222,9 @@ class AttemptTorchrun(Torchrun):
 
     @property
     def has_standby(self) -> bool:
-        """Whether a standby can start the next attempt: it is part of the built-in trainer."""
-        return self._run.job.train is not None and self._run.job.standby
+        """Whether a standby can start the next attempt: it is part of the built-in trainer's launcher."""
+        train = self._run.job.train
+        return train is not None and train.recovery == "restart" and self._run.job.standby
 
     def start_standby(self) -> JobUnit:
         """Start a process on this node that has imported torch when the next attempt starts; the unit of that attempt.
