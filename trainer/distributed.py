@@ -127,12 +127,12 @@ def init_distributed(
     that of torchrun.
     """
     initialize = not dist.is_initialized()
-    if initialize:
-        _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
     try:
+        if initialize:
+            _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
         yield _build_context(config, environment, device)
     finally:
-        if initialize:
+        if initialize and dist.is_initialized():  # also if a lost peer has interrupted the initialization
             dist.destroy_process_group()
 
 

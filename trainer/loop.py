@@ -93,13 +93,11 @@ def _train(
         stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters))
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
         if session.optimizer is None:
-            # model.module, or DistributedDataParallel of it
-            module = parallelize(model, config, distributed, precision, init_sync=source is None)
+            parallelize(model, config, distributed, precision)
             session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
-        else:
-            session.optimizer.zero_grad()  # the gradients are parts of the old module's buckets
-            module = replicate(model.module, distributed, init_sync=False)
         parameters, optimizer = list(model.module.parameters()), session.optimizer
+        optimizer.zero_grad()  # after a recovery they are parts of the old module
+        module = replicate(model, config, distributed, init_sync=source is None)
         forward_backward = build_forward_backward(module, config, distributed, precision)
         stack.callback(forward_backward.close)
         torch.manual_seed(config.seed + 1 + rank)  # from this point each rank has its own random numbers

@@ -25,19 +25,8 @@ from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
 
 
-def parallelize(
-    model: Model,
-    config: TrainerConfig,
-    distributed: DistributedContext,
-    precision: Precision,
-    *,
-    init_sync: bool = True,
-) -> nn.Module:
-    """Initialize the model's weights and apply tensor parallelism, recomputation, compilation and FSDP or DDP.
-
-    Returns the module to call: `model.module`, or DistributedDataParallel around it. `init_sync`: with DDP, all ranks
-    take the weights of the first rank.
-    """
+def parallelize(model: Model, config: TrainerConfig, distributed: DistributedContext, precision: Precision) -> None:
+    """Initialize the model's weights and apply tensor parallelism, recomputation, compilation and FSDP, in place."""
     module, memory = model.module, config.memory
     on_gpu = distributed.device.type == "cuda"
     compiled = memory.compile if memory.compile is not None else on_gpu
@@ -62,17 +51,22 @@ def parallelize(
         parallelize_embedding_and_head(module, tensor)
     if config.parallel.sharded:
         _shard(module, config, distributed, precision)
-        return module
-    return replicate(module, distributed, init_sync=init_sync)
 
 
-def replicate(module: nn.Module, distributed: DistributedContext, *, init_sync: bool) -> nn.Module:
-    """Wrap a module whose weights are initialized. `init_sync`: all ranks take those of the first rank."""
+def replicate(
+    model: Model, config: TrainerConfig, distributed: DistributedContext, *, init_sync: bool = True
+) -> nn.Module:
+    """Return the module to call: `model.module` if it is sharded, else DistributedDataParallel around it.
+
+    `init_sync`: all ranks of DistributedDataParallel take the weights of the first rank.
+    """
+    if config.parallel.sharded:
+        return model.module
     device = distributed.device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about a new name of broadcast_buffers
         return DistributedDataParallel(
-            module,
+            model.module,
             device_ids=[device.index] if device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,

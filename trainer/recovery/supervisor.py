@@ -32,6 +32,8 @@ from trainyard.log import configure_logging
 
 STOP_SECONDS = 30.0  # from SIGTERM to SIGKILL of ranks that save a checkpoint, as torchrun
 FAILED_STOP_SECONDS = 2.0  # of ranks whose peer has failed: no checkpoint can complete
+# The import of the trainer takes processor time, which ranks need while they start or recover.
+STANDBY_DELAY_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _ABANDONED_POLL_SECONDS = 0.5
 _log = logging.getLogger("trainer.recovery.supervisor")
@@ -85,7 +87,8 @@ class Supervisor:
             signal.signal(number, self._request_stop)
         for local_rank in range(node.processes):
             self._ranks[local_rank] = self._start_rank(local_rank)
-        self._standby = self._start_standby()
+        self._standby: subprocess.Popen[bytes] | None = None
+        self._start_standby_at = time.monotonic() + STANDBY_DELAY_SECONDS
 
     def run(self) -> int:
         """Wait for the end of all ranks of the job. Returns the exit status of the program."""
@@ -116,6 +119,8 @@ class Supervisor:
                 return False
             for failed in failures:
                 self._replace(failed)
+            if self._standby is None and time.monotonic() >= self._start_standby_at:
+                self._standby = self._start_standby()
             if time.monotonic() >= check_abandoned_at:
                 check_abandoned_at = time.monotonic() + _ABANDONED_POLL_SECONDS
                 if is_abandoned(self._store):
@@ -176,24 +181,25 @@ class Supervisor:
         return failed.code < 0 and not self._has_finished_rank and not is_abandoned(self._store)
 
     def _replace(self, failed: RankExit) -> None:
-        if self._standby.poll() is not None:
-            self._standby = self._start_standby()
-        generation = start_generation(self._store)
-        process, local_rank = self._standby, failed.local_rank
+        process, self._standby = self._standby, None
+        self._start_standby_at = time.monotonic() + STANDBY_DELAY_SECONDS
+        if process is None or process.poll() is not None:
+            process = self._start_standby()
+        generation, local_rank = start_generation(self._store), failed.local_rank
         logs, variables = self._node.rank_logs(local_rank), self._node.rank_variables(local_rank)
         assert process.stdin is not None
         process.stdin.write(Assignment(variables=variables, logs=logs).model_dump_json().encode() + b"\n")
         process.stdin.close()
         self._ranks[local_rank] = process
         self._replaced.append(failed)
-        self._standby = self._start_standby()
         text = "rank %d (pid: %d) ended by signal %d; pid %d replaces it in generation %d of the job"
         _log.warning(text, failed.rank, failed.process, -failed.code, process.pid, generation)
 
     def _end_ranks(self, timeout_seconds: float) -> None:
         """End all processes: SIGTERM, then SIGKILL after `timeout_seconds`."""
-        self._standby.kill()
-        self._standby.wait()
+        if self._standby is not None:
+            self._standby.kill()
+            self._standby.wait()
         for process in self._ranks.values():
             _log.warning("Sending process %d closing signal SIGTERM", process.pid)  # torchrun's message
             process.terminate()
@@ -251,6 +257,8 @@ def describe_node(arguments: argparse.Namespace) -> Node:
         "GROUP_RANK": str(arguments.node_rank),
         "TORCHELASTIC_RUN_ID": arguments.rdzv_id,
         SUPERVISED: "1",
+        # Else NCCL's watchdog ends the ranks that have lost a peer (torch, docstring of `_abort_process_group`).
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
     if processes > 1:
         variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun

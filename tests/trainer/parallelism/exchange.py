@@ -21,7 +21,7 @@ from tests.trainer.conftest import TINY
 from trainer.distributed import DistributedContext, init_distributed
 from trainer.failures import flight_recorder
 from trainer.models import build
-from trainer.parallelism import build_forward_backward, parallelize
+from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainer.telemetry.timing import StepTimer
@@ -35,7 +35,9 @@ TIMEOUT = 2000
 
 def count_collectives(config: TrainerConfig, distributed: DistributedContext) -> dict[str, int]:
     precision = Precision(config, CPU)
-    module = parallelize(build(config), config, distributed, precision)
+    model = build(config)
+    parallelize(model, config, distributed, precision)
+    module = replicate(model, config, distributed)
     forward_backward = build_forward_backward(module, config, distributed, precision)
     tokens = torch.randint(0, 256, (2, 33))
     batches = repeat((tokens[:, :-1], tokens[:, 1:]))
@@ -50,7 +52,9 @@ def count_collectives(config: TrainerConfig, distributed: DistributedContext) ->
 def waiting_seconds(config: TrainerConfig, distributed: DistributedContext) -> list[float]:
     """Return the seconds that each rank waits for the other in a step in which rank 1 is slow."""
     precision = Precision(config, CPU)
-    module = parallelize(build(config), config, distributed, precision)
+    model = build(config)
+    parallelize(model, config, distributed, precision)
+    module = replicate(model, config, distributed)
     forward_backward = build_forward_backward(module, config, distributed, precision)
     tokens = torch.randint(0, 256, (2, 33))
     batch, timer = (tokens[:, :-1], tokens[:, 1:]), StepTimer(CPU)

@@ -14,7 +14,7 @@ from tests.trainer.conftest import TINY, tiny
 from trainer.distributed import init_distributed
 from trainer.models import build, decoder
 from trainer.models.decoder import rotate
-from trainer.parallelism import parallelize
+from trainer.parallelism import parallelize, replicate
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
@@ -26,7 +26,8 @@ def run_step(config: TrainerConfig, environment: Environment, inspect: Callable[
     """One forward and backward pass of the model on one rank."""
     model, precision = build(config), Precision(config, CPU)
     with init_distributed(config, environment, CPU) as distributed:
-        module = parallelize(model, config, distributed, precision)
+        parallelize(model, config, distributed, precision)
+        module = replicate(model, config, distributed)
         tokens = torch.randint(0, 256, (2, 33))
         with precision.autocast():
             loss = module(tokens[:, :-1], tokens[:, 1:])
@@ -80,7 +81,8 @@ def test_activation_checkpointing_saves_memory(alone: Environment, data: str) ->
         )
         model, precision = build(config), Precision(config, CPU)
         with init_distributed(config, alone, CPU) as distributed:
-            module = parallelize(model, config, distributed, precision)
+            parallelize(model, config, distributed, precision)
+            module = replicate(model, config, distributed)
             tokens = torch.randint(0, 256, (2, 33))
             weights = {parameter.shape for parameter in model.module.parameters()}
             saved: dict[int, int] = {}
