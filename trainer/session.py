@@ -37,6 +37,7 @@ class StepOutcome:
     is_save_requested: bool
     is_save_due: bool
     is_save_retried: bool  # on any rank
+    is_copy_due: bool
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from trainer.recovery.supervisor import RankExit, describe_node, format_report, parse_arguments
 from trainyard.models.run import Master
 from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
-from trainyard.node.agent.torchrun import torchrun_command
+from trainyard.node.agent.torchrun import SUPERVISOR, torchrun_command
 
 
 def test_agent_parses_the_report(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_command_of_the_agent_describes_the_node(tmp_path: Path) -> None:
         processes=4,
         job=["-m", "trainer", "--config", "config.json"],
         logs=tmp_path,
-        replaces_ranks=True,
+        launcher=SUPERVISOR,
     )
     node = describe_node(parse_arguments(command[3:]))
     assert (node.nodes, node.node_rank, node.arguments) == (2, 1, ["--config", "config.json"])

@@ -32,7 +32,9 @@ from trainyard.node.agent.torchrun import (
     SUPERVISOR,
     TORCHRUN,
     TRAINER_LAUNCHER,
-    job_variables, torchrun_command
+    job_variables,
+    torchrun_command,
+)
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, MEMORY, Node

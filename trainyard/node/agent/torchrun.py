@@ -41,8 +41,8 @@ def torchrun_command(
     the store on the port of `master`, and the others connect to it for up to `join_seconds`, also if it starts later
     (torch 2.15, static_tcp_rendezvous.py). torchrun does not restart workers: the controller starts a new attempt.
     Every attempt and every health check has a different rendezvous id. `binds_numa`: bind each process to the CPUs of
-    its GPU's NUMA node. `launcher`: module of torchrun, or one of the built-in trainer: the launcher with the same options,
-    or the supervisor, which replaces ranks that end by a signal and does not bind processes.
+    its GPU's NUMA node. `launcher`: module of torchrun, or one of the built-in trainer: its launcher, with the same
+    options, or its supervisor, which replaces ranks that end by a signal and does not bind processes.
     """
     common = [
         f"--nnodes={len(nodes)}",
