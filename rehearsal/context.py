@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.adapter.deployment import Deployment, Event
+from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.disk_reserve import DiskReserve
 from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
 from rehearsal.phases import PhaseClock
-from rehearsal.rank_faults import RankFault
+from rehearsal.rank_faults import RankFault, ScheduledFault
 from rehearsal.result import RehearsalResult
 from rehearsal.workspace import Options
 from trainyard.config.settings import StackSettings
@@ -37,8 +38,14 @@ class Context:
     disk_reserve: DiskReserve
     deployment: Deployment | None = None
     account_exited: bool = False
-    rank_faults_without_effect: tuple[RankFault, ...] = field(init=False)
+    rank_faults_without_effect: tuple[ScheduledFault, ...] = field(init=False)
     _in_progress: dict[str, str] = field(default_factory=dict)  # resource -> operation, the oldest first
+
+    @property
+    def account_faults(self) -> tuple[Fault, ...]:
+        """The faults of the options that affect the account, at once or later."""
+        scheduled = (each.fault for each in self.options.rank_faults)
+        return (*self.options.faults, *(fault for fault in scheduled if not isinstance(fault, RankFault)))
 
     def __post_init__(self) -> None:
         self.rank_faults_without_effect = self.options.rank_faults

@@ -1,5 +1,9 @@
-"""Parses the faults to inject: `--fault kind,key=value,...`, and the environment variable REHEARSAL_DENY."""
+"""Parses the faults to inject: `--fault kind,key=value,...`, and the environment variable REHEARSAL_DENY.
 
+Any fault may have the key `after`: seconds after the first step of the job at which it is injected.
+"""
+
+import math
 import os
 from collections.abc import Iterable
 from typing import get_args
@@ -22,7 +26,7 @@ from rehearsal.aws.faults import (
 from rehearsal.aws.zones import region_zones
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.node_faults import NodeFault
-from rehearsal.rank_faults import RankFault, RankKill
+from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
 from trainyard.errors import InputError, Problem, did_you_mean
@@ -35,24 +39,26 @@ def fault_syntax(kind: str) -> str:
     """Return the syntax of a kind of fault, such as `capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE]`."""
     fields = {name: field for name, field in _MODELS[kind].model_fields.items() if name != "kind"}
     parts = {f",{name}={name.upper()}": field.is_required() for name, field in fields.items()}
-    return kind + "".join(part if required else f"[{part}]" for part, required in parts.items())
+    return kind + "".join(part if required else f"[{part}]" for part, required in parts.items()) + "[,after=SECONDS]"
 
 
 FAULT_SYNTAX = tuple(fault_syntax(kind) for kind in _MODELS)
 
 
-def format_fault(fault: AnyFault) -> str:
+def format_fault(fault: AnyFault | ScheduledFault) -> str:
     """Return a fault in the syntax of --fault."""
+    if isinstance(fault, ScheduledFault):
+        return format_fault(fault.fault) + (f",after={fault.after:g}" if fault.after else "")
     fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
     return ",".join([fault.kind, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def parse_faults(specs: Iterable[str]) -> tuple[AnyFault, ...]:
+def parse_faults(specs: Iterable[str]) -> tuple[Fault | ScheduledFault, ...]:
     """Parse the values of --fault, and check REHEARSAL_DENY, which the emulated AWS parses itself.
 
-    Raises InputError with the problems of both.
+    Faults of the account without `after` are not scheduled. Raises InputError with the problems of both.
     """
-    faults: list[AnyFault] = []
+    faults: list[Fault | ScheduledFault] = []
     problems: list[Problem] = []
     for spec in specs:
         try:
@@ -69,10 +75,14 @@ def parse_faults(specs: Iterable[str]) -> tuple[AnyFault, ...]:
     return tuple(faults)
 
 
-def check_faults(faults: Iterable[AnyFault], settings: StackSettings, region: str) -> None:
+def check_faults(faults: Iterable[AnyFault | ScheduledFault], settings: StackSettings, region: str) -> None:
     """Check that each fault can affect this stack in its region. Raises InputError for the first that cannot."""
     has_spot = any(group.market == "spot" for group in settings.groups)
-    for fault in faults:
+    for each in faults:
+        fault = each.fault if isinstance(each, ScheduledFault) else each
+        if isinstance(each, ScheduledFault) and each.after and settings.job.train is None:
+            fix = "Remove this fault, or rehearse a stack with job.train"
+            raise _error(format_fault(each), ["after: the steps of a custom job are not known"], fix)
         if isinstance(fault, RankFault):
             _check_rank_fault(fault, settings)
         if isinstance(fault, GpuFault):
@@ -123,7 +133,7 @@ def _check_choice(fault: Fault, name: str, value: str, owner: str, choices: list
         raise _error(format_fault(fault), [f"{name}: {owner} has no {value}"], fix)
 
 
-def _parse_fault(spec: str) -> AnyFault:
+def _parse_fault(spec: str) -> Fault | ScheduledFault:
     kind, *rest = (part.strip() for part in spec.split(","))
     model = _MODELS.get(kind)
     if model is None:
@@ -136,6 +146,7 @@ def _parse_fault(spec: str) -> AnyFault:
     fields = {name: value for name, _, value in pairs}
     if len(fields) < len(pairs):
         raise _error(spec, ["duplicate key"], usage)
+    after = _parse_after(spec, fields.pop("after", "0"), usage)
     try:
         fault: AnyFault = model.model_validate(fields)
         check_operation(fault)
@@ -146,7 +157,17 @@ def _parse_fault(spec: str) -> AnyFault:
         raise _error(spec, reasons, "".join(suggestions) + usage) from None
     except ValueError as error:
         raise _error(spec, [str(error)], usage) from None
-    return fault
+    return ScheduledFault(fault, after) if after or isinstance(fault, RankFault) else fault
+
+
+def _parse_after(spec: str, text: str, usage: str) -> float:
+    try:
+        after = float(text)
+    except ValueError:
+        after = -1.0
+    if not 0 <= after < math.inf:
+        raise _error(spec, [f"after: {text!r} is not a number of seconds"], usage)
+    return after
 
 
 def _error(spec: str, reasons: Iterable[str], fix: str) -> InputError:

@@ -68,7 +68,7 @@ class GpuFault(StrictModel):
 
     kind: Literal["gpu"] = "gpu"
     node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
-    step: int = Field(ge=1, description="Step of the built-in trainer after which it happens.")
+    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which it happens.")
     gpu: int = Field(default=0, ge=0, description="GPU of the node.")
     xid: int | None = Field(default=None, ge=1, description="Number of the Xid; none: the kernel log has none.")
     condition: GpuCondition | None = Field(default=None, validate_default=True, description="Condition in NVML.")

@@ -15,14 +15,14 @@ class HeadTerminate(StrictModel):
     """A terminated head: EC2 terminates it when the job has reached a step, and its Auto Scaling group replaces it."""
 
     kind: Literal["head-terminate"] = "head-terminate"
-    step: int = Field(ge=1, description="Step of the built-in trainer after which it is terminated.")
+    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which it is terminated.")
 
 
 class HeadKill(StrictModel):
     """A suspended head: its processes stop when the job has reached a step, and continue later."""
 
     kind: Literal["head-kill"] = "head-kill"
-    step: int = Field(ge=1, description="Step of the built-in trainer after which they are suspended.")
+    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which they are suspended.")
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds until they continue.")
 
 

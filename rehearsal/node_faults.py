@@ -13,7 +13,7 @@ from trainyard.base import StrictModel
 
 class _NodeFault(StrictModel):
     node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
-    step: int = Field(ge=1, description="Step of the built-in trainer after which the fault happens.")
+    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which the fault happens.")
 
 
 class AgentKill(_NodeFault):

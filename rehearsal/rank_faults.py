@@ -1,8 +1,9 @@
-"""Faults of the job's ranks, of their nodes and of the head, injected when the job has reached a step."""
+"""Faults that are injected while a job runs: those of its ranks and nodes after a step, any fault after seconds."""
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 import psutil
 from pydantic import Field
 
+from rehearsal.aws.faults import Fault
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.head_faults import HeadKill, HeadTerminate, inject_head_fault
 from rehearsal.hypervisor.hypervisor import Hypervisor
@@ -18,8 +20,9 @@ from rehearsal.hypervisor.processes import environments, send_signal
 from rehearsal.node_faults import NodeFault
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
-from trainyard.models.layout import RunLayout
+from trainyard.models.layout import RunLayout, complete_checkpoints
 from trainyard.models.metrics import MetricLine
+from trainyard.models.report import FaultInjection
 from trainyard.node.agent.state import AGENT_STATE, read_state
 
 POLL_SECONDS = 0.2
@@ -34,11 +37,24 @@ class RankKill(StrictModel):
 
     kind: Literal["rank-kill"] = "rank-kill"
     rank: int = Field(ge=0, description="Global rank that is killed.")
-    step: int = Field(ge=1, description="Step of the built-in trainer after which it is killed.")
+    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which it is killed.")
     peers: Literal["exit", "hang"] = Field(default="exit", description="What the other ranks do.")
 
 
 RankFault = RankKill | GpuFault | NodeFault | HeadTerminate | HeadKill
+
+
+@dataclass(frozen=True)
+class ScheduledFault:
+    """A fault that is injected while a job runs. `after`: seconds since its first step."""
+
+    fault: Fault | RankFault
+    after: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """The step after which it is injected."""
+        return self.fault.step if isinstance(self.fault, RankFault) else 1
 
 
 @dataclass(frozen=True)
@@ -52,10 +68,24 @@ class Rank:
 
 
 class RankFaults:
-    """Injects faults into one run, through its ranks. `remaining`: those that have had no effect yet."""
+    """Injects faults while one run is active: into its account, or through its ranks.
 
-    def __init__(self, faults: Sequence[RankFault], data: Bucket, run: str, hypervisor: Hypervisor) -> None:
+    `remaining`: those that were not injected yet. `injections`: what was injected.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[ScheduledFault],
+        data: Bucket,
+        run: str,
+        hypervisor: Hypervisor,
+        inject_into_account: Callable[[Fault], None],
+        describe: Callable[[ScheduledFault], str],
+    ) -> None:
         self.remaining = list(faults)
+        self.injections: list[FaultInjection] = []
+        self._inject_into_account, self._describe = inject_into_account, describe
+        self._first_step_at: float | None = None
         self._lasting: dict[str, GpuFault] = {}  # instance -> fault that ends every rank on it
         self._data, self._run, self._hypervisor = data, run, hypervisor
         self._stopping = threading.Event()
@@ -75,32 +105,55 @@ class RankFaults:
         while (self.remaining or self._lasting) and not self._stopping.wait(POLL_SECONDS):
             self._end_ranks_of_broken_nodes()
             content = self._data.find(RunLayout(self._run).latest_metrics)
-            step = 0 if content is None else MetricLine.model_validate_json(content).step
-            for fault in [fault for fault in self.remaining if step >= fault.step]:
-                if self._inject_fault(fault):
-                    self.remaining.remove(fault)
+            if content is None:
+                continue
+            line, now = MetricLine.model_validate_json(content), time.monotonic()
+            self._first_step_at = self._first_step_at or now
+            for scheduled in [*self.remaining]:
+                if line.step >= scheduled.step and now >= self._first_step_at + scheduled.after:
+                    self._inject_scheduled(scheduled)
 
-    def _inject_fault(self, fault: RankFault) -> bool:
-        """Inject a fault; return False when the rank or its node do not run, as between two attempts."""
-        if isinstance(fault, RankKill):
-            return self._kill(fault)
+    def _inject_scheduled(self, scheduled: ScheduledFault) -> None:
+        """Inject a fault and record it; it remains when its rank or its node do not run, as between two attempts."""
+        injected_at, checkpoint = time.time(), self._newest_checkpoint()
+        nodes = self._inject_fault(scheduled.fault)
+        if nodes is not None:
+            self.remaining.remove(scheduled)
+            text = self._describe(scheduled)
+            self.injections.append(FaultInjection(fault=text, time=injected_at, nodes=nodes, checkpoint=checkpoint))
+
+    def _newest_checkpoint(self) -> str | None:
+        prefix = RunLayout(self._run).checkpoints
+        return max(complete_checkpoints(self._data.keys(prefix), prefix), default=None)
+
+    def _inject_fault(self, fault: Fault | RankFault) -> tuple[str, ...] | None:
+        """Inject a fault; return the instances that it affects, as far as they are known. None: it was not possible."""
+        if not isinstance(fault, RankFault):
+            self._inject_into_account(fault)
+            return ()
         if isinstance(fault, HeadTerminate | HeadKill):
-            return inject_head_fault(fault, self._hypervisor, self._stopping)
-        ranks = [rank for rank in find_ranks(self._run).values() if rank.node == fault.node]
-        if not ranks:
-            return False
-        return self._break_gpu(fault, ranks) if isinstance(fault, GpuFault) else fault.inject(ranks[0].process)
-
-    def _kill(self, fault: RankKill) -> bool:
+            return () if inject_head_fault(fault, self._hypervisor, self._stopping) else None
         ranks = find_ranks(self._run)
+        if isinstance(fault, RankKill):
+            return self._kill(fault, ranks)
+        ranks_of_node = [rank for rank in ranks.values() if rank.node == fault.node]
+        if not ranks_of_node:
+            return None
+        rank = ranks_of_node[0]
+        is_injected = (
+            self._break_gpu(fault, ranks_of_node) if isinstance(fault, GpuFault) else fault.inject(rank.process)
+        )
+        return (rank.instance,) if is_injected else None
+
+    def _kill(self, fault: RankKill, ranks: dict[int, Rank]) -> tuple[str, ...] | None:
         killed = ranks.pop(fault.rank, None)
         if killed is None:
-            return False
+            return None
         if fault.peers == "hang":
             for rank in ranks.values():
                 send_signal(rank.process, signal.SIGSTOP)
         send_signal(killed.process, signal.SIGKILL)
-        return True
+        return (killed.instance,)
 
     def _break_gpu(self, fault: GpuFault, ranks: Sequence[Rank]) -> bool:
         try:

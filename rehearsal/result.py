@@ -9,6 +9,7 @@ from trainyard.models.report import (
     Billed,
     CapacityAttempt,
     EngineName,
+    FaultInjection,
     LeakedResource,
     NotRehearsed,
     Report,
@@ -34,6 +35,7 @@ class RehearsalResult:
     unused_reservations: tuple[Billed, ...] = ()
     faults: tuple[str, ...] = ()
     faults_without_effect: tuple[str, ...] = ()
+    injections: tuple[FaultInjection, ...] = ()
     losses: Losses | None = None
     checkpoints: tuple[SavedItem, ...] = ()
     checkpoints_loaded: bool = False
@@ -73,6 +75,7 @@ class RehearsalResult:
             unused_reservations=self.unused_reservations,
             faults=self.faults,
             faults_without_effect=self.faults_without_effect,
+            injections=self.injections,
             phases=phases,
             first_loss=losses.first if losses else None,
             last_loss=losses.last if losses else None,

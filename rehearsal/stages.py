@@ -13,6 +13,7 @@ from rehearsal import audit
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.context import Context
 from rehearsal.engine.base import Engine
+from rehearsal.faults import format_fault
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.rank_faults import RankFaults
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
@@ -105,7 +106,14 @@ class Stages:
         self.context.clock.start("training")
         assert self.context.result.run is not None
         train, display = self.context.settings.job.train, self.context.display
-        faults = RankFaults(self.context.options.rank_faults, self.data_bucket(), self.context.result.run, hypervisor)
+        faults = RankFaults(
+            self.context.options.rank_faults,
+            self.data_bucket(),
+            self.context.result.run,
+            hypervisor,
+            inject_into_account=self.context.aws.inject,
+            describe=format_fault,
+        )
         with faults.injecting():
             outcome = follow_run(
                 self.data_bucket(),
@@ -117,6 +125,7 @@ class Stages:
                 show=lambda text: display.update_status("job", text),
             )
         self.context.rank_faults_without_effect = tuple(faults.remaining)
+        self.context.result.injections = tuple(faults.injections)
         if outcome.state == "succeeded":
             self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
         else:

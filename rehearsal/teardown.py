@@ -77,7 +77,7 @@ class Teardown:
         self.context.clock.start("destroy")
         with self.context.recording_errors("cannot remove the injected faults"):  # destroy runs without them
             self.record_faults_without_effect()
-            self.context.aws.remove_faults(self.context.options.faults)
+            self.context.aws.remove_faults(self.context.account_faults)
         deployment = self.context.deployment
         if deployment is None:
             return
@@ -178,7 +178,7 @@ class Teardown:
 
     def record_faults_without_effect(self) -> None:
         """Add the faults of --fault that had no effect to the report, and print them: they tested nothing."""
-        injected = self.context.options.faults
+        injected = self.context.account_faults
         of_account = [fault for fault in self.context.aws.faults_without_effect() if fault in injected]
         faults = [*of_account, *self.context.rank_faults_without_effect]
         self.context.result.faults_without_effect = tuple(map(format_fault, faults))

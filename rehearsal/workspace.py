@@ -24,7 +24,7 @@ from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
-from rehearsal.rank_faults import RankFault
+from rehearsal.rank_faults import ScheduledFault
 from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.region import require_known_region
@@ -68,7 +68,7 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
 class Options:
     """The options of `python -m rehearsal run`.
 
-    `faults`: those of the account. `rank_faults`: those of the job's ranks and their nodes. `changes`: settings that
+    `faults`: those of the account. `rank_faults`: those that are injected while the job runs. `changes`: settings that
     replace those of the stack file, each a dotted key and its value. `preview_only`: create no resource of the stack.
     `keep`: keep account and nodes up after the results. `keep_nodes_minutes`: that of the job if the stack file has
     none. `sources`: folders of data and model.
@@ -78,7 +78,7 @@ class Options:
     stack: str
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
-    rank_faults: tuple[RankFault, ...] = ()
+    rank_faults: tuple[ScheduledFault, ...] = ()
     engine: EngineName = "mocks"
     backend: BackendName = "process"
     bake: bool = False

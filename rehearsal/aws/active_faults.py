@@ -26,6 +26,7 @@ from rehearsal.aws.faults import (
     Reclaim,
     ReservationFailure,
     ScalingActivity,
+    ServiceOutage,
     SpotInterruption,
     Throttle,
     check_operation,
@@ -71,9 +72,14 @@ class _ActiveFault:
     @property
     def has_no_effect(self) -> bool:
         """Whether it has certainly had no effect so far; False for limits, which may be high on purpose."""
-        if isinstance(self.fault, (Deny, ExpiredCredentials)):
+        if isinstance(self.fault, (Deny, ExpiredCredentials, ServiceOutage)):
             return self.refused == 0
         return 0 < self.remaining == _repetitions(self.fault)
+
+    def is_out_for(self, call: Call) -> bool:
+        """Return whether an outage that lasts some seconds has not ended, and affects the caller."""
+        assert isinstance(self.fault, ServiceOutage)
+        return CLOCK.now() < self.since + self.fault.seconds and not _is_signed_by_operator(call)
 
 
 class ActiveFaults:
@@ -128,6 +134,10 @@ class ActiveFaults:
             if isinstance(fault, Deny) and fault.operation == name:
                 active.refused += 1
                 raise forbidden(call, in_json, f"User is not authorized to perform: {name} with an explicit deny")
+            if isinstance(fault, ServiceOutage) and fault.service == call.service and active.is_out_for(call):
+                active.refused += 1
+                text = "The service is unavailable. Please retry."
+                raise ApiError("503 Service Unavailable", "ServiceUnavailable", text)
             if isinstance(fault, (Throttle, Outage)) and fault.operation == name and active.remaining > 0:
                 active.remaining -= 1
                 raise (_throttled if isinstance(fault, Throttle) else _server_error)(call, in_json)

@@ -54,6 +54,18 @@ class Outage(StrictModel):
     times: int = Field(ge=1, description="Calls that fail.")
 
 
+class ServiceOutage(StrictModel):
+    """An unavailable service: for some seconds all calls that nodes make to it fail with HTTP 503.
+
+    Code ServiceUnavailable: S3 API reference, "Error responses", and the common errors of the EC2 and Auto Scaling API
+    references. The operator's calls succeed, because with them the rehearsal observes the run.
+    """
+
+    kind: Literal["service-outage"] = "service-outage"
+    service: str = Field(description="Service as in IAM, such as s3.")
+    seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds from the injection to the end.")
+
+
 class ScalingActivity(StrictModel):
     """A scaling activity: the next calls of SetDesiredCapacity fail with ScalingActivityInProgress.
 
@@ -197,6 +209,7 @@ Fault = (
     Capacity
     | Throttle
     | Outage
+    | ServiceOutage
     | ScalingActivity
     | EventualConsistency
     | Deny
@@ -221,15 +234,16 @@ _BOTOCORE_NAMES = {
 
 
 def check_operation(fault: StrictModel) -> None:
-    """Raise ValueError if the fault names an API operation that AWS does not have."""
-    if isinstance(fault, (Deny, Throttle, Outage)):
-        service, _, operation = fault.operation.partition(":")
+    """Raise ValueError if the fault names a service or an API operation that AWS does not have."""
+    if isinstance(fault, (Deny, Throttle, Outage, ServiceOutage)):
+        name = fault.service if isinstance(fault, ServiceOutage) else fault.operation
+        service, _, operation = name.partition(":")
         try:
             service_model = botocore.session.get_session().get_service_model(_BOTOCORE_NAMES.get(service, service))
         except UnknownServiceError:
-            raise ValueError(f"AWS has no service {service} (of {fault.operation})") from None
-        if operation not in service_model.operation_names:
-            raise ValueError(f"AWS has no API operation {fault.operation}")
+            raise ValueError(f"AWS has no service {service} (of {name})") from None
+        if operation and operation not in service_model.operation_names:
+            raise ValueError(f"AWS has no API operation {name}")
 
 
 def parse_denied_operations(text: str) -> list[Fault]:

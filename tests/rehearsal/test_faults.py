@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Outage, Throttle
-from rehearsal.faults import AnyFault, check_faults, format_fault, parse_faults
+from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, ServiceOutage, Throttle
+from rehearsal.faults import check_faults, format_fault, parse_faults
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.head_faults import HeadKill, HeadTerminate
 from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
-from rehearsal.rank_faults import RankKill
+from rehearsal.rank_faults import RankKill, ScheduledFault
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT
 from tests.problems import rejects
@@ -18,25 +18,29 @@ from trainyard.config.loader import load_settings
 from trainyard.config.project import read_project
 from trainyard.errors import InputError
 
-FAULTS: dict[str, AnyFault] = {
+FAULTS: dict[str, Fault | ScheduledFault] = {
     "capacity,limit=2": Capacity(limit=2),
     "capacity,limit=2,instance_type=t3.medium": Capacity(limit=2, instance_type="t3.medium"),
     "throttle,operation=ec2:CreateVpc,times=2": Throttle(operation="ec2:CreateVpc", times=2),
     "outage,operation=s3:GetObject,times=3": Outage(operation="s3:GetObject", times=3),
     "eventual-consistency,seconds=5.0": EventualConsistency(seconds=5),
     "deny,operation=fsx:CreateFileSystem": Deny(operation="fsx:CreateFileSystem"),
-    "rank-kill,rank=3,step=10,peers=hang": RankKill(rank=3, step=10, peers="hang"),
-    "gpu,node=1,step=20,xid=79": GpuFault(node=1, step=20, xid=79),
-    "gpu,node=0,step=5,gpu=7,condition=thermal": GpuFault(node=0, step=5, gpu=7, condition="thermal"),
-    "agent-kill,node=1,step=10": AgentKill(node=1, step=10),
-    "agent-hang,node=1,step=10": AgentHang(node=1, step=10),
-    "node-hang,node=1,step=10": NodeHang(node=1, step=10),
-    "head-terminate,step=10": HeadTerminate(step=10),
-    "head-kill,step=10,seconds=5.0": HeadKill(step=10, seconds=5),
+    "rank-kill,rank=3,step=10,peers=hang": ScheduledFault(RankKill(rank=3, step=10, peers="hang")),
+    "gpu,node=1,step=20,xid=79": ScheduledFault(GpuFault(node=1, step=20, xid=79)),
+    "gpu,node=0,step=5,gpu=7,condition=thermal": ScheduledFault(GpuFault(node=0, step=5, gpu=7, condition="thermal")),
+    "agent-kill,node=1,step=10": ScheduledFault(AgentKill(node=1, step=10)),
+    "agent-hang,node=1,step=10": ScheduledFault(AgentHang(node=1, step=10)),
+    "node-hang,node=1,step=10": ScheduledFault(NodeHang(node=1, step=10)),
+    "rank-kill,rank=3,after=40": ScheduledFault(RankKill(rank=3), after=40),
+    "service-outage,service=s3,seconds=30.0,after=2.5": ScheduledFault(
+        ServiceOutage(service="s3", seconds=30), after=2.5
+    ),
+    "head-terminate,step=10": ScheduledFault(HeadTerminate(step=10)),
+    "head-kill,step=10,seconds=5.0": ScheduledFault(HeadKill(step=10, seconds=5)),
 }
 CAPACITY = (
     "Use the syntax capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE][,zone=ZONE]"
-    "[,cluster_placement=CLUSTER_PLACEMENT]"
+    "[,cluster_placement=CLUSTER_PLACEMENT][,after=SECONDS]"
 )
 INVALID = {
     "earthquake": "unknown kind of fault 'earthquake'. Use one of capacity,limit=LIMIT",
@@ -49,11 +53,13 @@ INVALID = {
     "capacity,limit=1,region=a": f"region: unknown key. {CAPACITY}",
     "capacity,kind=deny": "'kind' is not a valid key=value pair",
     "eventual-consistency,seconds=inf": "seconds: not a finite number. Use the syntax eventual-consistency,",
-    "gpu,node=0,step=1": "condition: required without xid. Use the syntax gpu,node=NODE,step=STEP[,gpu=GPU][,xid=XID]",
+    "gpu,node=0,step=1": "condition: required without xid. Use the syntax gpu,node=NODE[,step=STEP][,gpu=GPU][,xid=",
     "gpu,node=0,step=1,condition=smoke": "condition: ",
     "deny,operation=CreateVpc": "must be a service as in IAM and one of its API operations",
     "deny,operation=ec2:CreateVPC": "no API operation ec2:CreateVPC",
     "throttle,operation=ec3:CreateVpc,times=1": "no service ec3",
+    "service-outage,service=s4,seconds=1": "no service s4",
+    "rank-kill,rank=0,after=soon": "after: 'soon' is not a number of seconds. Use the syntax rank-kill,rank=RANK",
 }
 
 

@@ -11,12 +11,14 @@ from typing import cast
 import psutil
 import pytest
 
+from rehearsal.aws.faults import Fault
+from rehearsal.faults import format_fault
 from rehearsal.gpu_faults import GpuFault, write_kernel_log
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
 from rehearsal.hypervisor.processes import is_alive, send_signal
-from rehearsal.rank_faults import RankFaults, find_ranks
+from rehearsal.rank_faults import RankFaults, ScheduledFault, find_ranks
 from tests.metrics import metric
 from tests.polling import eventually
 from trainyard.aws.s3 import Bucket
@@ -110,13 +112,18 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
 def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) -> None:
     first, second, third = (create_root(root / name) for name in ("first", "second", "third"))
     ranks = [start_rank(first, 0), start_rank(second, 1)]
-    faults = RankFaults([GpuFault(node=1, step=3, xid=79)], cast(Bucket, MetricsOfStep(3)), RUN, cast(Hypervisor, None))
+    lost = ScheduledFault(GpuFault(node=1, step=3, xid=79))
+    bucket, hypervisor = cast(Bucket, MetricsOfStep(3)), cast(Hypervisor, None)
+    faults = RankFaults([lost], bucket, RUN, hypervisor, refuse_account_fault, format_fault)
     try:
         with faults.injecting():
             assert ranks[1].wait(20) == -signal.SIGABRT
             ranks += [start_rank(second, 1), start_rank(third, 2)]
             assert ranks[2].wait(20) == -signal.SIGABRT
         assert faults.remaining == []
+        (injection,) = faults.injections
+        assert injection.fault == "gpu,node=1,step=3,xid=79"
+        assert (injection.nodes, injection.checkpoint) == (("i-1",), "step-00000002")
         assert [is_alive(rank) for rank in (ranks[0], ranks[3])] == [True, True]
     finally:
         for rank in ranks:
@@ -132,6 +139,13 @@ class MetricsOfStep:
 
     def find(self, key: str) -> bytes:
         return self.line
+
+    def keys(self, prefix: str) -> list[str]:
+        return [f"{prefix}step-00000002/.metadata", f"{prefix}step-00000003/rank-0"]
+
+
+def refuse_account_fault(fault: Fault) -> None:
+    raise AssertionError(f"{fault} is injected into the account")
 
 
 def start_rank(root: Path, node: int) -> psutil.Popen:

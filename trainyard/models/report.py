@@ -63,6 +63,15 @@ class Billed(StrictModel):
     )
 
 
+class FaultInjection(StrictModel):
+    """A fault that was injected while the job ran."""
+
+    fault: str = Field(description="The fault, in the syntax of --fault.")
+    time: float = Field(description="Unix time of the injection, seconds.")
+    nodes: tuple[str, ...] = Field(description="Instances that it affects; empty for a fault of the account.")
+    checkpoint: str | None = Field(description="Newest complete checkpoint at that time; null without one.")
+
+
 class Report(StrictModel):
     """The result of one rehearsal, from the preview to the audit after destroy."""
 
@@ -90,6 +99,7 @@ class Report(StrictModel):
     faults_without_effect: tuple[str, ...] = Field(
         (), description="Faults of --fault of which no call or instance was affected; limits are not among them."
     )
+    injections: tuple[FaultInjection, ...] = Field((), description="Faults that were injected while the job ran.")
     phases: dict[str, float] = Field(
         description="Seconds per phase; phases do not overlap and add up to the total time."
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 
-from rehearsal.aws.faults import ExpiredCredentials
+from rehearsal.aws.faults import ExpiredCredentials, ServiceOutage
 from rehearsal.aws.operations import EC2_KEY
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
@@ -49,11 +50,26 @@ def test_credentials_are_valid_until_their_expiration(client: Client, aws: Emula
 
 
 def test_role_of_a_node_remains_valid(client: Client, aws: EmulatedAws, name: str) -> None:
+    ec2 = client_of_node(client, aws, name)
+    aws.inject(ExpiredCredentials(seconds=0))
+    assert ec2.describe_vpcs()["Vpcs"]
+
+
+def test_unavailable_service_fails_for_nodes_until_its_end(client: Client, aws: EmulatedAws, name: str) -> None:
+    ec2 = client_of_node(client, aws, name)
+    aws.inject(ServiceOutage(service="ec2", seconds=60))
+    assert code_of(ec2.describe_vpcs) == ("ServiceUnavailable", 503)
+    client("ec2").describe_vpcs()  # by the operator
+    aws.advance_clock(60)
+    ec2.describe_vpcs()
+
+
+def client_of_node(client: Client, aws: EmulatedAws, name: str) -> Any:
+    """Return a client of EC2 with the credentials of a node's role."""
     role = client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))["Role"]["Arn"]
     client("iam").put_role_policy(RoleName=name, PolicyName="read", PolicyDocument=json.dumps(ALLOW))
-    aws.inject(ExpiredCredentials(seconds=0))
     endpoint = {"endpoint_url": aws.endpoint, "region_name": "us-east-1"}
     ec2_service = boto3.client("sts", aws_access_key_id=EC2_KEY, aws_secret_access_key="rehearsal", **endpoint)
     keys = ec2_service.assume_role(RoleArn=role, RoleSessionName="i-1")["Credentials"]
     session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
-    assert session.client("ec2", **endpoint).describe_vpcs()["Vpcs"]
+    return session.client("ec2", config=Config(retries={"total_max_attempts": 1}), **endpoint)
