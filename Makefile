@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearsal test test-all lint format schemas clean
+.PHONY: help setup rehearsal chaos test test-all lint format schemas clean
 
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
 STACK ?= local
@@ -42,6 +42,14 @@ $(STAMP): $(REQUIREMENTS)
 
 rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value, DATA=folder, MODEL=folder
 	@$(BIN)/python -m rehearsal run --stack '$(STACK)' --engine '$(ENGINE)' --backend '$(BACKEND)' $(if $(filter-out 0,$(BAKE)),--bake) $(if $(filter-out 0,$(PREVIEW)),--preview) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(NODES),--nodes '$(NODES)') $(if $(DATA),--data '$(DATA)') $(if $(MODEL),--model '$(MODEL)') $(foreach fault,$(FAULT),--fault '$(fault)') $(foreach change,$(SET),--set '$(change)')
+
+SEED ?= 1
+MINUTES ?= 10
+PERIOD ?= 120
+STEPS ?=
+
+chaos: $(STAMP) ## Rehearse a stack with random faults: SEED=1, MINUTES=10, PERIOD=120 (seconds), STACK=local, STEPS=, SET=key=value
+	@$(BIN)/python -m rehearsal chaos --stack '$(STACK)' --seed '$(SEED)' --minutes '$(MINUTES)' --period '$(PERIOD)' --backend '$(BACKEND)' $(if $(STEPS),--steps '$(STEPS)') $(foreach change,$(SET),--set '$(change)')
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2
 

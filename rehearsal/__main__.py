@@ -19,6 +19,8 @@ import typer
 from rich.console import Console
 
 from rehearsal.aws.process import EmulatedAws
+from rehearsal.chaos.command import CHAOS_FILE, ChaosOptions, run_chaos
+from rehearsal.chaos.report import print_report as print_chaos_report
 from rehearsal.display import Display
 from rehearsal.engine.registry import ENGINES, select_engine
 from rehearsal.faults import FAULT_SYNTAX, parse_faults
@@ -216,6 +218,43 @@ def _end(start: Path, stack: str, as_json: bool) -> int:
         return 1
     _print(report, folder, as_json)
     return 0 if report.ok else 1
+
+
+@app.command()
+def chaos(
+    stack: Annotated[str, typer.Option("--stack", "-s", help="Stack with a file Pulumi.<stack>.yaml.")] = "local",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the faults: their kinds, places and times.")] = 1,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Minutes in which faults are injected.")] = 10,
+    period: Annotated[float, typer.Option("--period", min=1, help="Mean seconds between two faults.")] = 120,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Steps of the job; default: 10 per second of --minutes.")
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting to change. Repeatable.")
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help=f"Runs the nodes: {', '.join(BACKENDS)}.")] = "process",
+    project: ProjectOption = None,
+) -> None:
+    """Rehearse a stack with random faults, and compare the job with an undisturbed one. Exit status as of `run`."""
+    try:
+        options = Options(
+            project=(rehearsed := find_project(project or Path.cwd())),
+            stack=stack,
+            backend=select_backend(backend),
+            changes=parse_changes(change or []),
+        )
+        rehearsed.require_program()
+        chaos_options = ChaosOptions(seed=seed, minutes=minutes, period_seconds=period, steps=steps)
+        with Display() as display:
+            report = run_chaos(options, chaos_options, display, interrupts)
+    except InputError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if report is not None:
+        print_chaos_report(report, Console())
+        print(f"report: {options.folder / CHAOS_FILE}")
+    is_ok = report is not None and report.ok
+    raise typer.Exit(INTERRUPTED_STATUS if interrupts.received else 0 if is_ok else 1)
 
 
 @app.command()

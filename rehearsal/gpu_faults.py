@@ -85,6 +85,16 @@ class GpuFault(StrictModel):
         """Whether processes that start on the node later fail, too."""
         return self.xid == _LOST_XID
 
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the ranks of the node end."""
+        return self.xid in _FATAL_XIDS
+
+    @property
+    def needs_replacement(self) -> bool:
+        """Whether only another node mends it: docs/node-health.md."""
+        return self.lasts or self.xid == 64 or self.condition in ("lost", "row-remap-failed")
+
     def inject(self, root: Path, ranks: Iterable[psutil.Process]) -> None:
         """Inject the fault into the node with this root folder, on which these ranks run."""
         values = _XID_VALUES.get(self.xid or 0, {}) | (_CONDITIONS[self.condition] if self.condition else {})
@@ -92,7 +102,7 @@ class GpuFault(StrictModel):
         if self.xid is not None:
             text = _XID_TEXTS.get(self.xid, "pid='<unknown>', name=<unknown>, Ch 00000008")
             write_kernel_log(root, f"NVRM: Xid (PCI:{gpu_address(root, self.gpu)}): {self.xid}, {text}")
-        if self.xid in _FATAL_XIDS:
+        if self.is_fatal:
             self.end_ranks(ranks)
 
     def end_ranks(self, ranks: Iterable[psutil.Process]) -> None:

@@ -1,17 +1,18 @@
 """Data of the HTML page in addition to the report: phases, node states, metrics, created resources."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.aws.control_models import InstanceRecord
+from rehearsal.run_records import RunRecords, read_run_records
 from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, RunLayout
 from trainyard.models.metrics import MetricLine
 from trainyard.models.run import RunRecord
-from trainyard.models.streams import Cursor, metric_lines, node_events
+from trainyard.models.streams import Cursor, node_events
 
 BOOTING, CONFIGURED = "booting", "configured"
 TERMINATED_EARLY = "terminated before its first event"
@@ -56,7 +57,7 @@ class CreatedResource:
 
 @dataclass(kw_only=True)
 class Timeline:
-    """The data of the page's charts and tables; empty where the run did not get that far.
+    """The data of the page's charts and tables, and the records of the run; empty where it did not get that far.
 
     `metrics` is None for a custom job, which writes no metric lines.
     """
@@ -65,12 +66,13 @@ class Timeline:
     nodes: list[NodeTimeline] = field(default_factory=list)
     metrics: list[MetricLine] | None = field(default_factory=list)
     resources: list[CreatedResource] = field(default_factory=list)
+    records: RunRecords | None = None
 
 
 def fill_timeline(
     timeline: Timeline,
     deployment: Deployment,
-    instances: Iterable[InstanceRecord],
+    instances: Sequence[InstanceRecord],
     region: str,
     now: float,
     *,
@@ -97,7 +99,8 @@ def fill_timeline(
         events += node_events(Cursor(data, RunLayout(run).events))
     timeline.nodes = node_timelines(events, instances, now)
     if trainer and run is not None and data is not None:
-        timeline.metrics = metric_lines(data, run)
+        timeline.records = read_run_records(data, run, instances)
+        timeline.metrics = timeline.records.final_lines
     return run
 
 

@@ -1,0 +1,1 @@
+"""Long rehearsals with random faults: schedule, checks and report."""

@@ -1,0 +1,60 @@
+"""What follows a fault: whether it ends the attempt, and whether its nodes may be replaced."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rehearsal.aws.control_models import InstanceRecord
+from rehearsal.aws.faults import Fault, Reclaim, SpotInterruption
+from rehearsal.faults import parse_faults
+from rehearsal.gpu_faults import GpuFault
+from rehearsal.node_faults import NodeHang
+from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
+from trainyard.models.decision import AttemptDecision
+from trainyard.models.report import FaultInjection
+
+_PLACE_AND_TIME = ("rank", "node", "gpu", "step", "seconds", "after")
+
+
+def parse_fault(text: str) -> Fault | RankFault:
+    """Return the fault of an injection."""
+    (fault,) = parse_faults([text])
+    return fault.fault if isinstance(fault, ScheduledFault) else fault
+
+
+def fault_kind(text: str) -> str:
+    """Return the kind of a fault: its text without place and time, such as `gpu,xid=79`."""
+    kind, *parts = text.split(",")
+    return ",".join([kind, *(part for part in parts if part.partition("=")[0] not in _PLACE_AND_TIME)])
+
+
+def ends_attempt(text: str) -> bool:
+    """Return whether an attempt cannot continue after the fault."""
+    fault = parse_fault(text)
+    if isinstance(fault, GpuFault):
+        return fault.is_fatal
+    return isinstance(fault, (RankKill, NodeHang, SpotInterruption, Reclaim))
+
+
+def ended_attempts(
+    injections: Iterable[FaultInjection], decisions: Sequence[AttemptDecision]
+) -> list[tuple[FaultInjection, AttemptDecision | None]]:
+    """Return each injection with the decision on the attempt that it ended; None: it ended none."""
+    return [
+        (each, next((decision for decision in decisions if decision.time >= each.time), None))
+        if ends_attempt(each.fault)
+        else (each, None)
+        for each in injections
+    ]
+
+
+def replaceable_nodes(injections: Iterable[FaultInjection], instances: Iterable[InstanceRecord]) -> set[str]:
+    """Return the nodes that may be replaced: lost ones, and those that need a second repair."""
+    lost, repaired = set[str](), Counter[str]()
+    for injection in injections:
+        fault = parse_fault(injection.fault)
+        if isinstance(fault, NodeHang) or (isinstance(fault, GpuFault) and fault.needs_replacement):
+            lost.update(injection.nodes)
+        elif isinstance(fault, GpuFault):
+            repaired.update(injection.nodes)
+    lost |= {node for node, count in repaired.items() if count > 1}
+    return lost | {instance.id for instance in instances if instance.interrupted_time is not None}

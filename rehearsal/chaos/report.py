@@ -1,0 +1,168 @@
+"""The checks and the report of a chaos run. Without side effects, except that it prints the report."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from rehearsal.chaos.books import Books, keep_books, workers
+from rehearsal.chaos.faults import replaceable_nodes
+from rehearsal.chaos.recovery import Recovery, find_recoveries
+from rehearsal.run_records import RunRecords
+from trainyard.base import StrictModel
+from trainyard.models.metrics import MetricLine
+from trainyard.models.report import FaultInjection, NotRehearsed, Report
+from trainyard.quantity import quantity
+
+MAX_UNEXPLAINED_SHARE = 0.02
+_PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regained_seconds")
+# Kinds of faults in which a real cluster fails and that a chaos run does not have.
+NOT_REHEARSED = (
+    NotRehearsed(subject="clock of a node that is set back", reason="all nodes have the clock of this machine"),
+    NotRehearsed(subject="network cut between nodes", reason="a node of the process backend has no network of its own"),
+    NotRehearsed(subject="full disk, OOM kill", reason="nodes share the disk and the memory of this machine"),
+)
+
+
+class Check(StrictModel):
+    """One condition of a chaos run."""
+
+    name: str = Field(description="Name of the condition.")
+    ok: bool = Field(description="Whether it holds.")
+    text: str = Field(description="What was found.")
+
+
+class Durations(StrictModel):
+    """Median and maximum of a phase of recovery over the faults of one kind, seconds."""
+
+    median: float = Field(description="Median.")
+    maximum: float = Field(description="Maximum.")
+
+
+class ChaosReport(StrictModel):
+    """`chaos.json`: result of a chaos run."""
+
+    ok: bool = Field(description="Whether all checks passed.")
+    stack: str = Field(description="Pulumi stack name.")
+    seed: int = Field(description="Seed of the faults.")
+    run: str | None = Field(description="Run id; null if no run started.")
+    steps: int = Field(description="Steps of the job.")
+    checks: tuple[Check, ...] = Field(description="The conditions.")
+    goodput: float = Field(description="Share of useful steps in the time from the first to the last step.")
+    books: Books | None = Field(description="Use of the billed instance-seconds; null if the run did not end.")
+    recoveries: tuple[Recovery, ...] = Field(description="Recovery from each fault, in order.")
+    seconds_by_kind: dict[str, dict[str, Durations]] = Field(description="Kind of fault -> phase -> seconds.")
+    not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Faults that a chaos run does not have.")
+
+
+def build_report(seed: int, report: Report, records: RunRecords, reference: Sequence[MetricLine]) -> ChaosReport:
+    """Return the report of a chaos run. `reference`: metric lines of the same job without faults."""
+    has_ended = all(each.terminated_time is not None for each in workers(records.instances))
+    books = keep_books(report.injections, records) if has_ended else None
+    recoveries = find_recoveries(report.injections, records)
+    checks = [
+        _check("rehearsal", list(report.errors), "no errors"),
+        _check("faults", list(report.faults_without_effect), f"{quantity(len(recoveries), 'fault')} injected", "not: "),
+        *_compare(records.final_lines, reference),
+        _check_saved_steps(recoveries),
+        _check("leaks", [f"{each.kind} {each.id}" for each in report.leaked], "0 resources"),
+        _check("healthy nodes", replaced_healthy_nodes(report.injections, records), "0 replaced", "replaced: "),
+        _check_books(books),
+    ]
+    return ChaosReport(
+        ok=all(check.ok for check in checks),
+        stack=report.stack,
+        seed=seed,
+        run=report.run,
+        steps=len(reference),
+        checks=tuple(checks),
+        goodput=books.goodput if books else 0.0,
+        books=books,
+        recoveries=tuple(recoveries),
+        seconds_by_kind=seconds_by_kind(recoveries),
+        not_rehearsed=NOT_REHEARSED,
+    )
+
+
+def replaced_healthy_nodes(injections: Sequence[FaultInjection], records: RunRecords) -> list[str]:
+    """Return the workers that were terminated before the last step although no fault called for it."""
+    lines = records.final_lines
+    end = lines[-1].time if lines else 0.0
+    replaced = {each.id for each in workers(records.instances) if (each.terminated_time or end) < end}
+    return sorted(replaced - replaceable_nodes(injections, records.instances))
+
+
+def seconds_by_kind(recoveries: Sequence[Recovery]) -> dict[str, dict[str, Durations]]:
+    """Return the durations of recovery by kind of fault and phase; without faults that ended no attempt."""
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for recovery in recoveries:
+        for phase in _PHASES:
+            seconds = getattr(recovery, phase)
+            if seconds is not None:
+                kinds.setdefault(recovery.kind, {}).setdefault(phase, []).append(seconds)
+    return {
+        kind: {
+            phase: Durations(median=round(median(values), 2), maximum=max(values)) for phase, values in phases.items()
+        }
+        for kind, phases in kinds.items()
+    }
+
+
+def _check(name: str, problems: list[str], text: str, prefix: str = "") -> Check:
+    return Check(name=name, ok=not problems, text=prefix + "; ".join(problems) if problems else text)
+
+
+def _compare(lines: Sequence[MetricLine], reference: Sequence[MetricLine]) -> list[Check]:
+    """Compare losses and order of samples with the reference, step by step."""
+    checks = []
+    for name, fields in (("losses", ("step", "loss", "validation_loss")), ("data order", ("step", "consumed"))):
+        pairs = zip(*([tuple(getattr(line, field) for field in fields) for line in all_lines]
+                      for all_lines in (lines, reference)), strict=False)  # fmt: skip
+        different = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        if different is not None:
+            text = f"step {different[1][0]}: {different[0][1:]}, undisturbed {different[1][1:]}"
+            checks.append(Check(name=name, ok=False, text=text))
+        elif len(lines) != len(reference):
+            checks.append(Check(name=name, ok=False, text=f"{len(lines)} of {len(reference)} steps"))
+        else:
+            text = f"{quantity(len(lines), 'step')} as in the undisturbed run"
+            checks.append(Check(name=name, ok=bool(lines), text=text))
+    return checks
+
+
+def _check_saved_steps(recoveries: Sequence[Recovery]) -> Check:
+    lost = [f"{each.fault}: {quantity(each.unsaved_steps, 'step')}" for each in recoveries if each.unsaved_steps]
+    repeated = sum(each.repeated_steps for each in recoveries)
+    return _check("saved steps", lost, f"{repeated} repeated, 0 of them in a checkpoint", "lost from checkpoints: ")
+
+
+def _check_books(books: Books | None) -> Check:
+    if books is None:
+        return Check(name="books", ok=False, text="workers are not terminated")
+    share = books.unexplained_share
+    text = f"{books.billed_seconds:.0f} instance-seconds billed, {share:.1%} without a known use"
+    return Check(name="books", ok=abs(share) <= MAX_UNEXPLAINED_SHARE, text=text)
+
+
+def print_report(report: ChaosReport, console: Console) -> None:
+    """Print checks, recoveries and books as tables."""
+    recoveries = Table("fault", "detected s", "ranks up s", "next step s", "regained s", "repeated")
+    for each in report.recoveries:
+        seconds = [getattr(each, phase) for phase in _PHASES]
+        cells = ["-" if value is None else f"{value:.1f}" for value in seconds]
+        recoveries.add_row(each.fault, *cells, str(each.repeated_steps) if each.attempt else "job continued")
+    console.print(recoveries)
+    if report.books is not None:
+        books = Table("use", "instance-seconds", "share")
+        for name, used in report.books.causes.items():
+            books.add_row(name, f"{used:.1f}", f"{used / report.books.billed_seconds:.1%}")
+        books.add_row("billed", f"{report.books.billed_seconds:.1f}", style="bold")
+        console.print(books)
+    for check in report.checks:
+        state = "[green]ok[/green]    " if check.ok else "[red]failed[/red]"
+        console.print(state, end=" ")
+        console.print(f"{check.name}: {check.text.splitlines()[0]}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"goodput {report.goodput:.1%}, seed {report.seed}", highlight=False)
+    console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")

@@ -1,0 +1,43 @@
+"""Recovery from faults, from the records of a run."""
+
+import pytest
+
+from rehearsal.chaos.faults import ends_attempt, fault_kind
+from rehearsal.chaos.recovery import find_recoveries
+from tests.rehearsal.chaos.runs import injection, interrupted_run
+
+KILL = "rank-kill,rank=3,peers=hang,after=10"
+
+
+def test_phases_count_from_the_injection() -> None:
+    (recovery,) = find_recoveries([injection(KILL, 40.5, "a", checkpoint="step-00000008")], interrupted_run())
+    assert (recovery.kind, recovery.attempt) == ("rank-kill,peers=hang", 1)
+    phases = (recovery.detected_seconds, recovery.restarted_seconds, recovery.next_step_seconds)
+    assert phases == (4.5, 9.5, 15.5)
+    assert recovery.regained_seconds == 16.5
+    assert (recovery.repeated_steps, recovery.unsaved_steps) == (2, 0)
+
+
+def test_steps_of_a_checkpoint_that_are_done_again_are_unsaved() -> None:
+    (recovery,) = find_recoveries([injection(KILL, 40.5, "a", checkpoint="step-00000010")], interrupted_run())
+    assert (recovery.repeated_steps, recovery.unsaved_steps) == (2, 2)
+
+
+def test_fault_that_ends_no_attempt_has_no_phases() -> None:
+    (recovery,) = find_recoveries([injection("agent-kill,node=0", 35.0, "a")], interrupted_run())
+    assert (recovery.attempt, recovery.detected_seconds, recovery.repeated_steps) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "ends"),
+    [
+        ("node-hang,node=1,after=3", "node-hang", True),
+        ("agent-hang,node=1,step=3", "agent-hang", False),
+        ("gpu,node=1,gpu=2,xid=119,after=3", "gpu,xid=119", True),
+        ("gpu,node=1,condition=row-remap-pending", "gpu,condition=row-remap-pending", False),
+        ("service-outage,service=s3,seconds=20.0,after=3", "service-outage,service=s3", False),
+        ("spot-interruption,seconds=0.0,after=3", "spot-interruption", True),
+    ],
+)
+def test_kind_of_a_fault(fault: str, kind: str, ends: bool) -> None:
+    assert (fault_kind(fault), ends_attempt(fault)) == (kind, ends)
