@@ -92,7 +92,7 @@ class GpuFault(StrictModel):
 
     @property
     def needs_replacement(self) -> bool:
-        """Whether only another node mends it: docs/node-health.md."""
+        """Whether the node must be replaced: docs/node-health.md."""
         return self.lasts or self.xid == 64 or self.condition in ("lost", "row-remap-failed")
 
     def inject(self, root: Path, ranks: Iterable[psutil.Process]) -> None:

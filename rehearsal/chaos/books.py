@@ -45,10 +45,12 @@ def keep_books(injections: Iterable[FaultInjection], records: RunRecords) -> Boo
         for span in _instance_spans(life, records, spans):
             causes[span.name] = causes.get(span.name, 0.0) + span.end - span.start
     lines = records.final_lines
-    wall = lines[-1].time - lines[0].time + lines[0].step_seconds if lines else 0.0
+    duration = lines[-1].time - lines[0].time + lines[0].step_seconds if lines else 0.0
     useful = sum(span.end - span.start for span in spans if span.name in (USEFUL, CHECKPOINT))
     rounded = {name: round(causes[name], 2) for name in sorted(causes, key=causes.__getitem__, reverse=True)}
-    return Books(billed_seconds=round(billed, 2), causes=rounded, goodput=round(useful / wall, 4) if wall else 0.0)
+    return Books(
+        billed_seconds=round(billed, 2), causes=rounded, goodput=round(useful / duration, 4) if duration else 0.0
+    )
 
 
 def workers(instances: Iterable[InstanceRecord]) -> list[InstanceRecord]:
@@ -57,9 +59,9 @@ def workers(instances: Iterable[InstanceRecord]) -> list[InstanceRecord]:
 
 
 def replaced_nodes(decision: AttemptDecision) -> set[str]:
-    """Return the nodes that a decision replaces, and those that had left their group."""
-    left = {each.node for each in decision.evidence if each.kind == "left" and each.node is not None}
-    return left | {node for node, action in decision.actions.items() if action == "replace"}
+    """Return the nodes that a decision replaces, and those that were not in their group any more."""
+    departed = {each.node for each in decision.evidence if each.kind == "left" and each.node is not None}
+    return departed | {node for node, action in decision.actions.items() if action == "replace"}
 
 
 def _instance_spans(life: Span, records: RunRecords, run: Iterable[Span]) -> Iterator[Span]:

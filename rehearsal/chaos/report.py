@@ -21,7 +21,9 @@ _PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regain
 # Kinds of faults in which a real cluster fails and that a chaos run does not have.
 NOT_REHEARSED = (
     NotRehearsed(subject="clock of a node that is set back", reason="all nodes have the clock of this machine"),
-    NotRehearsed(subject="network cut between nodes", reason="a node of the process backend has no network of its own"),
+    NotRehearsed(
+        subject="network cut between nodes", reason="all nodes of the process backend use the loopback network"
+    ),
     NotRehearsed(subject="full disk, OOM kill", reason="nodes share the disk and the memory of this machine"),
 )
 

@@ -15,10 +15,12 @@ from rehearsal.aws.faults import Fault
 from rehearsal.faults import format_fault
 from rehearsal.gpu_faults import GpuFault, write_kernel_log
 from rehearsal.hypervisor.hypervisor import Hypervisor
+from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
 from rehearsal.hypervisor.processes import is_alive, send_signal
 from rehearsal.rank_faults import RankFaults, ScheduledFault, find_ranks
+from tests.machines import ROOT
 from tests.metrics import metric
 from tests.polling import eventually
 from trainyard.aws.s3 import Bucket
@@ -107,6 +109,28 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
     program = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
     assert result.stdout == "2\n"
+
+
+def test_reset_repairs_all_gpus_but_a_lost_one_unless_ranks_run(root: Path, rank: psutil.Popen) -> None:
+    GpuFault(node=1, gpu=0, xid=119).inject(root, [])
+    GpuFault(node=1, gpu=1, condition="row-remap-pending").inject(root, [])
+    assert nvidia_smi("--query-compute-apps=pid", "--format=csv,noheader") == (0, f"{rank.pid}\n")
+    assert nvidia_smi("--gpu-reset") == (19, "GPU is in use by another client.\n")
+    send_signal(rank, signal.SIGKILL)
+    rank.wait()
+    assert nvidia_smi("--gpu-reset") == (0, "")
+    assert [reading.rule.name for reading in Nvml(2).read()] == []
+    GpuFault(node=1, gpu=1, xid=79).inject(root, [])
+    assert nvidia_smi("--gpu-reset")[0] == 15
+    assert [reading.rule.name for reading in Nvml(2).read()] == ["gpu-lost"]
+
+
+def nvidia_smi(*arguments: str) -> tuple[int, str]:
+    """Run nvidia-smi on the node; return exit status and stdout."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(nvidia_smi_module.__file__), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout
 
 
 def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) -> None:

@@ -209,7 +209,7 @@ def report_failure(reason: str) -> None:
 
 def boot_number() -> str:
     """Number of this boot, counted on the disk: `0001` for the first."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot_id = (ROOT / "proc/sys/kernel/random/boot_id").read_text().strip()
     file = BASE / "boot.json"
     last: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"boot": 0, "boot_id": ""}
     if last["boot_id"] != boot_id:

@@ -14,6 +14,7 @@ from typing import Self
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
+from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process import systemctl as systemctl_module
 from rehearsal.hypervisor.process.gpus import create_gpus
 from rehearsal.hypervisor.processes import (
@@ -83,6 +84,9 @@ class ProcessBackend:
         assert systemctl_module.__file__ is not None
         for program in ("systemctl", "systemd-run"):
             write_script(root / "usr/bin" / program, sys.executable, "-S", "-E", systemctl_module.__file__, program)
+        if spec.gpus:
+            command = (sys.executable, nvidia_smi_module.__file__)
+            write_script(root / "usr/bin/nvidia-smi", "env", f"PYTHONPATH={_ROOT}", *command)
         # The Python of the image: the bootstrap's unit starts /usr/bin/python3.
         write_script(root / "usr/bin/python3", sys.executable)
         with (root / "var/log/init.log").open("wb") as log:

@@ -43,6 +43,26 @@ def change_gpu(root: Path, index: int, values: Mapping[str, int]) -> None:
         _write_values(root, gpus)
 
 
+def reset_gpus(root: Path) -> bool:
+    """Reset all GPUs of the node; return whether none is lost.
+
+    A reset remaps pending rows and clears volatile error counts
+    (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/). It repairs neither a failed remapping nor a lost GPU.
+    """
+    file = root / pynvml.VALUES_FILE
+    if not file.exists():
+        return True
+    gpus = json.loads(file.read_text())
+    for gpu in gpus:
+        if not gpu.get("lost"):
+            remapped = gpu.get("remapped_rows", 0) + gpu.get("remapping_pending", 0)
+            failed = gpu.get("remapping_failed", 0)
+            gpu.clear()
+            gpu |= {"remapped_rows": remapped, "remapping_failed": failed}
+    _write_values(root, gpus)
+    return not any(gpu.get("lost") for gpu in gpus)
+
+
 def _write_values(root: Path, gpus: list[dict[str, int]]) -> None:
     new = root / f"{pynvml.VALUES_FILE}.new"
     new.write_text(json.dumps(gpus))

@@ -1,13 +1,14 @@
 """Replaces systemd on a node of the process backend: `python -m rehearsal.hypervisor.process.init`, one per node.
 
 It runs the node's `runcmd`, serves `systemctl` and `systemd-run` on a socket, and supervises service units as systemd
-does: restart, stop with a timeout, watchdog, kill remaining processes. It uses the node's unit files unchanged. End of
-file on stdin powers it off.
+does: restart, stop with a timeout, watchdog, kill remaining processes, reboot. It uses the node's unit files unchanged.
+End of file on stdin powers it off.
 """
 
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -25,12 +26,15 @@ from typing import IO
 import psutil
 
 from rehearsal.hypervisor.process import units
-from rehearsal.hypervisor.process.gpus import set_module_path
+from rehearsal.hypervisor.process.gpus import reset_gpus, set_module_path
 from rehearsal.hypervisor.process.units import Unit
 from rehearsal.hypervisor.processes import send_signal
 
 POLL_SECONDS = 0.1
 SHUTDOWN_TIMEOUT_SECONDS = 60
+BOOT_ID = "proc/sys/kernel/random/boot_id"  # random(4): it differs in each boot
+ENABLED = "etc/systemd/system/multi-user.target.wants"  # links to the units that start at each boot, as of systemctl(1)
+KEPT_FILES = {"init", "runcmd.json", "nvml.json"}  # in <root>/run; they belong to the emulation
 SOCKET = "init"  # in <root>/run, used as a relative path because a socket's path has at most 107 characters
 
 
@@ -67,7 +71,9 @@ class Init:
         self.root = root
         self.services: dict[str, Service] = {}
         self.commands: list[subprocess.Popen[bytes]] = []
-        self.shutting_down = False
+        self.shutting_down = self.rebooting = False
+        self.deadline: float | None = None  # of a shutdown
+        write_boot_id(root)
         (root / "run").mkdir(exist_ok=True)
         os.chdir(root / "run")
         # Ansible quotes neither the path of systemctl nor that of a script, and `root` may contain spaces.
@@ -102,6 +108,9 @@ class Init:
             for name, service in self.services.items():
                 service.unit = units.load(name, self.root) or service.unit
             return 0, ""
+        if verb == "reboot":
+            self.rebooting = True
+            return 0, ""
         if verb == "is-active":
             states = [self.services[name].active_state() for name in names if name in self.services]
             return (0 if "active" in states else 3), "\n".join(states or ["inactive"]) + "\n"
@@ -119,9 +128,11 @@ class Init:
                     return 0, "\n".join([*lines, f"ExecMainStatus={service.exit_code}"]) + "\n"
                 case "is-enabled":
                     return 0, "static\n"
-                case "enable" if "--now" not in flags:
-                    continue  # a node boots once, so this has no effect
-                case "start" | "enable":
+                case "enable":
+                    self.enable(service.unit)
+                    if "--now" in flags:
+                        self.start(service)
+                case "start":
                     self.start(service)
                 case "stop":
                     self.stop(service)
@@ -140,6 +151,12 @@ class Init:
         """Replace patterns by the loaded units that match, as systemctl(1) does."""
         matching = [name for pattern in names if "*" in pattern for name in self.services if fnmatch(name, pattern)]
         return [*(name for name in names if "*" not in name), *matching]
+
+    def enable(self, unit: Unit) -> None:
+        """Start a unit at each boot. A unit without an [Install] section cannot be enabled (systemd.unit(5))."""
+        if unit.can_be_enabled:
+            (self.root / ENABLED).mkdir(parents=True, exist_ok=True)
+            (self.root / ENABLED / unit.name).touch()
 
     def start(self, service: Service) -> None:
         """Start the process of a service unless it runs."""
@@ -195,7 +212,7 @@ class Init:
                 code = service.process.poll()
                 if code is not None:
                     self.handle_exit(service, code)
-            elif service.restart_time is not None and now > service.restart_time and not self.shutting_down:
+            elif service.restart_time is not None and now > service.restart_time and self.deadline is None:
                 self.start(service)
         self.commands = [command for command in self.commands if command.poll() is None]
 
@@ -250,7 +267,6 @@ class Init:
 
     def run(self) -> int:
         """Run until end of file on stdin (power off) or the end of a shutdown (SIGTERM). Returns the exit code."""
-        deadline = None
         while True:
             ready, _, _ = select.select([self.listener, self.notifications, sys.stdin], [], [], POLL_SECONDS)
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
@@ -260,13 +276,47 @@ class Init:
             if self.notifications in ready:
                 self.handle_notification()
             self.poll_services()
-            if self.shutting_down:
-                if deadline is None:
-                    deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
-                    for service in self.services.values():
-                        self.stop(service)
-                if time.monotonic() > deadline or all(service.process is None for service in self.services.values()):
+            if (self.shutting_down or self.rebooting) and self.have_services_stopped():
+                if self.shutting_down:
                     return 0
+                self.boot_again()
+
+    def have_services_stopped(self) -> bool:
+        """Stop all services at the first call, and return whether the shutdown can continue.
+
+        Source: shutdown.target and reboot.target of
+        https://www.freedesktop.org/software/systemd/man/latest/systemd.special.html
+        """
+        if self.deadline is None:
+            self.deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+            for service in list(self.services.values()):
+                service.restart_requested = False
+                self.stop(service)
+        return time.monotonic() > self.deadline or all(each.process is None for each in self.services.values())
+
+    def boot_again(self) -> None:
+        """End what still runs, and start the enabled units, as at a reboot.
+
+        The instance keeps its id, address and disk
+        (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-reboot.html). cloud-init runs `runcmd` at the
+        first boot only (https://docs.cloud-init.io/en/latest/reference/modules.html#runcmd). /run is empty (hier(7)),
+        the kernel log new, and the GPUs are reset.
+        """
+        send_signals(psutil.Process().children(recursive=True), signal.SIGKILL)
+        self.services, self.rebooting, self.deadline = {}, False, None
+        for path in (self.root / "run").iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in KEPT_FILES:
+                path.unlink()
+        (self.root / "dev/kmsg").unlink(missing_ok=True)
+        reset_gpus(self.root)
+        write_boot_id(self.root)
+        for link in sorted((self.root / ENABLED).iterdir()):
+            unit = units.load(link.name, self.root)
+            assert unit is not None
+            self.services[unit.name] = Service(unit)
+            self.start(self.services[unit.name])
 
     def handle_connection(self) -> None:
         """Read one command from the socket and respond."""
@@ -282,6 +332,13 @@ class Init:
             except (ValueError, KeyError, OSError) as error:
                 code, message = 1, f"{error}\n"
             stream.write(json.dumps({"code": code, "text": text, "error": message}).encode() + b"\n")
+
+
+def write_boot_id(root: Path) -> None:
+    """Give the node another boot id."""
+    file = root / BOOT_ID
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{uuid.uuid4()}\n")
 
 
 def _quote(argument: str) -> str:

@@ -33,7 +33,10 @@ _SUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A service unit. `folder`: WorkingDirectory. `watchdog_seconds`: 0 without a watchdog."""
+    """A service unit. `folder`: WorkingDirectory. `watchdog_seconds`: 0 without a watchdog.
+
+    `can_be_enabled`: it has an [Install] section, so that `systemctl enable` lets it start at each boot.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -46,6 +49,7 @@ class Unit:
     stop_timeout_seconds: float
     kill_mode_mixed: bool
     watchdog_seconds: float
+    can_be_enabled: bool
 
 
 def parse(name: str, text: str) -> Unit:
@@ -85,6 +89,7 @@ def parse(name: str, text: str) -> Unit:
         stop_timeout_seconds=parse_seconds(values.get("TimeoutStopSec", "90")),
         kill_mode_mixed=values.get("KillMode") == "mixed",
         watchdog_seconds=parse_seconds(values.get("WatchdogSec", "0")),
+        can_be_enabled="WantedBy" in values,
     )
 
 

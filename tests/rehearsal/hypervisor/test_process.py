@@ -242,6 +242,25 @@ def test_one_active_unit_of_a_pattern_is_enough(backend: ProcessBackend) -> None
     assert systemd(root, "systemctl", "is-active", "a.service", "b*.service").returncode == 3
 
 
+def test_reboot_stops_all_units_and_starts_enabled_units(backend: ProcessBackend) -> None:
+    boot_id = "proc/sys/kernel/random/boot_id"  # relative to the root of the node
+    text = unit(f"cat {boot_id}; touch kept run/removed; exec sleep 600")
+    root = boot(backend, {"a": text + "[Install]\nWantedBy=multi-user.target\n"}, ["a.service"])
+    log = root / "var/log/a.service.log"
+    eventually((root / "run/removed").exists, "the start of the unit")
+    systemd(root, *TRANSIENT, "sleep", "601")
+    (root / "run/removed").rename(root / "run/other")
+    (root / "dev").mkdir()
+    (root / "dev/kmsg").write_text("3,1,1,-;NVRM: Xid (PCI:0000:10:1c): 119, Timeout\n")
+    assert systemd(root, "systemctl", "reboot").returncode == 0
+    eventually(lambda: len(set(log.read_text().split())) == 2, "another boot id in the second start of the unit")
+    eventually((root / "run/removed").exists, "the end of that start")
+    assert [(root / name).exists() for name in ("kept", "run/other", "dev/kmsg")] == [True, False, False]
+    assert systemd(root, "systemctl", "is-active", "a.service").stdout == "active\n"
+    commands = [shlex.join(process.cmdline()) for process in find_processes(backend.folder)]
+    assert ("sleep 600" in commands, "sleep 601" in commands) == (True, False)
+
+
 PING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])

@@ -62,7 +62,9 @@ def create_bundle() -> bytes:
 
 
 def boot(root: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> "subprocess.CompletedProcess[str]":
-    root.mkdir(exist_ok=True)
+    boot_id = root / "proc/sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True, exist_ok=True)
+    boot_id.write_text("7f4b\n")
     manifest = f"s3://{bucket.name}/manifest.json"
     return subprocess.run(
         [sys.executable, "-I", str(BOOTSTRAP), "--role", "worker", "--region", "us-east-1", "--manifest", manifest],
