@@ -36,10 +36,12 @@ _XID_VALUES: dict[int, dict[str, int]] = {
     95: {"uncorrected_errors": 1, "recovery_action": 1},
     119: {"recovery_action": 1},
     120: {"recovery_action": 1},
+    154: {"recovery_action": 2},
 }
 # Texts after the number of an Xid. Sources: github.com/NVIDIA/open-gpu-kernel-modules issue 1151 (79) and 1150 (45),
 # github.com/leptonai/gpud pull requests 46 (13, 109), 1160 (149) and 1174 (94), github.com/stas00/ml-engineering
-# compute/accelerator/nvidia/debug.md (63), its test of Xid 119 in github.com/leptonai/gpud.
+# compute/accelerator/nvidia/debug.md (63), its test of Xid 119 in github.com/leptonai/gpud,
+# github.com/NVIDIA/open-gpu-kernel-modules issue 1134 (154, after an error that ended the process).
 _XID_TEXTS = {
     13: "pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction "
     "Parameter",
@@ -51,10 +53,11 @@ _XID_TEXTS = {
     119: "pid=289957, name=pt_main_thread, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected "
     "function 76 (GSP_RM_CONTROL) (0xa06f0112 0x1).",
     149: "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+    154: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
 }
 # After these a process that uses the GPU cannot continue: its CUDA calls fail (the Xid catalog's action is to restart
 # the application, or to reset the GPU). https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
-_FATAL_XIDS = {13, 31, 46, 48, 62, 74, 79, 94, 95, 109, 110, 119, 120, 140, 143, 149, 158}
+_FATAL_XIDS = {13, 31, 46, 48, 62, 74, 79, 94, 95, 109, 110, 119, 120, 140, 143, 149, 154, 158}
 _LOST_XID = 79  # no process of the node can use this GPU until it has another host
 _KERNEL_ERROR = 3  # priority of the driver's messages: facility 0 (kernel), level 3 (error)
 

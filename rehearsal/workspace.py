@@ -40,6 +40,8 @@ from trainyard.models.report import BackendName, EngineName, Substitution
 from trainyard.quantity import quantity
 
 DEFAULT_REGION = "us-east-1"
+# Values of --set that count also where the rehearsal trains a smaller model than the stack.
+LENGTH_KEYS = ("job.train.steps", "job.train.checkpoint.", "job.train.evaluation.")
 LOGS = "logs.txt"  # the output of the ranks
 BAKED_STACK_FILE = "baked.yaml"  # a copy of the stack file that names the baked image
 
@@ -108,6 +110,8 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
     raw = change_settings(config.get(CONFIG_KEY), options.changes)
     load_changed_settings(raw, options, source)
     substituted, changes = substitute_settings(raw, options.nodes, options.backend, options.sources)
+    kept = [(key, value) for key, value in options.changes if key.startswith(LENGTH_KEYS)]
+    substituted = change_settings(substituted, kept)
     changes += [
         Substitution(original=f"{key} of the stack file", replacement=f"{key}={value}", reason="set with --set")
         for key, value in options.changes

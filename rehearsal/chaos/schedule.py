@@ -47,7 +47,7 @@ _GPU_KINDS: Mapping[str, _Choose] = {
         node=_any_node(source, settings), gpu=_any_gpu(source, settings), xid=79
     ),
     "GPU needs a reboot": lambda source, settings: GpuFault(
-        node=_any_node(source, settings), gpu=_any_gpu(source, settings), xid=119
+        node=_any_node(source, settings), gpu=_any_gpu(source, settings), xid=154
     ),
     "GPU needs a reset": lambda source, settings: GpuFault(
         node=_any_node(source, settings), gpu=_any_gpu(source, settings), xid=94

@@ -70,6 +70,7 @@ def test_healthy_node_has_no_findings(root: Path) -> None:
         (GpuFault(node=1, step=1, gpu=1, xid=63), {"row-remap-pending"}, False),
         (GpuFault(node=1, step=1, gpu=1, xid=94), {"gpu-memory-error", "row-remap-pending"}, True),
         (GpuFault(node=1, step=1, gpu=1, xid=119), {"gpu-fault", "recovery-reset"}, True),
+        (GpuFault(node=1, step=1, gpu=1, xid=154), {"recovery-reboot"}, True),
         (GpuFault(node=1, step=1, gpu=1, xid=31), {"application-fault"}, True),
         (GpuFault(node=1, step=1, gpu=1, condition="row-remap-failed"), {"row-remap-failed"}, False),
         (GpuFault(node=1, step=1, gpu=1, condition="thermal"), {"thermal-slowdown"}, False),

@@ -43,6 +43,16 @@ def test_changes_replace_settings() -> None:
     assert raw["nodes"] == 4
 
 
+def test_changed_length_of_a_job_is_kept_with_a_smaller_model() -> None:
+    changes = parse_changes(
+        ["job.train.steps=120", "job.train.evaluation.interval_steps=40", "job.train.batch_size=4096"]
+    )
+    settings = read_stack(Options(project=read_project(PROJECT_ROOT), stack="a100-cluster", changes=changes))[1]
+    assert settings.job.train is not None
+    assert (settings.job.train.steps, settings.job.train.evaluation.interval_steps) == (120, 40)
+    assert settings.job.train.batch_size < 4096  # that of the smaller model
+
+
 @pytest.mark.parametrize(
     "spec", ["capacity", "=1", "nodes.count=1", "nodes=[", "a..b=1", "capacity={capacity_block:{id:cr-1}}"]
 )

@@ -1,0 +1,29 @@
+"""A short chaos run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsal.conftest import RUN_TIMEOUT_SECONDS, clean_environment
+
+pytestmark = pytest.mark.slow
+
+
+def test_short_chaos_run_passes_its_checks(tree: Path) -> None:
+    options = ["--seed", "1", "--minutes", "0.5", "--period", "15", "--steps", "600"]
+    process = subprocess.run(
+        [sys.executable, "-m", "rehearsal", "chaos", *options],
+        cwd=tree,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=2 * RUN_TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = json.loads((tree / "build/rehearsal/local/chaos.json").read_text())
+    assert [each["kind"] for each in report["recoveries"]] == ["rank-kill,peers=hang", "node-hang"]
+    assert all(each["next_step_seconds"] for each in report["recoveries"])
