@@ -27,6 +27,7 @@ from rehearsal.profiles import ProfileName
 from rehearsal.rank_faults import ScheduledFault
 from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
+from trainyard.aws.clients import client
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
 from trainyard.config.dotted_keys import set_value
@@ -256,14 +257,19 @@ def mark_child_processes(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Replace all AWS_ environment variables of the user with `variables`, for this process and its children."""
+    """Replace all AWS_ environment variables of the user with `variables`, for this process and its children.
+
+    Clients are created anew, because each has the endpoint of its creation: a chaos run has two accounts in turn.
+    """
     original = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(variables)
     os.environ["VIRTUAL_ENV"] = sys.prefix  # infra/launcher uses it
+    client.cache_clear()
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(original)
+        client.cache_clear()

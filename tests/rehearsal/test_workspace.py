@@ -11,12 +11,14 @@ import yaml
 from rehearsal.workspace import (
     Options,
     account_folder,
+    aws_environment,
     change_settings,
     parse_changes,
     read_stack,
     remove_stale_accounts,
 )
 from tests.problems import rejects
+from trainyard.aws.clients import client
 from trainyard.config import CONFIG_KEY
 from trainyard.config.project import PROJECT_ROOT, read_project
 
@@ -51,6 +53,13 @@ def test_changed_length_of_a_job_is_kept_with_a_smaller_model() -> None:
     assert settings.job.train is not None
     assert (settings.job.train.steps, settings.job.train.evaluation.interval_steps) == (120, 40)
     assert settings.job.train.batch_size < 4096  # that of the smaller model
+
+
+def test_clients_have_the_endpoint_of_the_current_account() -> None:
+    for endpoint in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        with aws_environment({"AWS_ENDPOINT_URL": endpoint, **keys}):
+            assert client("s3", "us-east-1").meta.endpoint_url == endpoint
 
 
 @pytest.mark.parametrize(
