@@ -259,7 +259,7 @@ def mark_child_processes(folder: Path) -> Iterator[None]:
 def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Replace all AWS_ environment variables of the user with `variables`, for this process and its children.
 
-    Clients are created anew, because each has the endpoint of its creation: a chaos run has two accounts in turn.
+    Clients are created again, because each has the endpoint of its creation: a chaos run has two accounts in turn.
     """
     original = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:

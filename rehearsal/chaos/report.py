@@ -61,7 +61,8 @@ class ChaosReport(StrictModel):
 
 def build_report(seed: int, report: Report, records: RunRecords, reference: Sequence[MetricLine]) -> ChaosReport:
     """Return the report of a chaos run. `reference`: metric lines of the same job without faults."""
-    has_ended = all(each.terminated_time is not None for each in workers(records.instances))
+    instances = workers(records.instances)
+    has_ended = bool(instances) and all(each.terminated_time is not None for each in instances)
     books = keep_books(report.injections, records) if has_ended else None
     recoveries = find_recoveries(report.injections, records)
     checks = [
@@ -142,7 +143,7 @@ def _check_saved_steps(recoveries: Sequence[Recovery]) -> Check:
 
 def _check_books(books: Books | None) -> Check:
     if books is None:
-        return Check(name="books", ok=False, text="workers are not terminated")
+        return Check(name="books", ok=False, text="no worker was launched, or not all are terminated")
     share = books.unexplained_share
     text = f"{books.billed_seconds:.0f} instance-seconds billed, {share:.1%} without a known use"
     return Check(name="books", ok=abs(share) <= MAX_UNEXPLAINED_SHARE, text=text)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from rehearsal.aws.faults import Fault, ServiceOutage, SpotInterruption
 from rehearsal.gpu_faults import GpuFault
+from rehearsal.head_faults import HeadKill, HeadTerminate
 from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
 from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
 from trainyard.config.settings import StackSettings
@@ -39,6 +40,8 @@ _KINDS: Mapping[str, _Choose] = {
     "agent killed": lambda source, settings: AgentKill(node=_any_node(source, settings)),
     "agent hung": lambda source, settings: AgentHang(node=_any_node(source, settings)),
     "node hung": lambda source, settings: NodeHang(node=_any_node(source, settings)),
+    "head suspended": lambda source, _: HeadKill(seconds=round(source.uniform(*OUTAGE_SECONDS))),
+    "head terminated": lambda *_: HeadTerminate(),
     "S3 outage": _outage("s3"),
     "Auto Scaling outage": _outage("autoscaling"),
 }

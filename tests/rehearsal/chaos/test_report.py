@@ -49,6 +49,15 @@ def test_other_loss_or_order_than_the_undisturbed_run_is_reported() -> None:
     }
 
 
+def test_rehearsal_without_a_run_fails() -> None:
+    failed = failed_checks(build_report(1, rehearsal(injections=()), RunRecords(), interrupted_run().final_lines))
+    assert failed == {
+        "losses": "0 of 20 steps",
+        "data order": "0 of 20 steps",
+        "books": "no worker was launched, or not all are terminated",
+    }
+
+
 def test_run_that_ended_early_is_reported() -> None:
     run = interrupted_run()
     short = run.model_copy(update={"lines": run.lines[:-1]})
