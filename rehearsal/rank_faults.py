@@ -16,7 +16,7 @@ from rehearsal.aws.faults import Fault
 from rehearsal.gpu_faults import GpuFault
 from rehearsal.head_faults import HeadKill, HeadTerminate, inject_head_fault
 from rehearsal.hypervisor.hypervisor import Hypervisor
-from rehearsal.hypervisor.processes import environments, send_signal
+from rehearsal.hypervisor.processes import environments, find_rank_log, send_signal
 from rehearsal.node_faults import NodeFault
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
@@ -173,13 +173,12 @@ class RankFaults:
 def find_ranks(run: str) -> dict[int, Rank]:
     """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
 
-    torchrun redirects the stderr of each rank to a file in a folder with the number of the rank on its node. Variables
-    such as RANK are not visible in /proc for a rank that was forked.
+    Variables such as RANK are not visible in /proc for a rank that was forked.
     """
     logs = {
         process: (environment, log)
         for process, environment in environments()
-        if environment.get("TRAINYARD_RUN") == run and (log := _rank_log(process)) is not None
+        if environment.get("TRAINYARD_RUN") == run and (log := find_rank_log(process)) is not None
     }
     ranks = {}
     for process, (variables, log) in logs.items():
@@ -192,15 +191,6 @@ def find_ranks(run: str) -> dict[int, Rank]:
             number = first + int(log.parent.name)
             ranks[number] = Rank(process, number // processes, variables["TRAINYARD_NODE"], root)
     return ranks
-
-
-def _rank_log(process: psutil.Process) -> Path | None:
-    """Return the file with the stderr of a process if it is a rank, as a path on its node."""
-    try:
-        log = Path(f"/proc/{process.pid}/fd/2").readlink()
-    except OSError:  # it has ended
-        return None
-    return log if log.name == "stderr.log" and log.parent.name.isdigit() else None
 
 
 def _node_root(process: psutil.Process, variables: Mapping[str, str]) -> Path:

@@ -32,6 +32,18 @@ def find_processes(folder: Path, node: Path | None = None) -> list[psutil.Proces
     return processes
 
 
+def find_rank_log(process: psutil.Process) -> Path | None:
+    """Return the file with the stderr of a process if it is a rank, as a path on its node.
+
+    torchrun redirects the stderr of each rank to a file in a folder with the number of the rank on its node.
+    """
+    try:
+        log = Path(f"/proc/{process.pid}/fd/2").readlink()
+    except OSError:  # it has ended
+        return None
+    return log if log.name == "stderr.log" and log.parent.name.isdigit() else None
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Return whether the process runs. A zombie, or a process that ends during the check, does not."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rehearsal.hypervisor.process.gpus import reset_gpus
 from rehearsal.hypervisor.process.nvml import pynvml
-from rehearsal.hypervisor.processes import environments
+from rehearsal.hypervisor.processes import environments, find_rank_log
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def gpu_processes(root: Path) -> list[int]:
     return [
         process.pid
         for process, environment in environments()
-        if "LOCAL_RANK" in environment and environment.get("TRAINYARD_ROOT") == str(root)
+        if environment.get("TRAINYARD_ROOT") == str(root) and find_rank_log(process) is not None
     ]
 
 
